@@ -1,0 +1,65 @@
+# Everything runs in .venv, which `make setup` builds from requirements/lock.txt; every target that needs it
+# builds it by itself. Variables: PYTHON (3.11 or newer), BACKEND and CHECKPOINT for demo, ARGS for pytest and bench.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PACKAGES := holdfast holdfast.backends holdfast.benches holdfast.mvcc holdfast.snapshotter \
+            holdfast.spark_integration holdfast.testing
+# The folders that pyproject.toml maps into the package holdfast.
+FOLDERS := backends benches mvcc snapshotter spark_integration
+SOURCES := holdfast $(FOLDERS) tests $(wildcard examples)
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+           --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-fast test-long check types bench bench-micro lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## build .venv from the lock file (done by every other target when needed)
+
+$(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/setup.sh
+	@PYTHON='$(PYTHON)' requirements/setup.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT=]
+	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)')
+
+test: $(STAMP) ## all tests, few repetitions [ARGS=]
+	$(BIN)/pytest $(ARGS)
+
+test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
+	$(BIN)/pytest -m 'not slow and not spark and not cluster and not s3' $(ARGS)
+
+test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
+	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest --exitfirst $(ARGS)
+
+check: $(STAMP) types ## format, lint, types, house rules
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+	$(BIN)/pytest --quiet tests/test_tidy.py
+
+# One package tree of links, as an installation would make it: type checkers do not follow package-dir mappings.
+types:
+	@rm -rf build/types && mkdir -p build/types/holdfast
+	@ln -s $(foreach entry,$(filter-out %__pycache__,$(wildcard holdfast/*)) $(FOLDERS),../../../$(entry)) build/types/holdfast/
+
+bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor [ARGS=]
+	$(BIN)/holdfast bench job-a $(ARGS)
+
+bench-micro: $(STAMP) ## single functions, with pytest-benchmark [ARGS=]
+	$(BIN)/pytest benches --benchmark-only -o python_files='micro_*.py' -o timeout=0 $(ARGS)
+
+lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
+	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
+	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt; then \
+	    echo 'the lock must name no host: see the lines above' >&2; exit 1; fi
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

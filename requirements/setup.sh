@@ -1,0 +1,43 @@
+#!/bin/sh
+# Build the environment $1 from the lock file. PYTHON names the interpreter; by default the first one that is
+# new enough. Starts anew each time: with a warm cache that takes seconds, and nothing is left of an older lock.
+set -eu
+
+venv=$1
+
+new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+python=
+for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.13 python3.14}; do
+    if new_enough "$candidate"; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "missing: Python 3.11 or newer (tried: ${PYTHON:-python3, python3.11 to python3.14})." >&2
+    echo "Install it, or name one: make setup PYTHON=/path/to/python3.11" >&2
+    exit 1
+fi
+if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+    echo "missing: the modules venv and ensurepip of $python." >&2
+    echo "On Debian and Ubuntu they are a package of their own: apt install python3-venv" >&2
+    exit 1
+fi
+
+"$python" -c 'import platform, sys; print("setup:", sys.executable, platform.python_version())'
+rm -f "$venv/.ready"
+"$python" -m venv --clear "$venv"
+quiet_pip() {
+    "$venv/bin/python" -m pip --disable-pip-version-check "$@"
+}
+quiet_pip install --quiet --require-hashes -r requirements/uv.txt
+# uv is fast, but does not read pip's configuration; where only pip knows the way to an index, pip does it.
+VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r requirements/lock.txt || {
+    echo "setup: uv could not install the lock file; trying pip" >&2
+    quiet_pip install --require-hashes -r requirements/lock.txt
+}
+quiet_pip install --quiet --no-deps --no-build-isolation --editable .
+echo "setup: $venv is ready"
