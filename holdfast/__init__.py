@@ -1,0 +1,54 @@
+"""Keep the state of a PySpark streaming query in place, while the stream runs past.
+
+``import holdfast`` gives the public names below and loads none of their modules before they are used:
+``import holdfast.errors`` in a Spark worker costs neither pyspark nor pyarrow. A new public name is one line in
+`_EXPORTS` and one in the block for type checkers; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.errors import ClosedError as ClosedError
+    from holdfast.errors import ConflictError as ConflictError
+    from holdfast.errors import CorruptionError as CorruptionError
+    from holdfast.errors import FencedError as FencedError
+    from holdfast.errors import HoldfastError as HoldfastError
+    from holdfast.errors import InvalidArgumentError as InvalidArgumentError
+    from holdfast.errors import NotFoundError as NotFoundError
+    from holdfast.errors import SchemaMismatchError as SchemaMismatchError
+    from holdfast.errors import StateLostError as StateLostError
+    from holdfast.errors import UnavailableError as UnavailableError
+
+# Public name: the module that defines it (PEP 562).
+_EXPORTS = {
+    "ClosedError": "holdfast.errors",
+    "ConflictError": "holdfast.errors",
+    "CorruptionError": "holdfast.errors",
+    "FencedError": "holdfast.errors",
+    "HoldfastError": "holdfast.errors",
+    "InvalidArgumentError": "holdfast.errors",
+    "NotFoundError": "holdfast.errors",
+    "SchemaMismatchError": "holdfast.errors",
+    "StateLostError": "holdfast.errors",
+    "UnavailableError": "holdfast.errors",
+}
+
+__all__ = list(_EXPORTS)  # noqa: PLE0605  the table above is the list
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

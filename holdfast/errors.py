@@ -1,0 +1,102 @@
+"""Every error that holdfast raises on its own account, grouped by what the one who catches it would do.
+
+::
+
+    HoldfastError                 retryable = False
+    ├── InvalidArgumentError      also ValueError → fix the call or the configuration
+    ├── NotFoundError             version, snapshot, table absent → choose another
+    ├── ConflictError             someone else owns this version → drop the work
+    │   └── FencedError           a newer attempt has begun → stop
+    ├── ClosedError               used after close, commit or abort → reopen
+    ├── UnavailableError          storage, server or network; retryable = True
+    ├── CorruptionError           checksum, size or format → stop; restore another version
+    ├── SchemaMismatchError       state and code disagree → evolve, or say which column
+    └── StateLostError            a pointer's state is not durable and its process is gone
+
+A message is lower case and says what is wrong and what to do; the facts stand last: ``raise
+NotFoundError("no such version; choose a retained one", version=7, shard=3)`` reads
+``no such version; choose a retained one, version=7 shard=3``. Third-party exceptions are mapped in one
+place per boundary, with ``raise … from exc``. Every instance pickles, because Spark carries errors from its
+Python workers to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+Fact = str | int | float | bool | None
+
+
+class HoldfastError(Exception):
+    """Base of all errors of holdfast.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong and what to do about it, lower case, without a full stop.
+    **facts : object
+        What the message is about, in the order in which to show it. Kept as plain values: anything but a
+        string, number, boolean or None is kept as its text, so that the error always pickles.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts: dict[str, Fact] = {name: _plain(value) for name, value in facts.items()}
+
+    def __str__(self) -> str:
+        if not self.facts:
+            return self.message
+        return f"{self.message}, {' '.join(f'{name}={_shown(value)}' for name, value in self.facts.items())}"
+
+
+class InvalidArgumentError(HoldfastError, ValueError):
+    """A call or the configuration is wrong: fix it."""
+
+
+class NotFoundError(HoldfastError):
+    """A version, snapshot or table is absent: choose another."""
+
+
+class ConflictError(HoldfastError):
+    """Someone else owns this version: drop the work."""
+
+
+class FencedError(ConflictError):
+    """A newer attempt has begun: stop."""
+
+
+class ClosedError(HoldfastError):
+    """Used after close, commit or abort: reopen."""
+
+
+class UnavailableError(HoldfastError):
+    """Storage, server or network did not answer as it should: the same call may succeed later."""
+
+    retryable: ClassVar[bool] = True
+
+
+class CorruptionError(HoldfastError):
+    """A checksum, size or format is wrong: stop, and restore another version."""
+
+
+class SchemaMismatchError(HoldfastError):
+    """State and code disagree about a column: evolve the state, or correct the column that is named."""
+
+
+class StateLostError(HoldfastError):
+    """A pointer's state was never durable, and the process that held it is gone."""
+
+
+def _plain(value: object) -> Fact:
+    # Exact types: a subclass (an enum, numpy's float64) may not pickle where the error arrives.
+    return value if type(value) in (str, int, float, bool, type(None)) else str(value)  # type: ignore[return-value]
+
+
+def _shown(value: Fact) -> str:
+    # Quoted where the end of the value could not be seen otherwise.
+    if isinstance(value, str) and (not value or any(c.isspace() or c == "=" for c in value)):
+        return repr(value)
+    return str(value)
