@@ -1,0 +1,244 @@
+"""Row-wise questions about Arrow columns, answered for whole batches at once.
+
+Arrow computes by column; a keyed store asks by row: are these two keys the same, in which order do keys
+stand, which rows repeat a key. The answers here hold for every key type that Spark can group by and
+`xxhash64` can hash, nested ones included, and treat keys as Spark's ``groupBy`` does:
+
+* null is a key like any other, and equal to itself;
+* ``-0.0`` is ``0.0``; every NaN is the same NaN (`normalize_keys` makes both true bit for bit).
+
+Rows are ordered by (hash, key). Hashes decide almost always; keys are compared only among rows that
+share a hash.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+HashArray = npt.NDArray[np.uint64]
+
+
+def storage_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type in which a column of `data_type` is stored.
+
+    Variable-width types become their large forms, so that one column may pass 2 GiB; time zones become
+    UTC, since Spark's timestamps are instants and the session's zone is only how they are shown.
+    """
+    t = data_type
+    if pa.types.is_string(t):
+        return pa.large_string()
+    if pa.types.is_binary(t):
+        return pa.large_binary()
+    if pa.types.is_timestamp(t) and t.tz is not None:
+        return pa.timestamp(t.unit, "UTC")
+    if pa.types.is_list(t) or pa.types.is_large_list(t):
+        return pa.large_list(t.value_field.with_type(storage_type(t.value_type)))
+    if pa.types.is_map(t):
+        return pa.map_(storage_type(t.key_type), t.item_field.with_type(storage_type(t.item_type)))
+    if pa.types.is_struct(t):
+        return pa.struct([f.with_type(storage_type(f.type)) for f in t])
+    if pa.types.is_dictionary(t):
+        return storage_type(t.value_type)
+    return t
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return `column` as one contiguous array, copying only when it has several chunks."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column
+
+
+def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.RecordBatch:
+    """Return the `rows` of `batch`, in their order; a null index gives a row of nulls.
+
+    Works for a batch without columns too, whose number of rows Arrow's own ``take`` loses.
+    """
+    indices = rows if isinstance(rows, pa.Array) else pa.array(rows)
+    return from_columns([c.take(indices) for c in batch.columns], batch.schema, len(indices))
+
+
+def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
+    """Return the rows of `batch` for which `mask` is true."""
+    return batch if mask.all() else take(batch, np.flatnonzero(mask))
+
+
+def from_columns(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
+    """Return a batch of `columns`, also where there are none (Arrow then forgets the number of rows)."""
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    marker = pa.StructArray.from_buffers(pa.struct([]), num_rows, [None])
+    return pa.RecordBatch.from_struct_array(marker).replace_schema_metadata(schema.metadata)
+
+
+def normalize_keys(column: pa.Array) -> pa.Array:
+    """Return the key column with -0.0 as 0.0 and every NaN as the one canonical NaN, at any depth.
+
+    This is what Spark's optimizer rule ``NormalizeFloatingNumbers`` does to grouping keys.
+    """
+    t = column.type
+    if pa.types.is_floating(t):
+        return _normalize_floats(column)
+    if not _holds_floats(t):
+        return column
+    if pa.types.is_struct(t):
+        children = [normalize_keys(column.field(i)) for i in range(t.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(t), mask=column.is_null())
+    values = normalize_keys(column.flatten())
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.to_numpy(zero_copy_only=False))])
+    builder = pa.LargeListArray if pa.types.is_large_list(t) else pa.ListArray
+    offset_type = pa.int64() if pa.types.is_large_list(t) else pa.int32()
+    return builder.from_arrays(pa.array(offsets, offset_type), values, type=t, mask=column.is_null())
+
+
+def _holds_floats(t: pa.DataType) -> bool:
+    return pa.types.is_floating(t) or any(_holds_floats(t.field(i).type) for i in range(t.num_fields))
+
+
+def _normalize_floats(column: pa.Array) -> pa.Array:
+    values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
+    if not (np.isnan(values).any() or (np.signbit(values) & (values == 0)).any()):
+        return column
+    values = np.where(np.isnan(values), values.dtype.type(np.nan), values + values.dtype.type(0))
+    return pa.array(values, type=column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
+
+
+def rows_equal(left: pa.RecordBatch, right: pa.RecordBatch) -> BoolArray:
+    """Tell for each row i whether row i of `left` and row i of `right` are the same key.
+
+    Parameters
+    ----------
+    left, right : pyarrow.RecordBatch
+        Equal schemas and numbers of rows.
+
+    Returns
+    -------
+    numpy.ndarray of bool, shape (n,)
+    """
+    equal = np.ones(left.num_rows, np.bool_)
+    for mine, other in zip(left.columns, right.columns, strict=True):
+        equal &= _values_equal(mine, other)
+    return equal
+
+
+def _values_equal(left: pa.Array, right: pa.Array) -> BoolArray:
+    t = left.type
+    if pa.types.is_null(t):
+        return np.ones(len(left), np.bool_)
+    if pa.types.is_struct(t):
+        equal = np.ones(len(left), np.bool_)
+        for i in range(t.num_fields):
+            equal &= _values_equal(left.field(i), right.field(i))
+    elif pa.types.is_list(t) or pa.types.is_large_list(t):
+        equal = _lists_equal(left, right)
+    elif pa.types.is_floating(t):
+        mine, other = _floats(left), _floats(right)
+        equal = (mine == other) | (np.isnan(mine) & np.isnan(other))
+    else:
+        equal = _to_bools(pc.equal(left, right))
+    if left.null_count or right.null_count:
+        left_null, right_null = _to_bools(left.is_null()), _to_bools(right.is_null())
+        equal = (equal & ~left_null & ~right_null) | (left_null & right_null)
+    return equal
+
+
+def _lists_equal(left: pa.Array, right: pa.Array) -> BoolArray:
+    left_lengths = pc.fill_null(pc.list_value_length(left), -1).to_numpy(zero_copy_only=False)
+    right_lengths = pc.fill_null(pc.list_value_length(right), -1).to_numpy(zero_copy_only=False)
+    equal: BoolArray = left_lengths == right_lengths
+    rows = np.flatnonzero(equal & (left_lengths > 0))
+    if len(rows):
+        indices = pa.array(rows)
+        differs = ~_values_equal(left.take(indices).flatten(), right.take(indices).flatten())
+        before = np.concatenate([[0], np.cumsum(differs)])
+        ends = np.cumsum(left_lengths[rows])
+        equal[rows] = before[ends] == before[ends - left_lengths[rows]]
+    return equal
+
+
+def _floats(column: pa.Array) -> npt.NDArray[np.floating]:
+    values: npt.NDArray[np.floating] = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _to_bools(column: pa.Array) -> BoolArray:
+    bools: BoolArray = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
+    return bools
+
+
+class RowOrder(NamedTuple):
+    """Rows in the order of (hash, key), rows of one key in their order of arrival.
+
+    Attributes
+    ----------
+    rows : numpy.ndarray of int64, shape (n,)
+        The row that stands at each place.
+    first : numpy.ndarray of bool, shape (n,)
+        True at each place where a new key begins.
+    """
+
+    rows: IntArray
+    first: BoolArray
+
+
+def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
+    """Order rows by (hash, key) and mark where each key begins.
+
+    Parameters
+    ----------
+    hashes : numpy.ndarray of uint64, shape (n,)
+    keys : pyarrow.RecordBatch, shape (n, key columns)
+        Normalised (`normalize_keys`).
+
+    Notes
+    -----
+    Cost: one stable sort of the hashes (linear where they come as a few sorted stretches) and one
+    comparison of neighbours; keys are sorted only among different keys that share a hash.
+    """
+    rows: IntArray = np.argsort(hashes, kind="stable")
+    first = np.ones(len(rows), np.bool_)
+    sorted_hashes = hashes[rows]
+    np.not_equal(sorted_hashes[1:], sorted_hashes[:-1], out=first[1:])
+    if first.all():
+        return RowOrder(rows, first)
+    new_hash = first.copy()
+    repeats = np.flatnonzero(~first)
+    same = _same_key(keys, rows, repeats)
+    if not same.all():
+        _sort_shared_hashes(rows, new_hash, repeats[~same], keys)
+        same = _same_key(keys, rows, repeats)
+    first[repeats[~same]] = True
+    return RowOrder(rows, first)
+
+
+def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArray:
+    return rows_equal(take(keys, rows[places]), take(keys, rows[places - 1]))
+
+
+def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, keys: pa.RecordBatch) -> None:
+    """Sort by key, in place, the stretches of `rows` that share a hash and contain one of `places`."""
+    stretch = np.cumsum(new_hash) - 1
+    wanted = np.isin(stretch, stretch[places])
+    chosen = np.flatnonzero(wanted)
+    members = take(keys, rows[chosen])
+    columns = [pa.array(stretch[chosen]), *(_sortable(c) for c in members.columns)]
+    names = [str(i) for i in range(len(columns))]
+    order = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(n, "ascending") for n in names])
+    rows[chosen] = rows[chosen][order.to_numpy()]
+
+
+def _sortable(column: pa.Array) -> pa.Array:
+    """Return a column that Arrow can sort: nested values stand in by their text, which is as good an order."""
+    if pa.types.is_nested(column.type):
+        return pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.large_string())
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), pa.int8())
+    return column

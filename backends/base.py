@@ -1,0 +1,244 @@
+"""The backend seam: where one shard's working state lives.
+
+A backend keeps **versions** of one shard's tables. Each version has a `Pointer` and is immutable; a new one
+is made from an older one and the runs that one micro-batch wrote. Two attempts at one micro-batch make two
+versions side by side, and neither sees the other::
+
+    17-9f3c ──▶ 18-b21e        (the attempt that Spark kept)
+           └──▶ 18-04aa        (an attempt that Spark dropped: garbage, dropped later)
+
+What a backend promises
+-----------------------
+* **atomic**: `apply` and `load` make a version whole or not at all, also when the process is killed.
+* **immutable**: a view answers the same for ever, whatever is applied or dropped meanwhile.
+* **honest**: a version that is not here is a `NotFoundError`, never an empty state.
+* **durability**: none of its own; commits are made durable elsewhere before their pointer is used.
+* **concurrency**: any number of views; calls from several threads and, for backends on run files, from
+  several processes, need no lock.
+
+Transactions, retention and which pointer is the right one are the business of `holdfast.mvcc`.
+Plug-ins subclass `Backend`, register under the entry point group ``holdfast.backends`` and prove
+themselves with `holdfast.testing.BackendContract`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow_rows import BoolArray
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.errors import InvalidArgumentError
+
+MAX_HASH = int(np.iinfo(np.uint64).max)
+
+
+class Pointer(NamedTuple):
+    """What a query remembers of a shard: which version, made by which commit.
+
+    Attributes
+    ----------
+    version : int
+        Micro-batch b reads version b and commits version b + 1.
+    commit_id : str
+        Random; tells attempts at one version apart.
+    """
+
+    version: int
+    commit_id: str
+
+    def __str__(self) -> str:
+        return f"{self.version}-{self.commit_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Pointer:
+        """Return the pointer that `str` wrote.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `text` is not ``<version>-<commit id>``.
+        """
+        version, _, commit_id = text.partition("-")
+        if not (version.isascii() and version.isdigit() and commit_id.isalnum()):
+            raise InvalidArgumentError(f"not a pointer: {text!r}")
+        return cls(int(version), commit_id)
+
+
+class Found(NamedTuple):
+    """The answer to a look-up of n keys.
+
+    Attributes
+    ----------
+    exists : numpy.ndarray of bool, shape (n,)
+        Whether the key has state. A null value is state.
+    values : pyarrow.RecordBatch, shape (n, value columns)
+        Row i for key i; all null where the key is absent.
+    """
+
+    exists: BoolArray
+    values: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class BackendStatistics:
+    """What a shard occupies locally.
+
+    Attributes
+    ----------
+    versions : int
+        Versions held.
+    local_bytes : int
+        All files of the shard.
+    rows : mapping of str to int
+        Rows of the newest version by table; keys that stand in several runs count several times.
+    runs : mapping of str to int
+        Runs of the newest version by table; 1 for a backend that has no runs.
+    """
+
+    versions: int
+    local_bytes: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    runs: Mapping[str, int] = field(default_factory=dict)
+
+
+class View(ABC):
+    """One version, read-only and immutable; safe for many threads until it is closed."""
+
+    @property
+    @abstractmethod
+    def properties(self) -> Mapping[str, Any]:
+        """What `Backend.apply` or `Backend.load` was given for this version; JSON values."""
+
+    @abstractmethod
+    def get(self, table: str, keys: Keys) -> Found:
+        """Return the values of `keys`, which may come in any order and repeat.
+
+        Raises
+        ------
+        ClosedError
+            The view was closed.
+        """
+
+    @abstractmethod
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending, in one or more runs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the view holds. Closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Backend(ABC):
+    """The working state of one shard; see the module for what it promises.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        The shard's own local directory; made, private to the user, when it is missing.
+    tables : mapping of str to TableSchema
+        The shard's tables.
+    new_id : callable
+        Returns a new unique name each time.
+    """
+
+    def __init__(
+        self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]
+    ) -> None:
+        self.directory = directory
+        self.tables = dict(tables)
+        self.new_id = new_id
+
+    @abstractmethod
+    def view(self, pointer: Pointer) -> View:
+        """Return a view of a version.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+
+    @abstractmethod
+    def apply(
+        self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
+    ) -> None:
+        """Make version `new` from version `base` (None: empty) and what was written since.
+
+        Parameters
+        ----------
+        runs : mapping of str to Run
+            By table: one run of writes and deletes.
+        properties : mapping
+            JSON values to keep with the version.
+
+        Raises
+        ------
+        NotFoundError
+            `base` is not held here.
+        UnavailableError
+            Local storage is full or failing. Nothing was made.
+        """
+
+    @abstractmethod
+    def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        """Make version `pointer` from complete state; doing it twice does no harm."""
+
+    @abstractmethod
+    def freeze(self, pointer: Pointer) -> list[Path]:
+        """Return immutable local files that together hold the version.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+
+    @abstractmethod
+    def versions(self) -> list[Pointer]:
+        """Return the versions held, oldest first."""
+
+    @abstractmethod
+    def drop(self, pointers: Iterable[Pointer]) -> None:
+        """Forget versions and free what only they needed; unknown ones are fine. Open views stay good."""
+
+    @abstractmethod
+    def statistics(self) -> BackendStatistics:
+        """Return what the shard occupies."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the backend holds. Closing twice is fine."""
+
+    def maintain(self, pointer: Pointer) -> int:
+        """Do postponed work on a version, such as large merges, in the background.
+
+        Returns
+        -------
+        int
+            Pieces of work done; 0 when there was none.
+        """
+        return 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

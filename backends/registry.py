@@ -1,0 +1,56 @@
+"""Backends by name: the built-in ones and those of other distributions."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+
+from holdfast.backends.base import Backend
+from holdfast.errors import InvalidArgumentError
+
+GROUP = "holdfast.backends"
+
+
+def backend_names() -> list[str]:
+    """Return the names that `find_backend` knows."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def find_backend(name: str) -> type[Backend]:
+    """Return the backend class registered under `name`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is none, two distributions claim the name, or what is registered is not a usable backend.
+    """
+    points = {point.value: point for point in entry_points(group=GROUP) if point.name == name}
+    if not points:
+        known = backend_names()
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InvalidArgumentError(
+            f"no backend named {name!r}: {hint}known are {', '.join(known)}; a plug-in registers under the "
+            f"entry point group {GROUP!r}"
+        )
+    if len(points) > 1:
+        raise InvalidArgumentError(
+            f"several distributions register a backend named {name!r}: uninstall all but one",
+            classes=sorted(points),
+        )
+    return _load(next(iter(points.values())))
+
+
+def _load(point: EntryPoint) -> type[Backend]:
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as exc:
+        raise InvalidArgumentError(
+            f"backend {point.name!r} cannot be loaded from {point.value!r}: {exc}"
+        ) from exc
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise InvalidArgumentError(f"backend {point.name!r} is not a subclass of Backend: {point.value!r}")
+    lacking = sorted(getattr(found, "__abstractmethods__", ()))
+    if lacking:
+        raise InvalidArgumentError(f"backend {point.name!r} lacks methods", lacking=lacking)
+    return found

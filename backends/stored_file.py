@@ -1,0 +1,225 @@
+"""The one framing of every file that holdfast stores, locally and durably.
+
+::
+
+    offset 0     section 1          bytes; of a run: an Arrow IPC stream, which any Arrow reader opens as it is
+                 section 2 …
+                 footer             JSON, UTF-8: kind, encoding, header, and name, offset and size of each section
+    end - 32     footer size        uint32, little endian
+    end - 28     flags              uint16, 0
+    end - 26     format version     uint16
+    end - 24     digest             XXH3-128 of all bytes before it
+    end - 8      magic              "HOLDFAST"
+
+Invariants
+----------
+* **whole**: a file is accepted only if its magic, its format version and its digest are right; a cut or
+  altered file is a `CorruptionError` that names it.
+* **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"`` so far;
+  other values are reserved, for example for encryption), `header` holds the facts of that kind.
+* **fixed tail**: the format version and the magic stay at these places in every later version.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import xxhash
+
+from holdfast.errors import CorruptionError
+
+FORMAT_VERSION = 1
+MAGIC = b"HOLDFAST"
+_FOOTER_SIZE = struct.Struct("<IHH")
+_TAIL_SIZE = _FOOTER_SIZE.size + 16 + len(MAGIC)
+
+
+class _Sink(Protocol):
+    def write(self, data: Any, /) -> Any: ...
+
+
+SectionWriter = Callable[[pa.NativeFile], None]
+
+
+class _DigestingSink:
+    """Passes bytes on and keeps their digest and number; a file object in pyarrow's eyes."""
+
+    closed = False
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+        self.digest = xxhash.xxh3_128()
+        self.size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.digest.update(view)
+        self._sink.write(view)
+        self.size_bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        """The sink behind belongs to the caller."""
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A verified file, its sections as views into the bytes it was read from.
+
+    Attributes
+    ----------
+    kind : str
+        ``run``, ``version``, ``merge``, ``commit``, ``snapshot``, ``operator`` …
+    header : mapping
+        The facts of this kind, JSON values.
+    sections : mapping of str to pyarrow.Buffer
+    digest : str
+        32 hexadecimal digits; names exactly these bytes.
+    """
+
+    kind: str
+    header: Mapping[str, Any]
+    sections: Mapping[str, pa.Buffer]
+    size_bytes: int
+    digest: str
+
+
+def write_to(
+    sink: _Sink,
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None = None,
+) -> tuple[int, str]:
+    """Write one stored file to `sink`.
+
+    Parameters
+    ----------
+    sink : binary file object
+        Receives the bytes in order; making them durable is the caller's business.
+    kind, header
+        See `StoredFile`.
+    sections : mapping of str to callable
+        Each is called with a file to write its section to.
+
+    Returns
+    -------
+    tuple of int and str
+        Size in bytes and digest.
+    """
+    out = _DigestingSink(sink)
+    table = []
+    for name, write_section in (sections or {}).items():
+        start = out.size_bytes
+        with pa.PythonFile(out, mode="w") as file:
+            write_section(file)
+        table.append({"name": name, "offset": start, "size_bytes": out.size_bytes - start})
+    footer = json.dumps(
+        {"kind": kind, "encoding": "plain", "header": header, "sections": table},
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    out.write(footer)
+    out.write(_FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION))
+    digest = out.digest.digest()
+    sink.write(digest + MAGIC)
+    return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
+
+
+def encode(
+    kind: str, header: Mapping[str, Any], sections: Mapping[str, SectionWriter] | None = None
+) -> tuple[pa.Buffer, str]:
+    """Return one stored file as a buffer, and its digest."""
+    sink = pa.BufferOutputStream()
+    _, digest = write_to(sink, kind, header, sections)
+    return sink.getvalue(), digest
+
+
+def decode(data: pa.Buffer | bytes, *, source: str, kind: str, verify: bool = True) -> StoredFile:
+    """Read a stored file.
+
+    Parameters
+    ----------
+    data : pyarrow.Buffer or bytes
+        The whole file; sections are views into it.
+    source : str
+        What to call the file in an error: a path or a URL without credentials.
+    kind : str
+        The kind it must be.
+    verify : bool, default True
+        Compute the digest. False only for local files that this executor wrote, whose size is checked.
+
+    Raises
+    ------
+    CorruptionError
+        Not such a file, cut, altered, of another kind or of a format version this release does not read.
+    """
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    view = memoryview(buffer)
+    if len(view) < _TAIL_SIZE or bytes(view[-8:]) != MAGIC:
+        raise CorruptionError(
+            f"{source} is not a whole holdfast file: its end is missing", size_bytes=len(view), kind=kind
+        )
+    footer_size, flags, version = _FOOTER_SIZE.unpack(view[-_TAIL_SIZE : -_TAIL_SIZE + _FOOTER_SIZE.size])
+    if version != FORMAT_VERSION or flags != 0:
+        raise CorruptionError(
+            f"{source} has another format than this release of holdfast reads: "
+            "open it with the release that wrote it, or restore the file if it was altered",
+            format_version=version,
+            flags=flags,
+            readable=FORMAT_VERSION,
+        )
+    digest = bytes(view[-24:-8])
+    if verify and xxhash.xxh3_128(view[:-24]).digest() != digest:
+        raise CorruptionError(f"{source} was altered or damaged: its checksum does not match", kind=kind)
+    end = len(view) - _TAIL_SIZE
+    if footer_size > end:
+        raise CorruptionError(f"{source} has no whole footer", footer_size_bytes=footer_size)
+    footer = _parse_footer(bytes(view[end - footer_size : end]), source)
+    if footer.get("kind") != kind or footer.get("encoding") != "plain":
+        raise CorruptionError(
+            f"{source} is not what was asked for",
+            kind=footer.get("kind"),
+            encoding=footer.get("encoding"),
+            wanted=kind,
+        )
+    sections = {}
+    for entry in footer["sections"]:
+        start, size = entry["offset"], entry["size_bytes"]
+        if not 0 <= start <= start + size <= end - footer_size:
+            raise CorruptionError(f"{source} has a section outside its bytes", section=entry["name"])
+        sections[entry["name"]] = buffer.slice(start, size)
+    return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
+
+
+def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
+    try:
+        footer = json.loads(text)
+    except ValueError as exc:
+        raise CorruptionError(f"{source} has an unreadable footer") from exc
+    if not (
+        isinstance(footer, dict)
+        and isinstance(footer.get("header"), dict)
+        and isinstance(footer.get("sections"), list)
+    ):
+        raise CorruptionError(f"{source} has an incomplete footer")
+    return footer

@@ -1,0 +1,205 @@
+"""The versioned store of one shard.
+
+Versions are columns, keys are rows; a transaction begins at a pointer and sees that column, whatever else
+exists::
+
+              3-aa      4-bb       4-cc        5-dd
+    "ann"      1         2          7           2        begin(4-bb) reads ann=2, never 7: 4-cc is another
+    "bob"      5         5          -           6        attempt at version 4, made beside it from 3-aa
+    "cem"      -         1          -           1        begin(3-aa) again reads ann=1: rolling back is
+                                                         not an operation, only an older pointer
+    3-aa ─┬─▶ 4-bb ─▶ 5-dd
+          └─▶ 4-cc
+
+Invariants
+----------
+* **snapshot**: a transaction reads exactly the version its pointer names, plus its own writes.
+* **isolation**: no version holds anything of an attempt that is not its ancestor.
+* **never empty**: a pointer whose state cannot be found is an error; only ``begin(None)`` is empty state.
+* **durable first**: where there is a commit log, `Transaction.commit` returns a pointer only after the log
+  has the commit.
+* **readers never block**: views, pins and uploads take no lock that a writer waits for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.backends.base import Backend, Pointer, View
+from holdfast.backends.run import Run
+from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.mvcc.transaction import Transaction
+
+
+@dataclass(frozen=True)
+class RestoredVersion:
+    """A whole version as the commit log returns it.
+
+    Attributes
+    ----------
+    runs : mapping of str to Run
+        Complete state by table.
+    properties : mapping
+        What the log keeps with the version; JSON values.
+    """
+
+    runs: Mapping[str, Run]
+    properties: Mapping[str, Any]
+
+
+class PendingCommit(Protocol):
+    """A commit on its way into the log."""
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """What to keep with the new version; known before the commit is durable."""
+
+    def wait(self) -> None:
+        """Return when the commit is durable; raise what went wrong."""
+
+
+class CommitLog(Protocol):
+    """What makes commits durable; `holdfast.snapshotter` has one on object storage."""
+
+    def append(
+        self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]
+    ) -> PendingCommit:
+        """Start to store one commit.
+
+        Parameters
+        ----------
+        parent : mapping or None
+            The properties of the version it builds on.
+        """
+
+    def restore(self, pointer: Pointer) -> RestoredVersion:
+        """Return a whole version.
+
+        Raises
+        ------
+        StateLostError, CorruptionError
+            It cannot be had.
+        """
+
+
+class VersionedStore:
+    """Begin, commit, read and prune versions of one shard.
+
+    Parameters
+    ----------
+    backend : Backend
+        Holds the versions; the store does not close it.
+    log : CommitLog, optional
+        Makes commits durable and restores versions. Without one, state is lost with the backend.
+
+    Notes
+    -----
+    Threads: transactions are for one thread each; the store itself may be shared.
+    """
+
+    def __init__(self, backend: Backend, log: CommitLog | None = None) -> None:
+        self._backend = backend
+        self._log = log
+        self._pins: Counter[Pointer] = Counter()
+
+    def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
+        """Begin a transaction on the version that `pointer` names.
+
+        Parameters
+        ----------
+        pointer : Pointer or None
+            None begins with empty state: right only where no state was ever committed.
+        version : int, optional
+            The version to commit; by default the next one.
+
+        Raises
+        ------
+        StateLostError
+            The version is not here and there is no log to restore it from.
+        CorruptionError
+            What the log has of the version is damaged or incomplete.
+        """
+        base_version = pointer.version if pointer else 0
+        version = base_version + 1 if version is None else version
+        if version <= base_version:
+            raise InvalidArgumentError(
+                "a transaction commits a later version than it reads", version=version, reads=base_version
+            )
+        view = self.read_at(pointer) if pointer else None
+        return Transaction(pointer, version, view, self._backend.tables, self._commit)
+
+    def read_at(self, pointer: Pointer) -> View:
+        """Return a view of a version, restored first where it is not held here.
+
+        Raises
+        ------
+        StateLostError, CorruptionError
+            As for `begin`.
+        """
+        try:
+            return self._backend.view(pointer)
+        except NotFoundError as missing:
+            if self._log is None:
+                raise StateLostError(
+                    "the state of this pointer is gone with the process that held it, and no checkpoint "
+                    "directory was set: start the query again from the beginning, and set "
+                    "spark.holdfast.checkpoint.dir to keep state",
+                    version=pointer.version,
+                    commit=pointer.commit_id,
+                ) from missing
+        restored = self._log.restore(pointer)
+        self._backend.load(pointer, restored.runs, restored.properties)
+        return self._backend.view(pointer)
+
+    def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
+        pointer = Pointer(transaction.version, self._backend.new_id())
+        if self._log is None:
+            self._backend.apply(transaction.base, pointer, runs, {})
+            return pointer
+        parent = transaction.view.properties if transaction.view else None
+        pending = self._log.append(pointer, parent, runs)
+        try:
+            self._backend.apply(transaction.base, pointer, runs, pending.properties)
+        finally:
+            try:
+                pending.wait()
+            except BaseException:
+                self._backend.drop([pointer])
+                raise
+        return pointer
+
+    @contextmanager
+    def pin(self, pointer: Pointer) -> Iterator[View]:
+        """Hold a version against `prune` while the context lasts, and return a view of it."""
+        self._pins[pointer] += 1
+        try:
+            with self.read_at(pointer) as view:
+                yield view
+        finally:
+            self._pins[pointer] -= 1
+
+    def prune(self, accepted: Pointer) -> list[Pointer]:
+        """Drop versions that no later transaction will begin at.
+
+        Parameters
+        ----------
+        accepted : Pointer
+            The version that the query has accepted: it, the newest one before it, all later ones and all
+            pinned ones stay.
+
+        Returns
+        -------
+        list of Pointer
+            What was dropped.
+        """
+        held = self._backend.versions()
+        earlier = [p.version for p in held if p.version < accepted.version]
+        keep_from = max(earlier, default=accepted.version)
+        going = [p for p in held if p.version < keep_from and not self._pins[p]]
+        going += [p for p in held if p.version == accepted.version and p != accepted and not self._pins[p]]
+        self._backend.drop(going)
+        return going

@@ -1,0 +1,152 @@
+"""One attempt at one micro-batch: reads a version, gathers writes, and commits them as the next version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow_rows import BoolArray
+from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run_stack import look_up
+from holdfast.errors import ClosedError, NotFoundError
+
+
+class Transaction:
+    """Reads of one version plus this attempt's own writes.
+
+    Made by `VersionedStore.begin`. Nothing that is written is visible to anybody before `commit`, nor
+    after `abort`, nor when the process dies. As a context manager it aborts unless it was committed.
+
+    Notes
+    -----
+    Threads: one at a time. Durability: `commit` returns when the commit log has the writes.
+    """
+
+    def __init__(
+        self,
+        base: Pointer | None,
+        version: int,
+        view: View | None,
+        tables: Mapping[str, TableSchema],
+        commit: Callable[[Transaction, Mapping[str, Run]], Pointer],
+    ) -> None:
+        self.base = base
+        self.version = version
+        self._view = view
+        self._tables = tables
+        self._commit = commit
+        self._writes: dict[str, list[Run]] = {}
+        self._open = True
+
+    @property
+    def view(self) -> View | None:
+        """The version this transaction reads; None where there is none yet."""
+        return self._view
+
+    def get(self, table: str, keys: Keys) -> Found:
+        """Return the values of `keys` as this transaction sees them, its own writes included.
+
+        Parameters
+        ----------
+        keys : Keys
+            Any order, duplicates allowed.
+        """
+        schema = self._schema(table)
+        own = look_up(self._writes.get(table, []), keys, schema)
+        if self._view is None:
+            return own
+        if not self._writes.get(table):
+            return self._view.get(table, keys)
+        touched = self._touched(table, keys)
+        below = self._view.get(table, keys)
+        rows = np.arange(len(keys)) + np.where(touched, 0, len(keys))
+        both = [
+            pa.concat_arrays(pair) for pair in zip(own.values.columns, below.values.columns, strict=True)
+        ]
+        values = [column.take(pa.array(rows)) for column in both]
+        exists = np.where(touched, own.exists, below.exists)
+        return Found(exists, pa.RecordBatch.from_arrays(values, schema=schema.value))
+
+    def _touched(self, table: str, keys: Keys) -> BoolArray:
+        """Tell which keys this transaction has written or deleted."""
+        touched = np.zeros(len(keys), np.bool_)
+        for run in self._writes[table]:
+            touched |= run.find(keys) >= 0
+        return touched
+
+    def put(self, table: str, keys: Keys, values: pa.Table | pa.RecordBatch) -> None:
+        """Set the value of each key; where a key stands several times, the last row counts.
+
+        Raises
+        ------
+        SchemaMismatchError
+            The values do not fit the table.
+        """
+        schema = self._schema(table)
+        self._write(table, Run.build(schema, keys, schema.conform(values, "value")))
+
+    def delete(self, table: str, keys: Keys) -> None:
+        """Remove the state of each key; keys without state are fine."""
+        self._write(table, Run.build(self._schema(table), keys, None))
+
+    def _write(self, table: str, run: Run) -> None:
+        if len(run):
+            self._writes.setdefault(table, []).append(run)
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        """Yield the live rows whose hash lies in the range, as this transaction sees them."""
+        self._schema(table)
+        below = [] if self._view is None else list(self._view.scan(table, first_hash, last_hash))
+        runs = [*below, *(r.slice(first_hash, last_hash) for r in self._writes.get(table, []))]
+        if runs:
+            yield merge_runs(runs, drop_deletes=True)
+
+    def commit(self) -> Pointer | None:
+        """Make the writes the next version.
+
+        Returns
+        -------
+        Pointer or None
+            Names the new version. Where nothing was written it is the pointer this transaction began at.
+
+        Raises
+        ------
+        UnavailableError
+            Local or durable storage failed. The transaction is aborted and no version was made.
+        """
+        self._require_open()
+        runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
+        try:
+            return self._commit(self, runs) if runs else self.base
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the writes. Doing it twice, or after `commit`, is fine."""
+        self._open = False
+        self._writes.clear()
+        if self._view is not None:
+            self._view.close()
+
+    def _schema(self, table: str) -> TableSchema:
+        self._require_open()
+        if table not in self._tables:
+            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
+        return self._tables[table]
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError("the transaction has ended: begin another", version=self.version)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()

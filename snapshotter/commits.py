@@ -1,0 +1,259 @@
+"""The commit log of one shard on object storage.
+
+::
+
+    <operator>/shard-0003/
+        commits/<version>-<commit id>      what one micro-batch wrote: one run a table
+        snapshots/<version>-<commit id>    one whole version: one run a table
+
+Every object is written once under a name that is never used again. A commit's header holds its **chain**:
+the snapshot it builds on, if any, and the commits since, each with size and digest::
+
+    snapshots/20-aa ◀─ commits/21-bb ◀─ commits/22-cc ◀─ commits/23-dd
+                       chain(23-dd) = [snapshots/20-aa, commits/21-bb, commits/22-cc]
+
+So a version is restored from its pointer with one read, then the rest in parallel, and no listing. An
+attempt that Spark dropped leaves an object that no chain names.
+
+Invariants
+----------
+* **whole chain**: an object is used only if its digest is the one that the chain names.
+* **bounded chain**: a snapshot begins a new chain; `SnapshotPolicy` says when one is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer, View
+from holdfast.backends.run import Run, TableSchema, merge_runs
+from holdfast.errors import CorruptionError, NotFoundError, StateLostError
+from holdfast.mvcc.store import RestoredVersion
+from holdfast.snapshotter.storage import ObjectStorage
+
+
+@dataclass(frozen=True)
+class ChainEntry:
+    """One object that a version is made of.
+
+    Attributes
+    ----------
+    kind : {"snapshot", "commit"}
+    pointer : str
+        The version that the object belongs to.
+    size_bytes : int
+    digest : str
+        Of the object's bytes; see `holdfast.backends.stored_file`.
+    """
+
+    kind: str
+    pointer: str
+    size_bytes: int
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """Where the object lies, below the shard."""
+        return f"{self.kind}s/{self.pointer}"
+
+
+Chain = list[ChainEntry]
+
+
+def chain_of(properties: Mapping[str, Any] | None) -> Chain:
+    """Return the chain that a version's properties hold; empty where there is none."""
+    return [ChainEntry(**entry) for entry in (properties or {}).get("chain", [])]
+
+
+@dataclass(frozen=True)
+class SnapshotPolicy:
+    """When a shard's chain is long enough for a new snapshot.
+
+    Attributes
+    ----------
+    max_commits : int
+        Commits since the last snapshot after which the background writes one.
+    """
+
+    max_commits: int = 20
+
+    def is_due(self, chain: Chain) -> bool:
+        """Whether the background should write a snapshot of the version with this chain."""
+        return sum(e.kind == "commit" for e in chain) >= self.max_commits
+
+    def is_overdue(self, chain: Chain) -> bool:
+        """Whether the chain is so long that the next commit must wait for a snapshot."""
+        return sum(e.kind == "commit" for e in chain) >= 4 * self.max_commits
+
+
+class PendingPut:
+    """A commit object on its way; see `holdfast.mvcc.store.PendingCommit`."""
+
+    def __init__(self, properties: Mapping[str, Any], done: Future[None]) -> None:
+        self.properties = properties
+        self._done = done
+
+    def wait(self) -> None:
+        """Return when the object is durable; raise what went wrong."""
+        self._done.result()
+
+
+class ObjectCommitLog:
+    """A `holdfast.mvcc.CommitLog` on object storage.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    prefix : str
+        Of the shard: ``<operator>/shard-0003``.
+    tables : mapping of str to TableSchema
+    executor : concurrent.futures.Executor
+        Runs uploads and downloads.
+    snapshot_notes : pathlib.Path
+        Local directory in which `write_snapshot` leaves a note of each snapshot, for the next commit.
+    """
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        prefix: str,
+        tables: Mapping[str, TableSchema],
+        executor: Executor,
+        snapshot_notes: Path,
+    ) -> None:
+        self._storage = storage
+        self._prefix = prefix
+        self._tables = tables
+        self._executor = executor
+        self._notes = snapshot_notes
+
+    def append(
+        self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]
+    ) -> PendingPut:
+        """Encode the commit and start to store it.
+
+        Parameters
+        ----------
+        parent : mapping or None
+            Properties of the version it builds on; None where it builds on nothing.
+        """
+        chain = self._shorten(chain_of(parent))
+        entry, data = self._encode("commit", pointer, chain, runs)
+        done = self._executor.submit(self._storage.put, self._path(entry), data)
+        return PendingPut({"chain": [asdict(e) for e in [*chain, entry]]}, done)
+
+    def write_snapshot(self, pointer: Pointer, view: View) -> ChainEntry:
+        """Store one whole version and leave a note of it for the commits that follow."""
+        runs = {}
+        for table in self._tables:
+            stretches = list(view.scan(table))
+            if stretches:
+                runs[table] = merge_runs(stretches, drop_deletes=True)
+        entry, data = self._encode("snapshot", pointer, [], runs)
+        self._storage.put(self._path(entry), data)
+        self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note, _ = stored_file.encode("snapshot-note", asdict(entry))
+        temporary = self._notes / f"{pointer}.tmp"
+        temporary.write_bytes(note)
+        temporary.rename(self._notes / str(pointer))
+        return entry
+
+    def restore(self, pointer: Pointer) -> RestoredVersion:
+        """Read a whole version; nothing local changes.
+
+        Raises
+        ------
+        StateLostError
+            The commit object is not in the storage.
+        CorruptionError
+            An object of the chain is missing, damaged, or not the one that the chain names.
+        UnavailableError
+            The storage cannot be read now.
+        """
+        path = f"{self._prefix}/commits/{pointer}"
+        try:
+            data = self._storage.get(path)
+        except NotFoundError as exc:
+            raise StateLostError(
+                "the commit that the query's pointer names is not in the checkpoint directory: check that "
+                "spark.holdfast.checkpoint.dir is the one this query has used, and that nothing was deleted",
+                key=path,
+                storage=self._storage.url,
+            ) from exc
+        source = f"{self._storage.url}/{path}"
+        commit = stored_file.decode(data, source=source, kind="commit")
+        self._check_identity(commit, pointer, source)
+        chain = chain_of(commit.header)
+        objects = [*self._executor.map(self._fetch, chain), commit]
+        entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
+        return RestoredVersion(
+            {t: run for t in self._tables if (run := self._merge(t, objects)) is not None},
+            {"chain": [asdict(e) for e in [*chain, entry]]},
+        )
+
+    def _fetch(self, entry: ChainEntry) -> stored_file.StoredFile:
+        source = f"{self._storage.url}/{self._path(entry)}"
+        try:
+            data = self._storage.get(self._path(entry))
+        except NotFoundError as exc:
+            raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
+        stored = stored_file.decode(data, source=source, kind=entry.kind)
+        if stored.digest != entry.digest:
+            raise CorruptionError(f"{source} is not the object that the commit builds on: it was replaced")
+        return stored
+
+    def _check_identity(self, stored: stored_file.StoredFile, pointer: Pointer, source: str) -> None:
+        if stored.header.get("pointer") != str(pointer) or stored.header.get("shard") != self._prefix:
+            raise CorruptionError(
+                f"{source} belongs elsewhere: it was moved or copied",
+                pointer=stored.header.get("pointer"),
+                shard=stored.header.get("shard"),
+            )
+
+    def _merge(self, table: str, objects: Sequence[stored_file.StoredFile]) -> Run | None:
+        schema = self._tables[table]
+        runs = [
+            Run.read(
+                o.sections[table],
+                schema,
+                source=f"{self._storage.url}/{self._prefix}/{o.kind}s/{o.header['pointer']}",
+            )
+            for o in objects
+            if table in o.sections
+        ]
+        return merge_runs(runs, drop_deletes=True) if runs else None
+
+    def _encode(
+        self, kind: str, pointer: Pointer, chain: Chain, runs: Mapping[str, Run]
+    ) -> tuple[ChainEntry, Any]:
+        header = {
+            "pointer": str(pointer),
+            "shard": self._prefix,
+            "chain": [asdict(e) for e in chain],
+            "rows": {table: len(run) for table, run in runs.items()},
+        }
+        sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
+        data, digest = stored_file.encode(kind, header, sections)
+        return ChainEntry(kind, str(pointer), data.size, digest), data
+
+    def _shorten(self, chain: Chain) -> Chain:
+        """Return the chain with everything up to the newest snapshotted version replaced by its snapshot."""
+        try:
+            noted = {path.name: path for path in self._notes.iterdir()}
+        except FileNotFoundError:
+            return chain
+        for i in reversed(range(len(chain))):
+            if chain[i].kind == "commit" and chain[i].pointer in noted:
+                path = noted[chain[i].pointer]
+                note = stored_file.decode(path.read_bytes(), source=str(path), kind="snapshot-note")
+                return [ChainEntry(**note.header), *chain[i + 1 :]]
+        return chain
+
+    def _path(self, entry: ChainEntry) -> str:
+        return f"{self._prefix}/{entry.key}"

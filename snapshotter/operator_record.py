@@ -1,0 +1,113 @@
+"""The record that ties an operator's directory to one query and one shape of state.
+
+``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and read
+by every worker before it uses the directory. Two queries, or two operators of one name, can so not write
+into each other's state, and state is never read with another schema or number of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from holdfast.backends import stored_file
+from holdfast.backends.run import TableSchema
+from holdfast.errors import ConflictError, NotFoundError, SchemaMismatchError
+from holdfast.snapshotter.storage import ObjectStorage
+
+Columns = list[list[str]]
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """Who owns an operator's directory and what lies in it.
+
+    Attributes
+    ----------
+    operator : str
+    query_id : str
+        Spark's id of the query, the same after every restart from its checkpoint location.
+    definition_id : str
+        Tells apart two operators of one query that were given one name.
+    run_id : str
+        The run of the query in which the record was written.
+    shards : int
+    tables : mapping of str to mapping
+        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``.
+    """
+
+    operator: str
+    query_id: str
+    definition_id: str
+    run_id: str
+    shards: int
+    tables: Mapping[str, Mapping[str, Columns]]
+
+    @staticmethod
+    def describe(tables: Mapping[str, TableSchema]) -> dict[str, dict[str, Columns]]:
+        """Return the `tables` attribute for these schemas."""
+        return {
+            name: {
+                "key": [[f.name, str(f.type)] for f in schema.key],
+                "value": [[f.name, str(f.type)] for f in schema.value],
+            }
+            for name, schema in tables.items()
+        }
+
+
+def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Write the record if there is none, and check that the stored one allows `record` to go on.
+
+    Raises
+    ------
+    ConflictError
+        The directory belongs to another query, or to another operator of this query.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    key = f"{record.operator}/operator"
+    stored = _read(storage, key)
+    if stored is None:
+        storage.put(key, stored_file.encode("operator", asdict(record))[0])
+        stored = _read(storage, key) or record
+    where = {"operator": record.operator, "storage": storage.url}
+    if stored.query_id != record.query_id:
+        raise ConflictError(
+            "this directory holds the state of another query: give the operator another name, or set "
+            "spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that query is "
+            "gone for good)",
+            **where,
+            owner=stored.query_id,
+            query=record.query_id,
+        )
+    if stored.run_id == record.run_id and stored.definition_id != record.definition_id:
+        raise ConflictError(
+            "two operators of this query have the same name: give each its own, as in "
+            "applyInArrowWithState(…, name='totals')",
+            **where,
+        )
+    if stored.shards != record.shards:
+        raise SchemaMismatchError(
+            "the state was written with another number of shards: set spark.holdfast.shards to the stored "
+            "number, or begin with a new operator name",
+            **where,
+            stored=stored.shards,
+            asked=record.shards,
+        )
+    if stored.tables != record.tables:
+        raise SchemaMismatchError(
+            "the state was written with other columns than the operator now declares: declare the stored "
+            "columns again, or begin with a new operator name",
+            **where,
+            stored=stored.tables,
+            declared=record.tables,
+        )
+
+
+def _read(storage: ObjectStorage, key: str) -> OperatorRecord | None:
+    try:
+        data = storage.get(key)
+    except NotFoundError:
+        return None
+    stored = stored_file.decode(data, source=f"{storage.url}/{key}", kind="operator")
+    return OperatorRecord(**stored.header)
