@@ -1,0 +1,254 @@
+"""The one place where exceptions of file systems and clients become errors of holdfast.
+
+::
+
+    what happened                                              error                  why this class
+    no such object                                             NotFoundError
+    access denied, wrong or expired credentials, read-only     InvalidArgumentError   a person must fix it
+    no such bucket, bad endpoint, bad option                   InvalidArgumentError   never "absent"
+    object and folder of one name                              InvalidArgumentError
+    checksum of the store does not match, repeatedly           CorruptionError
+    time-out, refused, 5xx, throttled, cut, disk full or bad   UnavailableError       may succeed later
+
+Nothing is imported for this: classes are told apart by their own names and those of their bases, so a user
+of local disks never loads botocore. No message holds a credential; where the original exception mentions
+one, it is left out of the chain too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from holdfast.errors import (
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+_DETAIL_LIMIT = 200
+
+_DENIED = "access denied: check credentials, permissions of this action and, for s3, the machine's clock"
+_DENIED_LOCALLY = "access denied: make the folder writable and readable for this user, or choose another root"
+_FULL = "no space left: free space or choose another root; nothing of this object was kept"
+_NO_BUCKET = "no such bucket: create it, or correct the storage URL"
+_NOT_A_STORE = "the answer is not one of an object store: check the endpoint URL"
+_COLLISION = "key collides: the storage already has an object where a folder is needed, or the reverse"
+_REFUSED = "the storage refused the call: check its URL and options"
+_NO_ANSWER = "storage is unavailable"
+_DAMAGED = "the storage's own checksum does not match the object"
+
+_LOCAL_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_LOCAL_FULL = {errno.ENOSPC, errno.EDQUOT}
+_LOCAL_COLLISION = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP}
+_LOCAL_BAD_CALL = {errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.EOPNOTSUPP}
+
+# Names of exception classes; see the module for why names. Order matters, the first match decides.
+_BY_NAME: tuple[tuple[frozenset[str], type[HoldfastError], str], ...] = (
+    (frozenset({"FlexibleChecksumError", "ChecksumError"}), CorruptionError, _DAMAGED),
+    (
+        frozenset({"HTTPClientError", "ConnectionError", "ClientPayloadError", "ClientConnectionError"}),
+        UnavailableError,
+        _NO_ANSWER,
+    ),
+    (
+        frozenset({"ResponseParserError", "IncompleteReadError", "IncompleteRead", "MetadataRetrievalError"}),
+        UnavailableError,
+        _NO_ANSWER,
+    ),
+    (
+        frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}),
+        InvalidArgumentError,
+        _DENIED,
+    ),
+    (
+        frozenset(
+            {"BotoCoreError", "ImportError", "ValueError", "TypeError", "LookupError", "NotImplementedError"}
+        ),
+        InvalidArgumentError,
+        _REFUSED,
+    ),
+)
+_BUSY_STATUS = frozenset({408, 409, 429})
+_BUSY_CODES = frozenset(
+    {
+        "InternalError",
+        "OperationAborted",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+_DENIED_CODES = frozenset(
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+_ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
+
+
+@contextmanager
+def translated(action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()) -> Iterator[None]:
+    """Raise every exception of the body as an error of holdfast, caused by the original.
+
+    Parameters
+    ----------
+    action : str
+        What was tried: "put", "get", "list" or "delete".
+    url : str
+        The root, without credentials.
+    key : str
+        The key or prefix.
+    secrets : Set[str], optional
+        Strings that no message may show.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as exc:  # noqa: BLE001  always raised again, as one of ours
+        error = map_error(exc, action=action, url=url, key=key, secrets=secrets)
+        raise error from (None if _mentions(exc, secrets) else exc)
+
+
+def map_error(
+    exc: Exception, *, action: str, url: str, key: str, secrets: AbstractSet[str] = frozenset()
+) -> HoldfastError:
+    """Return the error of holdfast that stands for a third-party exception; see the module for the table."""
+    kind, message = _classify(exc)
+    return kind(message, action=action, key=key, storage=url, detail=_redacted(_detail(exc), secrets))
+
+
+def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
+    """Return class and message for an S3 error code and its HTTP status (0 where there is none)."""
+    if code in _ABSENT_CODES:
+        return NotFoundError, "no such object"
+    if code == "NoSuchBucket":
+        return InvalidArgumentError, _NO_BUCKET
+    if code in _BUSY_CODES or status in _BUSY_STATUS or status >= 500:
+        return UnavailableError, _NO_ANSWER
+    if code in _DENIED_CODES or status in (401, 403):
+        return InvalidArgumentError, _DENIED
+    if code == "NoSuchUpload":
+        return UnavailableError, "the multipart upload was aborted by somebody else"
+    return InvalidArgumentError, _NOT_A_STORE if status == 404 else _REFUSED
+
+
+def delete_failure(failures: Sequence[tuple[str, HoldfastError]], url: str) -> HoldfastError:
+    """Return one error for all keys that could not be deleted; its notes name each of them.
+
+    Parameters
+    ----------
+    failures : Sequence[tuple[str, HoldfastError]]
+        Key and error of each; at least one.
+    url : str
+        The root.
+    """
+    # One failure that a retry cannot cure makes the whole call one that a retry cannot cure.
+    key, worst = next((pair for pair in failures if not pair[1].retryable), failures[0])
+    error = type(worst)(
+        f"not every object was deleted: {worst.message}",
+        action="delete",
+        failed=len(failures),
+        key=key,
+        storage=url,
+        detail=worst.facts.get("detail"),
+    )
+    for failed_key, failure in failures:
+        kind = type(failure).__name__
+        error.add_note(f"not deleted: key={failed_key} error={kind} detail={failure.facts.get('detail')}")
+    return error
+
+
+def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
+    """Return class and message for an exception."""
+    answer = _answer(exc)
+    if answer is not None:
+        return error_for_code(*answer)
+    names = {base.__name__ for base in type(exc).__mro__}
+    # BotoCoreError and OSError overlap in some classes, so names of clients come first.
+    for known, kind, message in _BY_NAME:
+        if known & names and "OSError" not in names:
+            return kind, message
+    if isinstance(exc, OSError):
+        return _classify_os(exc)
+    return UnavailableError, _NO_ANSWER
+
+
+def _classify_os(exc: OSError) -> tuple[type[HoldfastError], str]:
+    """Return class and message for an operating-system error; many fsspec errors have no errno."""
+    if exc.errno in _LOCAL_FULL:
+        return UnavailableError, _FULL
+    if exc.errno in _LOCAL_DENIED:
+        return InvalidArgumentError, _DENIED_LOCALLY
+    if isinstance(exc, PermissionError):
+        return InvalidArgumentError, _DENIED
+    if isinstance(exc, FileNotFoundError):
+        return NotFoundError, "no such object"
+    if exc.errno in _LOCAL_COLLISION or isinstance(exc, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+        return InvalidArgumentError, _COLLISION
+    if exc.errno in _LOCAL_BAD_CALL:
+        return InvalidArgumentError, _REFUSED
+    return UnavailableError, _NO_ANSWER
+
+
+def _answer(exc: BaseException) -> tuple[str, int] | None:
+    """Return error code and HTTP status if a server's answer is behind the exception (s3fs hides it as cause)."""
+    seen: BaseException | None = exc
+    while seen is not None:
+        response = getattr(seen, "response", None)
+        if isinstance(response, dict) and "Error" in response:
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return str(response["Error"].get("Code", "")), int(status)
+        seen = seen.__cause__
+    return None
+
+
+def _detail(exc: BaseException) -> str:
+    """Return the shortest text that tells a person what happened."""
+    answer = _answer(exc)
+    if answer is not None:
+        return f"{answer[0]}/{answer[1]}"
+    if isinstance(exc, OSError) and exc.errno is not None:
+        return f"{errno.errorcode.get(exc.errno, exc.errno)}: {os.strerror(exc.errno)}"
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def _redacted(text: str, secrets: AbstractSet[str]) -> str:
+    """Return the text without secrets, not longer than a line or two."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text if len(text) <= _DETAIL_LIMIT else text[: _DETAIL_LIMIT - 3] + "..."
+
+
+def _mentions(exc: BaseException, secrets: AbstractSet[str]) -> bool:
+    """Tell whether a traceback of the exception would show a secret in any of its messages."""
+    chain: list[BaseException] = [exc]
+    seen: set[int] = set()
+    while chain and secrets:
+        one = chain.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        text = f"{one!s} {one!r} {getattr(one, '__notes__', '')}"
+        if any(secret in text for secret in secrets):
+            return True
+        chain += [link for link in (one.__cause__, one.__context__) if link is not None]
+    return False
