@@ -36,7 +36,7 @@ _EXPORTS = {
     "UnavailableError": "holdfast.errors",
 }
 
-__all__ = list(_EXPORTS)  # noqa: PLE0605  the table above is the list
+__all__ = list(_EXPORTS)
 
 __version__ = "0.1.0"
 

@@ -41,7 +41,7 @@ class HoldfastError(Exception):
 
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, **facts: object) -> None:
+    def __init__(self, message: str, /, **facts: object) -> None:
         super().__init__(message)
         self.message = message
         self.facts: dict[str, Fact] = {name: _plain(value) for name, value in facts.items()}

@@ -1,0 +1,100 @@
+"""What all tests share: profiles, the Spark session, an environment without Java, and two rules of the run.
+
+The rules: a run in which not one test ran is a failure, also when all were skipped; and after
+``HOLDFAST_TEST_BUDGET_S`` seconds, where that is set, the remaining tests are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from tests.repetitions import LONG
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("long" if LONG else "quick")
+
+_STARTED_S = time.monotonic()
+_BUDGET_S = float(os.environ.get("HOLDFAST_TEST_BUDGET_S", "inf"))
+
+
+@pytest.fixture(scope="session")
+def java_home() -> Path:
+    """Return the home of the Java that Spark runs on here."""
+    from holdfast.spark_integration.java import ensure_java
+
+    return ensure_java()
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the one local session of the run: two task slots, two shuffle partitions, nothing adaptive."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("holdfast tests")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def environment_without_java(tmp_path: Path) -> dict[str, str]:
+    """Return environment variables under which a new process finds every program but Java."""
+    programs = tmp_path / "programs-without-java"
+    programs.mkdir()
+    for folder in os.environ["PATH"].split(os.pathsep):
+        for program in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            link = programs / program.name
+            if program.name != "java" and not link.is_symlink():
+                link.symlink_to(program)
+    kept = {name: value for name, value in os.environ.items() if name not in {"JAVA_HOME", "SPARK_HOME"}}
+    changed = {"PATH": str(programs), "PYSPARK_PYTHON": sys.executable, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return kept | changed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not LONG:
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="only in the long profile: make test-long"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() - _STARTED_S > _BUDGET_S:
+        pytest.skip(f"the time budget of {_BUDGET_S:.0f} s is spent")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and not report.skipped:
+        _ran.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and not _ran and not session.config.option.collectonly:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+_ran: list[str] = []

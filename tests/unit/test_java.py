@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration import java
+
+JOB = """
+import sys
+from holdfast.spark_integration.java import ensure_java
+home = ensure_java()
+from pyspark.sql import SparkSession
+spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+         .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate())
+total = spark.range(100).mapInArrow(lambda batches: batches, "id long").groupBy().sum("id").first()[0]
+print("RESULT", home, total, spark._jvm.System.getProperty("java.version"))
+spark.stop()
+"""
+
+
+def fake_java(home: Path, version: str, *, knows_module: bool = True) -> Path:
+    """Make a home whose java answers like a real one of `version`."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    refuse = "" if knows_module else f'case " $* " in *" {java.INCUBATOR_ARGUMENT} "*) exit 1;; esac\n'
+    program.write_text(
+        f"#!/bin/sh\n{refuse}echo '    java.home = {home}' >&2\necho '    java.specification.version = {version}' >&2\n"
+    )
+    program.chmod(0o700)
+    return home
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Hide every Java, the one of the package included, and return a scratch folder."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(java, "_java_of_package", lambda: None)
+    return tmp_path
+
+
+def test_java_home_wins_when_spark_supports_it(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, on_path = fake_java(bare / "named", "17"), fake_java(bare / "on path", "21")
+    monkeypatch.setenv("JAVA_HOME", str(named))
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    assert java.ensure_java() == named
+
+
+@pytest.mark.parametrize("version", ["1.8", "11", "19", "99"])
+def test_another_version_is_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    on_path = fake_java(bare / "on-path", "21")
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(bare / "named", version)))
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    assert java.ensure_java() == on_path
+    assert os.environ["JAVA_HOME"] == str(on_path)
+
+
+def test_a_runtime_that_cannot_start_as_spark_starts_it_is_passed_over(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(fake_java(bare / "small", "21", knows_module=False) / "bin"))
+    with pytest.raises(InvalidArgumentError, match="does not start with --add-modules"):
+        java.ensure_java()
+
+
+def test_without_any_java_the_error_says_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(bare / "gone"))
+    with pytest.raises(InvalidArgumentError, match=r"install Java 17 or 21.*holdfast\[java\].*has no bin/java"):
+        java.ensure_java()
+    assert os.environ["JAVA_HOME"] == str(bare / "gone")
+
+
+def test_supported_versions_follow_spark() -> None:
+    assert java.supported_versions("4.0.5") == {17, 21}
+    assert java.supported_versions("4.1.1") == {17, 21}
+    assert java.supported_versions("4.2.0") == {17, 21, 25}
+    assert java.supported_versions("5.0.0.dev1") == {17, 21, 25}
+
+
+def runtime_that_prints_arguments(folder: Path) -> Path:
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\nfor argument do echo "<$argument>"; done\n')
+    program.chmod(0o700)
+    (folder / "lib").mkdir()
+    (folder / "bin" / "jcmd").touch()
+    return folder
+
+
+def test_wrapper_drops_one_argument_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
+    home = java.wrapped_home(runtime_that_prints_arguments(tmp_path / "it's a runtime"), tmp_path / "cache")
+    arguments = ["-cp", "a b:*", java.INCUBATOR_ARGUMENT, "", "--add-modules=other", "$HOME", "two\nlines", "-n"]
+    done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+    kept = [a for a in arguments if a != java.INCUBATOR_ARGUMENT]
+    assert done.stdout == "".join(f"<{a}>\n" for a in kept)
+
+
+def test_wrapper_is_private_complete_and_made_once(tmp_path: Path) -> None:
+    runtime = runtime_that_prints_arguments(tmp_path / "runtime")
+    home = java.wrapped_home(runtime, tmp_path / "cache")
+    made = (home / "bin" / "java").stat()
+    assert java.wrapped_home(runtime, tmp_path / "cache") == home
+    assert (home / "bin" / "java").stat().st_ino == made.st_ino
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700
+    assert (home / "lib").resolve() == runtime / "lib"
+    assert (home / "bin" / "jcmd").resolve() == runtime / "bin" / "jcmd"
+    assert [entry.name for entry in home.parent.iterdir()] == [home.name]
+
+
+def test_wrapper_of_another_runtime_has_another_home(tmp_path: Path) -> None:
+    one, other = (runtime_that_prints_arguments(tmp_path / name) for name in ("one", "other"))
+    assert java.wrapped_home(one, tmp_path / "cache") != java.wrapped_home(other, tmp_path / "cache")
+
+
+def test_wrapper_that_was_half_cleaned_away_is_made_again(tmp_path: Path) -> None:
+    runtime = runtime_that_prints_arguments(tmp_path / "runtime")
+    home = java.wrapped_home(runtime, tmp_path / "cache")
+    shutil.rmtree(home / "bin")
+    assert java.wrapped_home(runtime, tmp_path / "cache") == home
+    assert (home / "bin" / "java").exists()
+
+
+def test_wrapper_made_by_several_at_a_time_is_one(tmp_path: Path) -> None:
+    runtime = runtime_that_prints_arguments(tmp_path / "runtime")
+    homes: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: homes.append(java.wrapped_home(runtime, tmp_path / "cache"))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(homes) == 8
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [homes[0].name]
+
+
+def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    with pytest.raises(InvalidArgumentError, match="XDG_CACHE_HOME") as caught:
+        java.wrapped_home(runtime_that_prints_arguments(tmp_path / "runtime"), in_the_way)
+    assert caught.value.facts["path"] == str(in_the_way)
+
+
+def test_cache_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(InvalidArgumentError, match="belongs to another user"):
+        java.wrapped_home(runtime_that_prints_arguments(tmp_path / "runtime"), tmp_path / "cache")
+
+
+def test_cache_dir_honours_xdg_only_when_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert java.cache_dir() == Path("/somewhere/holdfast")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert java.cache_dir().is_relative_to(tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_runs_on_the_java_from_pypi(environment_without_java: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", JOB]
+    done = subprocess.run(
+        command, env=environment_without_java, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    home, total, version = done.stdout.split("RESULT ")[1].split()
+    assert Path(home).is_relative_to(tmp_path / "cache")
+    assert total == "4950"
+    assert version.startswith("21.")
+
+
+@pytest.mark.spark
+def test_shared_session_runs(spark: object, java_home: Path) -> None:
+    assert spark.range(10).count() == 10  # type: ignore[attr-defined]
+    assert os.environ["JAVA_HOME"] == str(java_home)
