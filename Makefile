@@ -4,8 +4,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-PACKAGES := holdfast holdfast.backends holdfast.benches holdfast.mvcc holdfast.snapshotter \
-            holdfast.spark_integration holdfast.testing
 # The folders that pyproject.toml maps into the package holdfast.
 FOLDERS := backends benches mvcc snapshotter spark_integration
 SOURCES := holdfast $(FOLDERS) tests $(wildcard examples)
@@ -40,7 +38,7 @@ test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [
 check: $(STAMP) types ## format, lint, types, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+	MYPYPATH=build/types $(BIN)/mypy -p holdfast
 	$(BIN)/pytest --quiet tests/test_tidy.py
 
 # One package tree of links, as an installation would make it: type checkers do not follow package-dir mappings.
