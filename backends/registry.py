@@ -9,11 +9,17 @@ from holdfast.backends.base import Backend
 from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
+# Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
+_BUILT_IN = (EntryPoint("memory", "holdfast.backends.memory:MemoryBackend", GROUP),)
 
 
 def backend_names() -> list[str]:
     """Return the names that `find_backend` knows."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in _points()})
+
+
+def _points() -> list[EntryPoint]:
+    return [*_BUILT_IN, *entry_points(group=GROUP)]
 
 
 def find_backend(name: str) -> type[Backend]:
@@ -24,7 +30,7 @@ def find_backend(name: str) -> type[Backend]:
     InvalidArgumentError
         There is none, two distributions claim the name, or what is registered is not a usable backend.
     """
-    points = {point.value: point for point in entry_points(group=GROUP) if point.name == name}
+    points = {point.value: point for point in _points() if point.name == name}
     if not points:
         known = backend_names()
         near = difflib.get_close_matches(name, known, n=1)

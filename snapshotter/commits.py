@@ -143,7 +143,7 @@ class ObjectCommitLog:
         parent : mapping or None
             Properties of the version it builds on; None where it builds on nothing.
         """
-        chain = self._shorten(chain_of(parent))
+        chain = self.shorten(chain_of(parent))
         entry, data = self._encode("commit", pointer, chain, runs)
         done = self._executor.submit(self._storage.put, self._path(entry), data)
         return PendingPut({"chain": [asdict(e) for e in [*chain, entry]]}, done)
@@ -242,8 +242,8 @@ class ObjectCommitLog:
         data, digest = stored_file.encode(kind, header, sections)
         return ChainEntry(kind, str(pointer), data.size, digest), data
 
-    def _shorten(self, chain: Chain) -> Chain:
-        """Return the chain with everything up to the newest snapshotted version replaced by its snapshot."""
+    def shorten(self, chain: Chain) -> Chain:
+        """Return the chain with everything up to its newest snapshotted version replaced by the snapshot."""
         try:
             noted = {path.name: path for path in self._notes.iterdir()}
         except FileNotFoundError:

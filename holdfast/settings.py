@@ -1,0 +1,122 @@
+"""Settings from Spark's configuration, as plain values.
+
+Everything under ``spark.holdfast.`` belongs to holdfast; a key that it does not know is refused, since a
+misspelt one would silently do nothing. The values travel to the workers with the operator; those under
+``spark.holdfast.storage.`` do not, because they may be credentials: a worker reads them from its task's
+properties, and only their names are kept here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from holdfast.errors import InvalidArgumentError
+
+PREFIX = "spark.holdfast."
+STORAGE_PREFIX = PREFIX + "storage."
+
+Transport = Literal["packed", "rows"]
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value.strip()
+
+
+def _location(value: str) -> str:
+    """A URL as it is; a bare path made absolute, since workers run elsewhere."""
+    text = _text(value)
+    return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else os.path.abspath(text)
+
+
+def _directory(value: str) -> str:
+    text = _text(value)
+    if not os.path.isabs(text):
+        raise ValueError("it must be an absolute path")
+    return text
+
+
+def _count(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise ValueError("it must be at least 1")
+    return number
+
+
+def _transport(value: str) -> str:
+    if value not in ("packed", "rows"):
+        raise ValueError("it must be 'packed' or 'rows'")
+    return value
+
+
+def _setting(key: str, parse: Callable[[str], Any], default: Any) -> Any:
+    return field(default=default, metadata={"key": key, "parse": parse})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user configured; see docs/configuration.md for the keys.
+
+    Attributes
+    ----------
+    backend : str
+        ``spark.holdfast.backend``: where working state lives.
+    checkpoint_dir : str or None
+        ``spark.holdfast.checkpoint.dir``: URL or path below which commits are durable; None keeps none.
+    local_dir : str or None
+        ``spark.holdfast.local.dir``: where executors put local state; None lets each choose.
+    transport : {"packed", "rows"} or None
+        ``spark.holdfast.transport``: how rows travel to the shards; None leaves it to the operator.
+    shards : int or None
+        ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
+    snapshot_max_commits : int
+        ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
+    storage_names : tuple of str
+        Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
+    """
+
+    backend: str = _setting("backend", _text, "memory")
+    checkpoint_dir: str | None = _setting("checkpoint.dir", _location, None)
+    local_dir: str | None = _setting("local.dir", _directory, None)
+    transport: Transport | None = _setting("transport", _transport, None)
+    shards: int | None = _setting("shards", _count, None)
+    snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
+    storage_names: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, configuration: Mapping[str, str]) -> Settings:
+        """Read the keys below ``spark.holdfast.``; others are ignored.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An unknown key, or a value that does not fit its key.
+        """
+        known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
+        values: dict[str, Any] = {}
+        storage_names = []
+        for full_key, value in configuration.items():
+            if full_key.startswith(STORAGE_PREFIX):
+                storage_names.append(full_key.removeprefix(STORAGE_PREFIX))
+            elif full_key.startswith(PREFIX):
+                key = full_key.removeprefix(PREFIX)
+                if key not in known:
+                    raise _unknown(full_key, known)
+                try:
+                    values[known[key].name] = known[key].metadata["parse"](value)
+                except ValueError as exc:
+                    raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
+        return cls(**values, storage_names=tuple(sorted(storage_names)))
+
+
+def _unknown(full_key: str, known: Mapping[str, object]) -> InvalidArgumentError:
+    names = [PREFIX + key for key in known]
+    near = difflib.get_close_matches(full_key, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)} and {STORAGE_PREFIX}*"
+    return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

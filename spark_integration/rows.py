@@ -1,0 +1,138 @@
+"""The `rows` transport: Spark computes the route and sends the rows as they are.
+
+Spark hands rows to ``applyInPandasWithState`` as pandas frames, which lose what Arrow keeps: a null integer
+becomes a float, a null float becomes NaN, a time beyond 2262 fails, and a wall-clock time is ambiguous when
+clocks go back. So each column travels in a form that pandas carries unharmed, and is decoded in the worker:
+
+=====================================  =============================================
+integers, floats, booleans             the value, 0 where null, and a null flag
+date                                   days since 1970 and a null flag
+timestamp                              microseconds since 1970 and a null flag
+string, binary, decimal                as they are
+=====================================  =============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.routes import route_column
+from holdfast.spark_integration.transport import HASH, ROUTE
+
+_AS_THEY_ARE = (StringType, BinaryType, DecimalType)
+_EVENT_TIME = "__holdfast_event_time"
+
+
+def carries(data_type: DataType) -> bool:
+    """Whether the `rows` transport carries columns of this type."""
+    carried = (NumericType, BooleanType, DateType, TimestampType, *_AS_THEY_ARE)
+    return isinstance(data_type, carried)
+
+
+@dataclass(frozen=True)
+class RowsTransport:
+    """Rows as Spark ships them, null flags beside them.
+
+    Attributes
+    ----------
+    routes : list of int
+        By shard.
+    schema : StructType
+        Of the frame to send.
+    arrow_schema : pyarrow.Schema
+        Of the table to receive.
+    event_time : StructField or None
+        The column that carries the watermark.
+    """
+
+    routes: list[int]
+    schema: StructType
+    arrow_schema: pa.Schema
+    event_time: StructField | None
+
+    def __post_init__(self) -> None:
+        for field in self.schema:
+            if not carries(field.dataType):
+                raise InvalidArgumentError(
+                    f"the rows transport cannot carry column {field.name!r}: drop the column, or set "
+                    "spark.holdfast.transport to packed",
+                    type=field.dataType.simpleString(),
+                )
+
+    def send(self, frame: DataFrame) -> DataFrame:
+        columns = [route_column(F.col(HASH), self.routes).alias(ROUTE)]
+        for i, field in enumerate(self.schema):
+            columns += _encode(_quoted(field.name), field, f"c{i}")
+        if self.event_time is not None:
+            # Rows need no event time of their own here; Spark only looks for the column's metadata.
+            nothing = F.lit(None).cast(self.event_time.dataType)
+            columns.append(nothing.alias(_EVENT_TIME, metadata=self.event_time.metadata))
+        return frame.select(*columns)
+
+    def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
+        return pa.concat_tables([self._decode(chunk) for chunk in chunks])
+
+    def _decode(self, chunk: pd.DataFrame) -> pa.Table:
+        columns = []
+        for i, field in enumerate(self.arrow_schema):
+            values, nulls = chunk[f"c{i}"], chunk.get(f"c{i}n")
+            if nulls is None:
+                columns.append(pa.Array.from_pandas(values, type=field.type))
+            else:
+                plain = pa.array(values.to_numpy(), mask=nulls.to_numpy())
+                columns.append(_reinterpret(plain, field.type))
+        return pa.Table.from_arrays(columns, schema=self.arrow_schema)
+
+
+def _reinterpret(values: pa.Array, data_type: pa.DataType) -> pa.Array:
+    if pa.types.is_date32(data_type):
+        return values.cast(pa.int32()).view(data_type)
+    if pa.types.is_timestamp(data_type):
+        return values.view(data_type)
+    return values.cast(data_type)
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _encode(column: Column, field: StructField, name: str) -> list[Column]:
+    """Return a column as the columns in which it travels."""
+    t = field.dataType
+    if isinstance(t, _AS_THEY_ARE):
+        return [column.alias(name)]
+    if isinstance(t, DateType):
+        value = F.unix_date(column)
+    elif isinstance(t, TimestampType):
+        value = F.unix_micros(column)
+    else:
+        value = column
+    zero = F.lit(False) if isinstance(t, BooleanType) else F.lit(0).cast(_number_type(t))
+    return [F.coalesce(value, zero).alias(name), column.isNull().alias(f"{name}n")]
+
+
+def _number_type(t: DataType) -> DataType | str:
+    if isinstance(t, (IntegralType, FractionalType)):
+        return t
+    return "int" if isinstance(t, DateType) else "long"

@@ -1,0 +1,195 @@
+"""One call for each shard and micro-batch: begin at the pointer, run the operator, commit, return the pointer.
+
+::
+
+    GroupState ──pointer──▶ begin ─▶ group rows ─▶ the user's function ─▶ commit ──new pointer──▶ GroupState
+                              │                     state.get / put           │
+                              ▼                                               ▼
+                       local versions, or restored                 durable first, then local
+
+Spark commits the pointer together with the micro-batch, so whatever an attempt wrote that Spark did not
+accept is never seen again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import TableSchema
+from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.settings import Settings
+from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
+from holdfast.snapshotter.operator_record import OperatorRecord
+from holdfast.spark_integration import local_dirs, state_client, task
+from holdfast.spark_integration.columns import conform_output
+from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
+from holdfast.spark_integration.transport import HASH, Transport, pack_output
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.state import GroupState
+
+ShardFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The definition of one stateful step, as it travels to the workers; holds no credentials.
+
+    Attributes
+    ----------
+    name : str
+    definition_id : str
+        New for each definition; tells apart two operators of one name.
+    function : callable
+    routes : list of int
+        By shard.
+    key_columns : list of str
+        Columns of the received table that hold the keys, in the order of `key_types`.
+    row_columns : list of str
+        Columns of the received table to show to the function as rows.
+    key_types, state_types, output_types : pyarrow.Schema
+        As the function sees and returns them.
+    has_watermark : bool
+    settings : Settings
+    """
+
+    name: str
+    definition_id: str
+    function: ShardFunction
+    routes: list[int]
+    key_columns: list[str]
+    row_columns: list[str]
+    key_types: pa.Schema
+    state_types: pa.Schema
+    output_types: pa.Schema
+    has_watermark: bool
+    settings: Settings
+
+    def tables(self) -> dict[str, TableSchema]:
+        """Return the schemas of the operator's state tables."""
+        return {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, self.state_types)}
+
+
+@dataclass(frozen=True)
+class ShardStore:
+    """The open components of one shard during one call."""
+
+    directory: Path
+    executor_directory: Path
+    prefix: str
+    backend: Backend
+    log: ObjectCommitLog | None
+    store: VersionedStore
+    policy: SnapshotPolicy
+
+    def begin(self, pointer: Pointer | None, version: int) -> Transaction:
+        """Begin, after a snapshot where the chain of commits has become too long."""
+        transaction = self.store.begin(pointer, version)
+        if self.log is not None and pointer is not None and transaction.view is not None:
+            chain = chain_of(transaction.view.properties)
+            if self.policy.is_overdue(self.log.shorten(chain)):
+                self.log.write_snapshot(pointer, transaction.view)
+        return transaction
+
+
+def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) -> ShardStore:
+    """Open the store of one shard in the running task."""
+    settings = operator.settings
+    tables = operator.tables()
+    root = local_dirs.choose_root(settings.local_dir, in_memory=settings.backend == "memory")
+    executor_directory = local_dirs.executor_directory(root)
+    operator_directory = executor_directory / streaming.query_id / operator.name
+    task.require_one_definition(operator_directory, streaming.run_id, operator.definition_id)
+    directory = operator_directory / f"shard-{shard:04d}"
+    backend = find_backend(settings.backend)(directory, tables, clock.new_id)
+    storage = task.checkpoint_storage(settings)
+    prefix = f"{operator.name}/shard-{shard:04d}"
+    log = None
+    if storage is not None:
+        record = OperatorRecord(
+            operator.name,
+            streaming.query_id,
+            operator.definition_id,
+            streaming.run_id,
+            len(operator.routes),
+            OperatorRecord.describe(tables),
+        )
+        task.claim_once(storage, record)
+        log = ObjectCommitLog(storage, prefix, tables, task.io_executor(), directory / "snapshots")
+    policy = SnapshotPolicy(settings.snapshot_max_commits)
+    store = VersionedStore(backend, log)
+    return ShardStore(directory, executor_directory, prefix, backend, log, store, policy)
+
+
+def call_shard(
+    operator: Operator,
+    transport: Transport,
+    key: tuple[Any, ...],
+    chunks: Iterable[pd.DataFrame],
+    state: GroupState,
+) -> Iterator[pd.DataFrame]:
+    """Run one shard of one micro-batch; what ``applyInPandasWithState`` calls."""
+    shard = operator.routes.index(int(key[0]))
+    received = transport.receive(chunks)
+    streaming = task.StreamingTask.current()
+    watermark_ms = state.getCurrentWatermarkMs() if streaming and operator.has_watermark else None
+    if streaming is None:
+        transaction = Transaction(None, 1, None, operator.tables(), _keep_nothing)
+        output = run_function(operator, received, transaction, shard, None, None)
+    else:
+        pointer = Pointer(*state.get) if state.exists else None
+        opened = open_shard(operator, shard, streaming)
+        with opened.begin(pointer, streaming.batch_id + 1) as transaction:
+            output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
+            committed = transaction.commit()
+        if committed is not None:
+            # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
+            state.update(tuple(committed))
+            state_client.announce(operator, opened, accepted=pointer, committed=committed)
+    if output is not None:
+        yield from pack_output(output)
+
+
+def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:
+    raise AssertionError("a batch query has no state to commit")
+
+
+def run_function(
+    operator: Operator,
+    received: pa.Table,
+    transaction: Transaction,
+    shard: int,
+    batch_id: int | None,
+    watermark_ms: int | None,
+) -> pa.RecordBatch | None:
+    """Group the rows, call the user's function and check what it returned."""
+    received = received.combine_chunks()
+    schema = operator.tables()[STATE_TABLE]
+    hashes = received.column(HASH).combine_chunks().to_numpy().view(np.uint64)
+    key_columns = schema.conform(
+        pa.Table.from_arrays([received.column(c) for c in operator.key_columns], names=schema.key.names),
+        "key",
+    )
+    rows = received.select(operator.row_columns)
+    keys, shown, groups = group_rows(rows, key_columns, hashes, operator.key_types)
+    batch = ShardBatch(
+        rows=rows,
+        keys=shown,
+        groups=groups,
+        state=ShardState(transaction, keys, operator.state_types),
+        shard=shard,
+        batch_id=batch_id,
+        watermark_ms=watermark_ms,
+    )
+    returned = operator.function(batch)
+    return None if returned is None else conform_output(returned, operator.output_types, operator.name)

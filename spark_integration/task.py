@@ -1,0 +1,122 @@
+"""What a Spark task knows of its query, and the components that its shard needs."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pyspark import TaskContext
+
+from holdfast.errors import ConflictError
+from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
+from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.local_dirs import private_directory
+
+_IO_THREADS = 8
+
+
+@dataclass(frozen=True)
+class StreamingTask:
+    """The micro-batch that this task belongs to.
+
+    Attributes
+    ----------
+    query_id : str
+        The same after every restart of the query.
+    run_id : str
+        New with every start.
+    batch_id : int
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+
+    @classmethod
+    def current(cls) -> StreamingTask | None:
+        """Return the micro-batch of the running task; None in a batch query."""
+        context = TaskContext.get()
+        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if context is None or batch_id is None:
+            return None
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        run_id = context.getLocalProperty("spark.jobGroup.id")
+        return cls(str(query_id), str(run_id), int(batch_id))
+
+
+def storage_options(settings: Settings) -> dict[str, str]:
+    """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
+
+    They are not pickled with the operator, since they may be credentials.
+    """
+    context = TaskContext.get()
+    values = {}
+    for name in settings.storage_names:
+        value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
+    """Return the durable storage of this task, shared by the tasks of this process."""
+    if settings.checkpoint_dir is None:
+        return None
+    options = storage_options(settings)
+    return _open(os.getpid(), settings.checkpoint_dir, tuple(sorted(options.items())))
+
+
+@lru_cache(maxsize=4)
+def _open(_pid: int, url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
+    return open_storage(url, parse_storage_options(dict(options)))
+
+
+def io_executor() -> Executor:
+    """Return this process's threads for storage requests."""
+    return _executor(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _executor(_pid: int) -> Executor:
+    return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")
+
+
+_claimed: set[tuple[int, str, str, str]] = set()
+
+
+def claim_once(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """`claim_operator`, once in this process for each operator definition and run of the query."""
+    claim = (os.getpid(), storage.url, record.run_id, record.definition_id)
+    if claim not in _claimed:
+        claim_operator(storage, record)
+        _claimed.add(claim)
+
+
+def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
+    """Refuse a second operator under one name in one run of a query.
+
+    Raises
+    ------
+    ConflictError
+        Another operator of this query has the name.
+    """
+    note = private_directory(operator_directory / "runs") / run_id
+    try:
+        descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        running = note.read_text()
+    else:
+        with open(descriptor, "w") as file:
+            file.write(definition_id)
+        running = definition_id
+    if running and running != definition_id:
+        raise ConflictError(
+            "two operators of this query have the same name: give each its own, as in "
+            "applyInArrowWithState(…, name='totals')",
+            operator=operator_directory.name,
+        )
+
