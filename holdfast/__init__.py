@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.backends.base import Pointer as Pointer
     from holdfast.errors import ClosedError as ClosedError
     from holdfast.errors import ConflictError as ConflictError
     from holdfast.errors import CorruptionError as CorruptionError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.errors import SchemaMismatchError as SchemaMismatchError
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
+    from holdfast.mvcc.store import VersionedStore as VersionedStore
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -31,9 +33,11 @@ _EXPORTS = {
     "HoldfastError": "holdfast.errors",
     "InvalidArgumentError": "holdfast.errors",
     "NotFoundError": "holdfast.errors",
+    "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
+    "VersionedStore": "holdfast.mvcc.store",
 }
 
 __all__ = list(_EXPORTS)
