@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
+    from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
+    from holdfast.spark_integration.stream import stream as stream
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -35,9 +37,11 @@ _EXPORTS = {
     "NotFoundError": "holdfast.errors",
     "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
+    "ShardBatch": "holdfast.spark_integration.shard_batch",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "stream": "holdfast.spark_integration.stream",
 }
 
 __all__ = list(_EXPORTS)
