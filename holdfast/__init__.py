@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Pointer as Pointer
+    from holdfast.backends.base import Pointer as Pointer
     from holdfast.errors import ClosedError as ClosedError
     from holdfast.errors import ConflictError as ConflictError
     from holdfast.errors import CorruptionError as CorruptionError
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
+    from holdfast.spark_integration.groups import Groups as Groups
+    from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
+    from holdfast.spark_integration.shard_batch import ShardState as ShardState
+    from holdfast.spark_integration.stream import stream as stream
+    from holdfast.mvcc.store import VersionedStore as VersionedStore
     from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
     from holdfast.spark_integration.stream import stream as stream
 
@@ -33,10 +39,14 @@ _EXPORTS = {
     "CorruptionError": "holdfast.errors",
     "FencedError": "holdfast.errors",
     "HoldfastError": "holdfast.errors",
+    "Groups": "holdfast.spark_integration.groups",
     "InvalidArgumentError": "holdfast.errors",
     "NotFoundError": "holdfast.errors",
     "Pointer": "holdfast.backends.base",
+    "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
+    "ShardBatch": "holdfast.spark_integration.shard_batch",
+    "ShardState": "holdfast.spark_integration.shard_batch",
     "ShardBatch": "holdfast.spark_integration.shard_batch",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",

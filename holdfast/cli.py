@@ -1,0 +1,48 @@
+"""The command line, ``holdfast``: each command lives in the module that the table names.
+
+A command's module is imported when the command is called, so that ``holdfast --help`` is quick. Errors of
+holdfast end the command with their message and exit status 1, without a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError
+
+# Command: the module and the click command in it.
+_COMMANDS = {
+    "bench": "holdfast.benches.command:bench",
+    "demo": "holdfast.examples.flights:demo",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="holdfast")
+def group() -> None:
+    """Keep the state of PySpark streaming queries in place."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        group(prog_name="holdfast")
+    except HoldfastError as exc:
+        click.echo(f"holdfast: {exc}", err=True)
+        sys.exit(1)
