@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.backends.base import Pointer as Pointer
-    from holdfast.backends.base import Pointer as Pointer
     from holdfast.errors import ClosedError as ClosedError
     from holdfast.errors import ConflictError as ConflictError
     from holdfast.errors import CorruptionError as CorruptionError
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
     from holdfast.spark_integration.shard_batch import ShardState as ShardState
     from holdfast.spark_integration.stream import stream as stream
-    from holdfast.mvcc.store import VersionedStore as VersionedStore
-    from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
-    from holdfast.spark_integration.stream import stream as stream
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -38,16 +34,14 @@ _EXPORTS = {
     "ConflictError": "holdfast.errors",
     "CorruptionError": "holdfast.errors",
     "FencedError": "holdfast.errors",
-    "HoldfastError": "holdfast.errors",
     "Groups": "holdfast.spark_integration.groups",
+    "HoldfastError": "holdfast.errors",
     "InvalidArgumentError": "holdfast.errors",
     "NotFoundError": "holdfast.errors",
-    "Pointer": "holdfast.backends.base",
     "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
     "ShardBatch": "holdfast.spark_integration.shard_batch",
     "ShardState": "holdfast.spark_integration.shard_batch",
-    "ShardBatch": "holdfast.spark_integration.shard_batch",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
