@@ -49,6 +49,43 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
     return t
 
 
+def is_same_kind(given: pa.DataType, stored: pa.DataType) -> bool:
+    """Tell whether a cast from `given` to `stored` keeps the meaning: it may fail, but never reinterprets.
+
+    Arrow would parse strings as numbers, read a time without zone as UTC and drop fields of structs.
+    """
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_dictionary(given):
+        return is_same_kind(given.value_type, stored)
+    if pa.types.is_nested(given) or pa.types.is_nested(stored):
+        names = [t.field(i).name for t in (given, stored) for i in range(t.num_fields) if pa.types.is_struct(t)]
+        return (
+            _kind(given) == _kind(stored)
+            and given.num_fields == stored.num_fields
+            and names[: len(names) // 2] == names[len(names) // 2 :]
+            and all(is_same_kind(given.field(i).type, stored.field(i).type) for i in range(given.num_fields))
+        )
+    return _kind(given) == _kind(stored)
+
+
+def _kind(t: pa.DataType) -> str:
+    types = pa.types
+    kinds = {
+        "number": types.is_integer(t) or types.is_floating(t) or types.is_decimal(t),
+        "string": types.is_string(t) or types.is_large_string(t) or types.is_string_view(t),
+        "binary": any(f(t) for f in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)),
+        "list": any(f(t) for f in (types.is_list, types.is_large_list, types.is_fixed_size_list)),
+        "map": types.is_map(t),
+        "struct": types.is_struct(t),
+        "date": types.is_date(t),
+        "time": types.is_time(t),
+        "instant": types.is_timestamp(t) and t.tz is not None,
+        "local time": types.is_timestamp(t) and t.tz is None,
+    }
+    return next((name for name, matches in kinds.items() if matches), str(t.id))
+
+
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return `column` as one contiguous array, copying only when it has several chunks."""
     if isinstance(column, pa.ChunkedArray):

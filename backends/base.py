@@ -67,9 +67,10 @@ class Pointer(NamedTuple):
             `text` is not ``<version>-<commit id>``.
         """
         version, _, commit_id = text.partition("-")
-        if not (version.isascii() and version.isdigit() and commit_id.isalnum()):
+        pointer = cls(int(version), commit_id) if version.isascii() and version.isdigit() else None
+        if pointer is None or str(pointer) != text or not (commit_id.isascii() and commit_id.isalnum()):
             raise InvalidArgumentError(f"not a pointer: {text!r}")
-        return cls(int(version), commit_id)
+        return pointer
 
 
 class Found(NamedTuple):
@@ -157,9 +158,7 @@ class Backend(ABC):
         Returns a new unique name each time.
     """
 
-    def __init__(
-        self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]) -> None:
         self.directory = directory
         self.tables = dict(tables)
         self.new_id = new_id
@@ -175,9 +174,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def apply(
-        self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
-    ) -> None:
+    def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         """Make version `new` from version `base` (None: empty) and what was written since.
 
         Parameters
@@ -190,14 +187,19 @@ class Backend(ABC):
         Raises
         ------
         NotFoundError
-            `base` is not held here.
+            `base` is not held here, or a table is not the shard's.
+        ConflictError
+            `new` exists already.
         UnavailableError
             Local storage is full or failing. Nothing was made.
         """
 
     @abstractmethod
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        """Make version `pointer` from complete state; doing it twice does no harm."""
+        """Make version `pointer` from complete state; doing it twice does no harm.
+
+        A version that has lost files is replaced.
+        """
 
     @abstractmethod
     def freeze(self, pointer: Pointer) -> list[Path]:
@@ -232,6 +234,21 @@ class Backend(ABC):
         -------
         int
             Pieces of work done; 0 when there was none.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+        return 0
+
+    def remove_leftovers(self, before_ns: int) -> int:
+        """Delete local files last written before `before_ns` that nothing needs, in the background.
+
+        Returns
+        -------
+        int
+            Files deleted; 0 for a backend that leaves none.
         """
         return 0
 

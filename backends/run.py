@@ -57,9 +57,7 @@ class TableSchema:
         for side in (key, value):
             repeated = {n for n in side.names if side.names.count(n) > 1}
             if repeated:
-                raise InvalidArgumentError(
-                    "column names must be unique", table=name, repeated=sorted(repeated)
-                )
+                raise InvalidArgumentError("column names must be unique", table=name, repeated=sorted(repeated))
         return cls(name, _stored(key), _stored(value))
 
     @cached_property
@@ -101,6 +99,13 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 
 def _cast(column: pa.Array, field: pa.Field, table: str) -> pa.Array:
+    if not arrow_rows.is_same_kind(column.type, field.type):
+        raise SchemaMismatchError(
+            f"column {field.name!r} has another type than the state table: convert it first",
+            table=table,
+            given=str(column.type),
+            expected=str(field.type),
+        )
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
@@ -141,9 +146,7 @@ class Keys:
         batch = schema.conform(columns, "key")
         hashes = np.ascontiguousarray(hashes).view(np.uint64)
         if len(hashes) != batch.num_rows:
-            raise InvalidArgumentError(
-                "there must be one hash for each key", hashes=len(hashes), keys=batch.num_rows
-            )
+            raise InvalidArgumentError("there must be one hash for each key", hashes=len(hashes), keys=batch.num_rows)
         return cls(hashes, batch)
 
     def __len__(self) -> int:
@@ -288,13 +291,20 @@ class Run:
         return self.schema.columns.with_metadata({"holdfast.table": self.schema.name})
 
     @classmethod
-    def read(cls, section: pa.Buffer, schema: TableSchema, *, source: str) -> Run:
+    def read(cls, section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False) -> Run:
         """Read a run from an Arrow IPC stream, without copying where it is not compressed.
+
+        Parameters
+        ----------
+        source : str
+            What to call the file in an error.
+        trusted : bool, default False
+            True only for what this executor wrote itself: nothing inside the columns is checked.
 
         Raises
         ------
         CorruptionError
-            Not an Arrow stream of one batch.
+            Not an Arrow stream of one batch, or not a run.
         SchemaMismatchError
             The run's columns are not those of `schema`.
         """
@@ -302,7 +312,10 @@ class Run:
             with ipc.open_stream(section) as reader:
                 stored: pa.Schema = reader.schema
                 batches = list(reader)
-        except (pa.ArrowInvalid, OSError) as exc:
+                if not trusted:
+                    for batch in batches:
+                        batch.validate(full=True)
+        except (pa.ArrowException, OSError) as exc:
             raise CorruptionError(f"{source} holds no readable run: {exc}", table=schema.name) from exc
         if not stored.equals(schema.columns):
             raise SchemaMismatchError(
@@ -313,7 +326,10 @@ class Run:
             )
         if len(batches) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(batches))
-        return cls(schema, batches[0].replace_schema_metadata(None))
+        run = cls(schema, batches[0].replace_schema_metadata(None))
+        if not trusted and (batches[0].column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all()):
+            raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
+        return run
 
 
 def _difference(stored: pa.Schema, declared: pa.Schema) -> list[str]:

@@ -1,39 +1,50 @@
-"""Versions of a shard as immutable files of runs, which any process of the machine maps.
+"""Versions of a shard as folders of immutable run files, which any process of the machine maps.
 
 ::
 
     <shard directory, 0700>/
-        runs/<id>.arrow                  one run, written once
-        versions/<version>-<commit id>   the runs that make up this version, by table, oldest first
-        merges/<id>                      "these consecutive runs equal that one run"
+        versions/17-9f3c…/            one version
+            version                   which runs make it up, by table, oldest first; its properties
+            <run id>.arrow            those runs, as links: a run of many versions is one file
+        merges/<id>/                  "these consecutive runs equal that one run"
+            merge
+            <run id>.arrow
+        staging/<id>/                 what is being made or taken away
 
-A worker that holds a pointer needs nothing else: it maps the runs, writes one run and one version file, and
-is done. There is no lock and no owner. Every file is written under a temporary name and renamed, so a killed
-process leaves whole files or temporary ones, never half of one.
+A worker that holds a pointer needs nothing else: it links the runs of that version into a staged folder,
+writes one run and the version file, and renames the folder into place. There is no lock and no owner.
 
-Deleting takes a version's file first and then the runs that no other version names. A process that still
-reads those runs keeps its mapping; one that would begin there finds no version, and restores it.
+Invariants
+----------
+* **whole**: below ``versions`` and ``merges`` stand whole folders only; see `holdfast.backends.local_files`.
+* **own links**: a folder holds links to all it names, so taking one away never breaks another, and a commit
+  that has linked its base cannot lose it.
+* **immutable**: no file is written after its folder was put in place; no name is used twice.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from holdfast.backends import stored_file
+from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import MAX_HASH, Backend, BackendStatistics, Found, Pointer, View
+from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, look_up
-from holdfast.errors import ClosedError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    ClosedError,
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+)
 
-_TEMPORARY = ".tmp"
+_VERSION, _MERGE = "version", "merge"
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,11 @@ class RunFile:
     rows: int
     digest: str
 
+    @property
+    def name(self) -> str:
+        """The file's name in every folder that holds it."""
+        return f"{self.id}.arrow"
+
 
 @dataclass(frozen=True)
 class _Version:
@@ -55,38 +71,58 @@ class _Version:
     properties: Mapping[str, Any]
 
 
-class RunFilesView(View):
-    """A version on run files: maps each run on first use."""
+@dataclass(frozen=True)
+class _Merge:
+    """The content of a merge file, and where it stands."""
 
-    def __init__(self, backend: RunFilesBackend, pointer: Pointer, version: _Version) -> None:
-        self._backend = backend
-        self._version = version
+    folder: Path
+    inputs: list[str]
+    output: RunFile
+
+    def place_in(self, stack: list[RunFile]) -> int | None:
+        """Return where in `stack` the inputs stand, or None."""
+        ids = [f.id for f in stack]
+        if self.inputs[0] not in ids:
+            return None
+        start = ids.index(self.inputs[0])
+        return start if ids[start : start + len(self.inputs)] == self.inputs else None
+
+
+class RunFilesView(View):
+    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away."""
+
+    def __init__(
+        self,
+        pointer: Pointer,
+        tables: Mapping[str, TableSchema],
+        stacks: Mapping[str, list[Run]],
+        properties: Mapping[str, Any],
+    ) -> None:
         self.pointer = pointer
-        self._stacks: dict[str, list[Run]] | None = {
-            table: [backend.open_run(file, backend.tables[table]) for file in files]
-            for table, files in version.stacks.items()
-        }
+        self._tables = tables
+        self._stacks: Mapping[str, list[Run]] | None = stacks
+        self._properties = properties
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        return self._version.properties
+        return self._properties
 
     def stack(self, table: str) -> list[Run]:
         """Return the runs of `table`, oldest first."""
         if self._stacks is None:
-            raise ClosedError("the view was closed: open a new one", pointer=str(self.pointer))
-        if table not in self._backend.tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._backend.tables))
+            raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
+        if table not in self._tables:
+            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
         return self._stacks.get(table, [])
 
     def get(self, table: str, keys: Keys) -> Found:
-        return look_up(self.stack(table), keys, self._backend.tables[table])
+        return look_up(self.stack(table), keys, self._tables[table])
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
         runs = [run.slice(first_hash, last_hash) for run in self.stack(table)]
         runs = [run for run in runs if len(run)]
-        if runs:
-            yield merge_runs(runs, drop_deletes=True)
+        merged = merge_runs(runs, drop_deletes=True) if runs else None
+        return iter([merged] if merged else [])
 
     def close(self) -> None:
         self._stacks = None
@@ -98,111 +134,137 @@ class RunFilesBackend(Backend):
     #: Whether files must survive the machine's power, not only the process.
     fsync = False
 
-    def __init__(
-        self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]) -> None:
         super().__init__(directory, tables, new_id)
-        self._runs, self._versions, self._merges = (directory / n for n in ("runs", "versions", "merges"))
-        for folder in (self._runs, self._versions, self._merges):
-            with _local_errors(folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
+        for folder in (self._versions, self._merges, self._staging):
+            with local_files.writing(folder):
+                local_files.make_private_folder(folder)
 
     def view(self, pointer: Pointer) -> RunFilesView:
-        return RunFilesView(self, pointer, self._read_version(pointer))
+        folder = self._version_folder(pointer)
+        version = self._read_version(pointer)
+        unknown = sorted(version.stacks.keys() - self.tables.keys())
+        if unknown:
+            raise SchemaMismatchError(
+                "the stored state has tables that the operator does not declare: declare them again, or begin "
+                "with a new operator name",
+                tables=unknown,
+            )
+        stacks = {t: [self._open_run(folder, f, t) for f in files] for t, files in version.stacks.items()}
+        return RunFilesView(pointer, self.tables, stacks, version.properties)
 
-    def apply(
-        self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
-    ) -> None:
-        stacks = {} if base is None else dict(self._read_version(base).stacks)
-        for table, run in runs.items():
-            stacks[table] = self._push(table, self._use_merges(stacks.get(table, [])), run)
-        self._write_version(new, _Version(stacks, properties))
+    def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._require_tables(runs)
+        merges = self._read_merges()
+        with self._stage() as staged:
+            stacks = {} if base is None else self._link_version(base, staged)
+            for table, run in runs.items():
+                stack = self._use_merges(stacks.get(table, []), merges, staged)
+                stacks[table] = self._push(table, stack, run, staged)
+            self._write_version(staged, _Version(stacks, properties))
+            staged.publish(self._version_folder(new))
 
-    def _push(self, table: str, stack: list[RunFile], run: Run) -> list[RunFile]:
+    def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
-        below = [self.open_run(f, self.tables[table]) for f in stack[start:]]
+        below = [self._open_run(staged.path, f, table) for f in stack[start:]]
         merged = merge_runs([*below, run], drop_deletes=start == 0)
-        return stack[:start] + ([self._write_run(merged)] if len(merged) else [])
+        return stack[:start] + ([self._write_run(merged, staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        stacks = {table: [self._write_run(run)] for table, run in runs.items() if len(run)}
-        self._write_version(pointer, _Version(stacks, properties))
+        self._require_tables(runs)
+        if self._is_whole(pointer):
+            return
+        with self._stage() as staged:
+            stacks = {t: [self._write_run(run, staged)] for t, run in runs.items() if len(run)}
+            self._write_version(staged, _Version(stacks, properties))
+            while True:
+                try:
+                    staged.publish(self._version_folder(pointer))
+                    return
+                except ConflictError:
+                    # Another process has restored it first, or what stands there has lost files.
+                    if self._is_whole(pointer):
+                        return
+                    self._retire(self._version_folder(pointer))
+
+    def _is_whole(self, pointer: Pointer) -> bool:
+        try:
+            self.view(pointer).close()
+        except (NotFoundError, CorruptionError):
+            return False
+        return True
 
     def freeze(self, pointer: Pointer) -> list[Path]:
-        version = self._read_version(pointer)
-        runs = [self._run_path(f.id) for stack in version.stacks.values() for f in stack]
-        return [*runs, self._versions / str(pointer)]
+        folder = self._version_folder(pointer)
+        stacks = self._read_version(pointer).stacks
+        return [*(folder / f.name for files in stacks.values() for f in files), folder / _VERSION]
 
     def versions(self) -> list[Pointer]:
-        names = [p.name for p in self._versions.iterdir() if not p.name.endswith(_TEMPORARY)]
-        return sorted(Pointer.parse(name) for name in names)
+        found = []
+        for name in local_files.list_folder(self._versions):
+            with suppress(InvalidArgumentError):
+                found.append(Pointer.parse(name))
+        return sorted(found)
 
     def drop(self, pointers: Iterable[Pointer]) -> None:
-        going = set(pointers)
-        held = self.versions()
-        lost = self._run_ids(p for p in held if p in going)
-        for pointer in going:
-            (self._versions / str(pointer)).unlink(missing_ok=True)
-        kept = self._run_ids(p for p in held if p not in going)
-        for path, inputs, output in self._read_merges():
-            if not set(inputs) <= kept:
-                path.unlink(missing_ok=True)
-                lost.add(output.id)
-        for run_id in lost - kept:
-            self._run_path(run_id).unlink(missing_ok=True)
+        for pointer in set(pointers):
+            self._retire(self._version_folder(pointer))
+        held = self._held_runs()
+        for merge in self._read_merges():
+            if not set(merge.inputs) <= held:
+                self._retire(merge.folder)
 
     def maintain(self, pointer: Pointer) -> int:
-        """Merge the runs of a version that its commit left standing because they are large."""
-        done = 0
-        for table, files in self._read_version(pointer).stacks.items():
-            stack = self._use_merges(files)
+        """Merge the runs of a version that its commit left standing because they are large.
+
+        The next commit finds the merged run and takes it into its version.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+        return sum(self._merge_stack(pointer, table) for table in self._read_version(pointer).stacks)
+
+    def _merge_stack(self, pointer: Pointer, table: str) -> bool:
+        merges = self._read_merges()
+        with self._stage() as staged:
+            stack = self._use_merges(self._link_version(pointer, staged)[table], merges, staged)
             start = first_to_merge([f.size_bytes for f in stack]) if stack else 0
             if start >= len(stack) - 1:
-                continue
-            runs = [self.open_run(f, self.tables[table]) for f in stack[start:]]
-            merged = self._write_run(merge_runs(runs, drop_deletes=start == 0))
-            record = {"inputs": [f.id for f in stack[start:]], "output": asdict(merged)}
-            self._write(self._merges / self.new_id(), "merge", record)
-            done += 1
-        return done
+                return False
+            runs = [self._open_run(staged.path, f, table) for f in stack[start:]]
+            output = self._write_run(merge_runs(runs, drop_deletes=start == 0), staged)
+            staged.keep_only({output.name})
+            staged.write(_MERGE, _MERGE, {"inputs": [f.id for f in stack[start:]], "output": asdict(output)})
+            staged.publish(self._merges / self.new_id())
+        return True
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Delete files that no version names and that were last written before `before_ns`.
+        """Remove what killed attempts left in ``staging`` and was last written before `before_ns`.
 
-        They are what killed or dropped attempts left. The age protects an attempt that has written its run
-        and not yet its version.
+        The age protects an attempt that is being made.
 
         Returns
         -------
         int
-            Files deleted.
+            Attempts removed.
         """
-        kept = self._run_ids(self.versions()) | {output.id for _, _, output in self._read_merges()}
-        removed = 0
-        for folder in (self._runs, self._versions, self._merges):
-            for path in folder.iterdir():
-                named = folder != self._runs or path.stem in kept
-                if named and not path.name.endswith(_TEMPORARY):
-                    continue
-                with suppress(FileNotFoundError):
-                    if path.stat().st_mtime_ns < before_ns:
-                        path.unlink()
-                        removed += 1
-        return removed
+        return local_files.remove_stale_folders(self._staging, before_ns)
 
     def statistics(self) -> BackendStatistics:
-        sizes = 0
-        for folder in (self._runs, self._versions, self._merges):
-            for entry in os.scandir(folder):
-                with suppress(FileNotFoundError):
-                    sizes += entry.stat().st_size
         versions = self.versions()
-        stacks = self._read_version(versions[-1]).stacks if versions else {}
+        stacks: Mapping[str, list[RunFile]] = {}
+        for pointer in reversed(versions):
+            with suppress(NotFoundError):  # dropped meanwhile
+                stacks = self._read_version(pointer).stacks
+                break
         return BackendStatistics(
             versions=len(versions),
-            local_bytes=sizes,
+            local_bytes=sum(local_files.folder_bytes(f) for f in (self._versions, self._merges, self._staging)),
             rows={table: sum(f.rows for f in files) for table, files in stacks.items()},
             runs={table: len(files) for table, files in stacks.items()},
         )
@@ -210,7 +272,78 @@ class RunFilesBackend(Backend):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def open_run(self, file: RunFile, schema: TableSchema) -> Run:
+    def _stage(self) -> AbstractContextManager[StagedFolder]:
+        return local_files.staged_folder(self._staging, self.new_id(), fsync=self.fsync)
+
+    def _retire(self, folder: Path) -> None:
+        local_files.retire_folder(folder, self._staging, self.new_id())
+
+    def _version_folder(self, pointer: Pointer) -> Path:
+        return self._versions / str(Pointer.parse(str(pointer)))
+
+    def _require_tables(self, runs: Mapping[str, Run]) -> None:
+        for table in runs:
+            if table not in self.tables:
+                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
+
+    def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
+        """Link the runs of a version into a staged folder; from here on nobody can take them away."""
+        stacks = self._read_version(pointer).stacks
+        for files in stacks.values():
+            for file in files:
+                staged.link(self._version_folder(pointer) / file.name)
+        return dict(stacks)
+
+    def _use_merges(self, stack: list[RunFile], merges: list[_Merge], staged: StagedFolder) -> list[RunFile]:
+        """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
+        waiting = list(merges)
+        while waiting:
+            usable = [m for m in waiting if m.place_in(stack) is not None]
+            waiting = [m for m in waiting if m not in usable]
+            if not usable:
+                break
+            for merge in usable:
+                start = merge.place_in(stack)
+                with suppress(NotFoundError):  # dropped meanwhile: its inputs still do
+                    if start is not None:
+                        staged.link(merge.folder / merge.output.name)
+                        output = [merge.output] if merge.output.rows else []
+                        stack = [*stack[:start], *output, *stack[start + len(merge.inputs) :]]
+        return stack
+
+    def _read_merges(self) -> list[_Merge]:
+        merges = []
+        for name in local_files.list_folder(self._merges):
+            folder = self._merges / name
+            with suppress(NotFoundError):
+                record = local_files.read_header(folder / _MERGE, _MERGE)
+                merges.append(_Merge(folder, record["inputs"], RunFile(**record["output"])))
+        return merges
+
+    def _held_runs(self) -> set[str]:
+        held = set()
+        for pointer in self.versions():
+            with suppress(NotFoundError):
+                held |= {f.id for files in self._read_version(pointer).stacks.values() for f in files}
+        return held
+
+    def _read_version(self, pointer: Pointer) -> _Version:
+        record = local_files.read_header(self._version_folder(pointer) / _VERSION, _VERSION)
+        stacks = {table: [RunFile(**f) for f in files] for table, files in record["stacks"].items()}
+        return _Version(stacks, record["properties"])
+
+    def _write_version(self, staged: StagedFolder, version: _Version) -> None:
+        staged.keep_only({f.name for files in version.stacks.values() for f in files})
+        stacks = {table: [asdict(f) for f in files] for table, files in version.stacks.items()}
+        staged.write(_VERSION, _VERSION, {"stacks": stacks, "properties": dict(version.properties)})
+
+    def _write_run(self, run: Run, staged: StagedFolder) -> RunFile:
+        run_id, table = self.new_id(), run.schema.name
+        header = {"table": table, "rows": len(run)}
+        size, digest = staged.write(f"{run_id}.arrow", "run", header, {table: run.write})
+        return RunFile(run_id, size, run.size_bytes, len(run), digest)
+
+    def _open_run(self, folder: Path, file: RunFile, table: str) -> Run:
         """Map one run.
 
         Raises
@@ -220,119 +353,7 @@ class RunFilesBackend(Backend):
         CorruptionError
             Its file is not what was written.
         """
-        path = self._run_path(file.id)
-        with _local_errors(path), pa.memory_map(str(path)) as mapped:
-            if mapped.size() != file.file_bytes:
-                raise CorruptionError(
-                    f"{path} was cut or altered", size_bytes=mapped.size(), expected=file.file_bytes
-                )
-            data = mapped.read_buffer()
+        path = folder / file.name
+        data = local_files.map_file(path, file.file_bytes)
         stored = stored_file.decode(data, source=str(path), kind="run", verify=False)
-        return Run.read(stored.sections[schema.name], schema, source=str(path))
-
-    def _run_path(self, run_id: str) -> Path:
-        return self._runs / f"{run_id}.arrow"
-
-    def _run_ids(self, pointers: Iterable[Pointer]) -> set[str]:
-        ids = set()
-        for pointer in pointers:
-            with suppress(NotFoundError):
-                stacks = self._read_version(pointer).stacks
-                ids |= {f.id for files in stacks.values() for f in files}
-        return ids
-
-    def _use_merges(self, stack: list[RunFile]) -> list[RunFile]:
-        """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
-        for _, inputs, output in self._read_merges():
-            ids = [f.id for f in stack]
-            if inputs[0] in ids:
-                start = ids.index(inputs[0])
-                if ids[start : start + len(inputs)] == inputs:
-                    stack = [*stack[:start], output, *stack[start + len(inputs) :]]
-        return stack
-
-    def _read_merges(self) -> Iterator[tuple[Path, list[str], RunFile]]:
-        for path in sorted(self._merges.iterdir()):
-            if not path.name.endswith(_TEMPORARY):
-                with suppress(NotFoundError):
-                    record = self._read(path, "merge")
-                    yield path, record["inputs"], RunFile(**record["output"])
-
-    def _read_version(self, pointer: Pointer) -> _Version:
-        record = self._read(self._versions / str(pointer), "version")
-        stacks = {table: [RunFile(**f) for f in files] for table, files in record["stacks"].items()}
-        return _Version(stacks, record["properties"])
-
-    def _write_version(self, pointer: Pointer, version: _Version) -> None:
-        stacks = {table: [asdict(f) for f in files] for table, files in version.stacks.items()}
-        record = {"stacks": stacks, "properties": dict(version.properties)}
-        self._write(self._versions / str(pointer), "version", record)
-
-    def _write_run(self, run: Run) -> RunFile:
-        run_id = self.new_id()
-        header = {"table": run.schema.name, "rows": len(run)}
-        sections = {run.schema.name: run.write}
-        size, digest = self._write(self._run_path(run_id), "run", header, sections)
-        return RunFile(run_id, size, run.size_bytes, len(run), digest)
-
-    def _read(self, path: Path, kind: str) -> Mapping[str, Any]:
-        with _local_errors(path):
-            data = path.read_bytes()
-        return stored_file.decode(data, source=str(path), kind=kind).header
-
-    def _write(
-        self,
-        path: Path,
-        kind: str,
-        header: Mapping[str, Any],
-        sections: Mapping[str, stored_file.SectionWriter] | None = None,
-    ) -> tuple[int, str]:
-        """Write a file under a temporary name and rename it; nothing is left behind on failure."""
-        temporary = path.with_name(f"{self.new_id()}{_TEMPORARY}")
-        with _local_errors(path):
-            try:
-                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    written = stored_file.write_to(file, kind, header, sections)
-                    if self.fsync:
-                        file.flush()
-                        os.fsync(file.fileno())
-                os.rename(temporary, path)
-                if self.fsync:
-                    _sync_directory(path.parent)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-        return written
-
-
-def _sync_directory(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _local_errors(path: Path) -> Iterator[None]:
-    """Map the operating system's errors on local files to the project's."""
-    try:
-        yield
-    except OSError as exc:
-        raise _map_local_error(exc, path) from exc
-
-
-def _map_local_error(exc: OSError, path: Path) -> HoldfastError:
-    if isinstance(exc, FileNotFoundError):
-        return NotFoundError(f"{path} is not there", path=str(path))
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
-            f"no space left for local state under {path.parent}: free space there, or name a larger "
-            "directory in spark.holdfast.local.dir",
-            path=str(path),
-        )
-    return UnavailableError(
-        f"local state under {path.parent} cannot be used ({exc.strerror}): check that the directory exists "
-        "and is writable, or name another in spark.holdfast.local.dir",
-        path=str(path),
-    )
+        return Run.read(stored.section(table, str(path)), self.tables[table], source=str(path), trusted=True)

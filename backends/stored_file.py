@@ -103,6 +103,12 @@ class StoredFile:
     size_bytes: int
     digest: str
 
+    def section(self, name: str, source: str) -> pa.Buffer:
+        """Return one section; its absence is a `CorruptionError` that names the file."""
+        if name not in self.sections:
+            raise CorruptionError(f"{source} lacks a section", section=name, kind=self.kind)
+        return self.sections[name]
+
 
 def write_to(
     sink: _Sink,
@@ -154,12 +160,12 @@ def encode(
     return sink.getvalue(), digest
 
 
-def decode(data: pa.Buffer | bytes, *, source: str, kind: str, verify: bool = True) -> StoredFile:
+def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, verify: bool = True) -> StoredFile:
     """Read a stored file.
 
     Parameters
     ----------
-    data : pyarrow.Buffer or bytes
+    data : pyarrow.Buffer, bytes or memoryview
         The whole file; sections are views into it.
     source : str
         What to call the file in an error: a path or a URL without credentials.
@@ -220,6 +226,16 @@ def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
         isinstance(footer, dict)
         and isinstance(footer.get("header"), dict)
         and isinstance(footer.get("sections"), list)
+        and all(_is_section(entry) for entry in footer["sections"])
     ):
         raise CorruptionError(f"{source} has an incomplete footer")
     return footer
+
+
+def _is_section(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and type(entry.get("name")) is str
+        and type(entry.get("offset")) is int
+        and type(entry.get("size_bytes")) is int
+    )

@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,9 +66,7 @@ class PendingCommit(Protocol):
 class CommitLog(Protocol):
     """What makes commits durable; `holdfast.snapshotter` has one on object storage."""
 
-    def append(
-        self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]
-    ) -> PendingCommit:
+    def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
         """Start to store one commit.
 
         Parameters
@@ -105,6 +104,8 @@ class VersionedStore:
         self._backend = backend
         self._log = log
         self._pins: Counter[Pointer] = Counter()
+        # Between pins and prune only: transactions and views never take it.
+        self._pins_lock = threading.Lock()
 
     def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
         """Begin a transaction on the version that `pointer` names.
@@ -158,12 +159,12 @@ class VersionedStore:
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())
         if self._log is None:
-            self._backend.apply(transaction.base, pointer, runs, {})
+            self._apply(transaction.base, pointer, runs, {})
             return pointer
         parent = transaction.view.properties if transaction.view else None
         pending = self._log.append(pointer, parent, runs)
         try:
-            self._backend.apply(transaction.base, pointer, runs, pending.properties)
+            self._apply(transaction.base, pointer, runs, pending.properties)
         finally:
             try:
                 pending.wait()
@@ -172,15 +173,30 @@ class VersionedStore:
                 raise
         return pointer
 
+    def _apply(
+        self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
+    ) -> None:
+        """Apply, restoring a base that went away since the transaction began."""
+        try:
+            self._backend.apply(base, new, runs, properties)
+        except NotFoundError:
+            if base is None:
+                raise
+            self.read_at(base).close()
+            self._backend.apply(base, new, runs, properties)
+
     @contextmanager
     def pin(self, pointer: Pointer) -> Iterator[View]:
         """Hold a version against `prune` while the context lasts, and return a view of it."""
-        self._pins[pointer] += 1
+        with self._pins_lock:
+            self._pins[pointer] += 1
         try:
             with self.read_at(pointer) as view:
                 yield view
         finally:
-            self._pins[pointer] -= 1
+            with self._pins_lock:
+                self._pins[pointer] -= 1
+                self._pins += Counter()  # forgets those at zero
 
     def prune(self, accepted: Pointer) -> list[Pointer]:
         """Drop versions that no later transaction will begin at.
@@ -196,10 +212,9 @@ class VersionedStore:
         list of Pointer
             What was dropped.
         """
-        held = self._backend.versions()
-        earlier = [p.version for p in held if p.version < accepted.version]
-        keep_from = max(earlier, default=accepted.version)
-        going = [p for p in held if p.version < keep_from and not self._pins[p]]
-        going += [p for p in held if p.version == accepted.version and p != accepted and not self._pins[p]]
-        self._backend.drop(going)
+        with self._pins_lock:
+            held = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
+            previous = max((p.version for p in held if p.version < accepted.version), default=None)
+            going = [p for p in held if p.version != previous and p not in self._pins]
+            self._backend.drop(going)
         return going

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow_rows import BoolArray
+from holdfast.backends.arrow_rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up
@@ -57,25 +57,28 @@ class Transaction:
             Any order, duplicates allowed.
         """
         schema = self._schema(table)
-        own = look_up(self._writes.get(table, []), keys, schema)
+        writes = self._writes.get(table, [])
         if self._view is None:
-            return own
-        if not self._writes.get(table):
-            return self._view.get(table, keys)
-        touched = self._touched(table, keys)
+            return look_up(writes, keys, schema)
         below = self._view.get(table, keys)
-        rows = np.arange(len(keys)) + np.where(touched, 0, len(keys))
-        both = [
-            pa.concat_arrays(pair) for pair in zip(own.values.columns, below.values.columns, strict=True)
-        ]
-        values = [column.take(pa.array(rows)) for column in both]
-        exists = np.where(touched, own.exists, below.exists)
-        return Found(exists, pa.RecordBatch.from_arrays(values, schema=schema.value))
+        touched = np.flatnonzero(self._touched(writes, keys))
+        if not len(touched):
+            return below
+        own = look_up(writes, keys.take(touched), schema)
+        exists = below.exists.copy()
+        exists[touched] = own.exists
+        source = np.arange(len(keys))
+        source[touched] = len(keys) + np.arange(len(touched))
+        pairs = zip(below.values.columns, own.values.columns, strict=True)
+        both = [pa.concat_arrays(pair) for pair in pairs]
+        together = from_columns(both, schema.value, len(keys) + len(touched))
+        return Found(exists, take(together, source))
 
-    def _touched(self, table: str, keys: Keys) -> BoolArray:
-        """Tell which keys this transaction has written or deleted."""
+    @staticmethod
+    def _touched(writes: Sequence[Run], keys: Keys) -> BoolArray:
+        """Tell which keys are written or deleted by one of `writes`."""
         touched = np.zeros(len(keys), np.bool_)
-        for run in self._writes[table]:
+        for run in writes:
             touched |= run.find(keys) >= 0
         return touched
 
@@ -103,8 +106,8 @@ class Transaction:
         self._schema(table)
         below = [] if self._view is None else list(self._view.scan(table, first_hash, last_hash))
         runs = [*below, *(r.slice(first_hash, last_hash) for r in self._writes.get(table, []))]
-        if runs:
-            yield merge_runs(runs, drop_deletes=True)
+        runs = [run for run in runs if len(run)]
+        return iter([merge_runs(runs, drop_deletes=True)] if runs else [])
 
     def commit(self) -> Pointer | None:
         """Make the writes the next version.
@@ -118,6 +121,8 @@ class Transaction:
         ------
         UnavailableError
             Local or durable storage failed. The transaction is aborted and no version was made.
+        StateLostError
+            The version this transaction reads is gone meanwhile, and cannot be restored.
         """
         self._require_open()
         runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}

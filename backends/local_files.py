@@ -1,0 +1,265 @@
+"""Local folders of immutable files that appear whole or not at all, and the mapping of local errors.
+
+::
+
+    staging/<name>/ ── write, link ──▶ one rename ──▶ versions/17-9f3c/
+                                                           │
+    staging/<name>/ ◀──────────── one rename ──────────────┘  then removed, file by file
+
+A folder is filled below ``staging`` and renamed into place; it is taken away by the opposite rename. So a
+process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. A file that two
+folders hold is one file with two hard links: each folder owns its link, and the file system frees the file
+with the last one. Nobody has to count who else needs it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.backends import stored_file
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
+
+
+class StagedFolder:
+    """A folder on its way into place; made by `staged_folder`.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    fsync : bool
+        Whether what is published must survive the machine's power, not only the process.
+    """
+
+    def __init__(self, path: Path, *, fsync: bool) -> None:
+        self.path = path
+        self._fsync = fsync
+
+    def write(
+        self,
+        name: str,
+        kind: str,
+        header: Mapping[str, Any],
+        sections: Mapping[str, stored_file.SectionWriter] | None = None,
+    ) -> tuple[int, str]:
+        """Write one stored file, and return its size in bytes and its digest.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is full or failing.
+        """
+        path = self.path / name
+        with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            written = stored_file.write_to(file, kind, header, sections)
+            if self._fsync:
+                file.flush()
+                os.fsync(file.fileno())
+        return written
+
+    def link(self, source: Path) -> None:
+        """Take a file of another folder in, under its own name; a link, not a copy.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such file, or no longer.
+        """
+        with reading(source):
+            try:
+                os.link(source, self.path / source.name)
+            except FileExistsError:
+                return  # the same name is the same file
+            except FileNotFoundError:
+                if not self.path.exists():
+                    raise _vanished(self.path) from None
+                raise
+
+    def keep_only(self, names: set[str]) -> None:
+        """Remove every other file."""
+        with writing(self.path):
+            for name in os.listdir(self.path):
+                if name not in names:
+                    (self.path / name).unlink()
+
+    def publish(self, target: Path) -> None:
+        """Rename the folder to `target`.
+
+        Raises
+        ------
+        ConflictError
+            `target` exists already.
+        UnavailableError
+            Local storage is failing, or the folder was removed meanwhile.
+        """
+        with writing(target):
+            make_private_folder(target.parent)
+            if self._fsync:
+                _sync_folder(self.path)
+            try:
+                os.rename(self.path, target)
+            except OSError as exc:
+                if exc.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise ConflictError(f"{target} exists already") from exc
+                raise
+            if self._fsync:
+                _sync_folder(target.parent)
+
+
+@contextmanager
+def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
+    """Make a folder below `staging`; what is not published by the end of the context is removed."""
+    path = staging / name
+    with writing(path):
+        make_private_folder(staging)
+        path.mkdir(mode=0o700)
+    try:
+        yield StagedFolder(path, fsync=fsync)
+    finally:
+        _remove(path)
+
+
+def retire_folder(path: Path, staging: Path, name: str) -> bool:
+    """Take a published folder away; tell whether it was there. Open mappings of its files stay good."""
+    with writing(path):
+        make_private_folder(staging)
+        try:
+            os.rename(path, staging / name)
+        except FileNotFoundError:
+            return False
+    _remove(staging / name)
+    return True
+
+
+def remove_stale_folders(staging: Path, before_ns: int) -> int:
+    """Remove the folders below `staging` in which nothing was written since `before_ns`; return how many."""
+    removed = 0
+    for name in list_folder(staging):
+        path = staging / name
+        with reading(path), suppress(FileNotFoundError, NotADirectoryError):
+            newest = max(p.stat().st_mtime_ns for p in (path, *path.iterdir()))
+            if newest < before_ns:
+                _remove(path)
+                removed += not path.exists()
+    return removed
+
+
+def _remove(path: Path) -> None:
+    # What cannot be removed now is a leftover below staging, and removed later.
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def list_folder(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted, without hidden ones; none where the folder is not there."""
+    with reading(folder):
+        try:
+            return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files below a folder, each file once however often it is linked."""
+    sizes: dict[int, int] = {}
+    with reading(folder):
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    found = os.stat(os.path.join(parent, name))
+                    sizes[found.st_ino] = found.st_size
+    return sum(sizes.values())
+
+
+def read_header(path: Path, kind: str) -> Mapping[str, Any]:
+    """Return the header of a small stored file.
+
+    Raises
+    ------
+    NotFoundError, CorruptionError
+    """
+    with reading(path):
+        data = path.read_bytes()
+    return stored_file.decode(data, source=str(path), kind=kind).header
+
+
+def map_file(path: Path, size_bytes: int) -> pa.Buffer:
+    """Map a whole file into memory; the mapping outlives the file.
+
+    Raises
+    ------
+    NotFoundError
+        It is not there.
+    CorruptionError
+        Its size is not `size_bytes`.
+    """
+    with reading(path):
+        found = os.stat(path).st_size
+        if found == size_bytes:
+            with pa.memory_map(str(path)) as mapped:
+                found, data = mapped.size(), mapped.read_buffer()
+    if found != size_bytes:
+        raise CorruptionError(f"{path} was cut or altered", size_bytes=found, expected=size_bytes)
+    return data
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user only."""
+    if not path.is_dir():
+        for folder in reversed([path, *(p for p in path.parents if not p.exists())]):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Map the operating system's errors while something at `path` is read: absent is `NotFoundError`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise NotFoundError(f"{path} is not there") from exc
+    except OSError as exc:
+        raise _unusable(exc, path) from exc
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Map the operating system's errors while something at `path` is made: all are `UnavailableError`."""
+    try:
+        yield
+    except OSError as exc:
+        raise _unusable(exc, path) from exc
+
+
+def _unusable(exc: OSError, path: Path) -> HoldfastError:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UnavailableError(
+            f"no space left for local state at {path}: free space there, or name a larger directory in "
+            "spark.holdfast.local.dir"
+        )
+    if isinstance(exc, FileNotFoundError):
+        return _vanished(path)
+    return UnavailableError(
+        f"local state at {path} cannot be used ({exc.strerror}): check that the directory exists and is "
+        "writable, or name another in spark.holdfast.local.dir"
+    )
+
+
+def _vanished(path: Path) -> HoldfastError:
+    return UnavailableError(
+        f"{path} vanished while it was written: keep other programs from cleaning that directory, or name "
+        "another in spark.holdfast.local.dir"
+    )
