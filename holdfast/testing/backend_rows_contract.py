@@ -1,0 +1,226 @@
+"""What a backend promises of single rows: keys, values, types, deletes, scans; part of `BackendContract`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import MAX_HASH, Backend, Pointer
+from holdfast.backends.run import TableSchema
+from holdfast.testing.state_rows import (
+    COUNTS,
+    P1,
+    P2,
+    P3,
+    PAIRS,
+    TABLES,
+    TYPES,
+    VALUE_TYPES,
+    Row,
+    answers,
+    contents,
+    counts,
+    keys_of,
+    no_counts,
+    plain,
+    run_of,
+    users,
+)
+
+MakeBackend = Callable[[Path, Mapping[str, TableSchema]], Backend]
+
+
+class BackendRowsContract:
+    """The part of `BackendContract` on rows."""
+
+    @pytest.fixture
+    def make_backend(self) -> MakeBackend:
+        """Return a function that makes a backend for a directory and tables."""
+        raise NotImplementedError("override the fixture make_backend")
+
+    @pytest.fixture
+    def backend(self, make_backend: MakeBackend, tmp_path: Path) -> Iterator[Backend]:
+        """Make a backend with the tables `TABLES` in an empty directory."""
+        with make_backend(tmp_path / "shard", TABLES) as backend:
+            yield backend
+
+    # Values and deletes.
+
+    def test_a_null_value_is_a_value_and_not_an_absence(self, backend: Backend) -> None:
+        """A state that was set to null exists."""
+        backend.apply(None, P1, counts(("ann", None), ("bob", 1)), {})
+        backend.apply(P1, P2, counts(("bob", None)), {})
+        with backend.view(P2) as view:
+            assert users(view, "ann", "bob", "cem") == [(None,), (None,), None]
+            assert contents(view, "counts") == {("ann",): (None,), ("bob",): (None,)}
+
+    def test_delete_then_put_and_put_then_delete(self, backend: Backend) -> None:
+        """The last of several writes to one key in one run counts."""
+        both = [(("ann",), None), (("ann",), (2,)), (("bob",), (3,)), (("bob",), None)]
+        backend.apply(None, P1, counts(("ann", 1)), {})
+        backend.apply(P1, P2, {"counts": run_of(COUNTS, both)}, {})
+        with backend.view(P2) as view:
+            assert contents(view, "counts") == {("ann",): (2,)}
+        backend.apply(P2, P3, no_counts("ann", "never there"), {})
+        with backend.view(P3) as view:
+            assert contents(view, "counts") == {}
+            assert users(view, "ann", "never there") == [None, None]
+
+    def test_the_last_of_many_duplicates_counts(self, backend: Backend) -> None:
+        """A write may name a key many times, in any order of hashes."""
+        rows = [(f"user {i % 7}", i) for i in range(1000)]
+        backend.apply(None, P1, counts(*rows), {})
+        with backend.view(P1) as view:
+            assert contents(view, "counts") == {(name,): (i,) for name, i in rows[-7:]}
+
+    def test_deletes_hide_older_rows_through_all_merges(self, backend: Backend) -> None:
+        """Tombstones: a deleted row does not rise again, whatever is merged with whatever when."""
+        everyone = [(f"user {i}", i) for i in range(500)]
+        model: dict[Row, Row] = {(name,): (i,) for name, i in everyone}
+        pointer = P1
+        backend.apply(None, pointer, counts(*everyone), {})
+        for step in range(2, 30):
+            gone, back = f"user {step}", f"user {step - 2}"
+            after = Pointer(step, f"{step}aa")
+            backend.apply(pointer, after, {"counts": run_of(COUNTS, [((gone,), None), ((back,), (-step,))])}, {})
+            pointer = after
+            del model[gone,]
+            model[back,] = (-step,)
+            if step % 3 == 0:
+                backend.maintain(pointer)
+            if step % 4 == 0:
+                backend.drop([p for p in backend.versions() if p != pointer])
+            with backend.view(pointer) as view:
+                assert users(view, gone, back) == [None, (-step,)]
+                assert contents(view, "counts") == model
+
+    def test_maintenance_changes_no_answer(self, backend: Backend) -> None:
+        """Merging in the background is invisible, to views opened before and after."""
+        backend.apply(None, P1, counts(*((f"user {i}", i) for i in range(300))), {})
+        backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("user 1",), None), (("user 2",), (None,))])}, {})
+        with backend.view(P2) as before:
+            expected = contents(before, "counts")
+            backend.maintain(P2)
+            backend.maintain(P2)
+            assert contents(before, "counts") == expected
+        with backend.view(P2) as after:
+            assert contents(after, "counts") == expected
+        backend.apply(P2, P3, counts(("user 1", 1)), {})
+        with backend.view(P3) as view:
+            assert contents(view, "counts") == expected | {("user 1",): (1,)}
+
+    # Keys.
+
+    def test_different_keys_of_one_hash_are_different(self, backend: Backend) -> None:
+        """Hash collisions: forced, among several keys, over several runs, with deletes."""
+        names = ["a", "", None, "b", "aa"]
+        keys = keys_of(COUNTS, [(n,) for n in names], [7] * 5)
+        rows: list[tuple[Row, Row | None]] = [((n,), (i,)) for i, n in enumerate(names)]
+        backend.apply(None, P1, {"counts": run_of(COUNTS, rows, [7] * 5)}, {})
+        backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("",), None), (("b",), (9,))], [7, 7])}, {})
+        backend.apply(P2, P3, {"counts": run_of(COUNTS, [((None,), None), (("z",), (1,))], [7, 6])}, {})
+        with backend.view(P1) as first, backend.view(P2) as second, backend.view(P3) as third:
+            assert answers(first, "counts", keys) == [(0,), (1,), (2,), (3,), (4,)]
+            assert answers(second, "counts", keys) == [(0,), None, (2,), (9,), (4,)]
+            assert answers(third, "counts", keys) == [(0,), None, None, (9,), (4,)]
+            assert contents(third, "counts") == {("a",): (0,), ("b",): (9,), ("aa",): (4,), ("z",): (1,)}
+
+    def test_keys_of_several_columns_with_nulls_and_floats(self, backend: Backend) -> None:
+        """Every column counts; null equals null, NaN equals NaN, -0.0 equals 0.0, as in Spark's groupBy."""
+        nan = math.nan
+        rows: list[Row] = [(1, 0.0, "a"), (1, 0.0, None), (1, None, "a"), (None, nan, ""), (None, None, None)]
+        backend.apply(None, P1, {"pairs": run_of(PAIRS, [(row, (str(i), None)) for i, row in enumerate(rows)])}, {})
+        other_nan = np.frombuffer(b"\x01\x00\x00\x00\x00\x00\xf8\xff")[0]
+        same: list[Row] = [(1, -0.0, "a"), (1, -0.0, None), (1, None, "a"), (None, other_nan, ""), (None, None, None)]
+        backend.apply(P1, P2, {"pairs": run_of(PAIRS, [(same[0], ("new", None)), (same[3], None)])}, {})
+        with backend.view(P1) as old, backend.view(P2) as new:
+            assert answers(old, "pairs", keys_of(PAIRS, same)) == [(str(i), None) for i in range(5)]
+            assert [a and a[0] for a in answers(new, "pairs", keys_of(PAIRS, rows))] == ["new", "1", "2", None, "4"]
+            assert answers(new, "pairs", keys_of(PAIRS, [(1, 1.0, "a"), (2, 0.0, "a"), (None, 0.0, "")])) == [None] * 3
+
+    @pytest.mark.parametrize("collide", [False, True], ids=["hashed", "one hash"])
+    @pytest.mark.parametrize("case", TYPES, ids=lambda case: str(case[0])[:40])
+    def test_every_type_of_key(
+        self, make_backend: MakeBackend, tmp_path: Path, case: tuple[pa.DataType, Any, Any], collide: bool
+    ) -> None:
+        """Whatever Spark groups by is found again, also among keys of one hash and beside null."""
+        kind, one, other = case
+        table = TableSchema.of("state", pa.schema([("k", kind)]), pa.schema([("n", pa.int32())]))
+        rows: list[Row] = [(one,), (other,), (None,)]
+        hashes = [5] * 3 if collide else None
+        with make_backend(tmp_path / "typed", {"state": table}) as backend:
+            first = run_of(table, [(row, (i,)) for i, row in enumerate(rows)], hashes)
+            backend.apply(None, P1, {"state": first}, {})
+            backend.apply(P1, P2, {"state": run_of(table, [((other,), None)], hashes and [5])}, {})
+            with backend.view(P1) as old, backend.view(P2) as new:
+                keys = keys_of(table, rows, hashes)
+                assert answers(old, "state", keys) == [(0,), (1,), (2,)]
+                assert answers(new, "state", keys) == [(0,), None, (2,)]
+                assert contents(new, "state") == {(plain(one),): (0,), (None,): (2,)}
+
+    @pytest.mark.parametrize("case", [*TYPES, *VALUE_TYPES], ids=lambda case: str(case[0])[:40])
+    def test_every_type_of_value(
+        self, make_backend: MakeBackend, tmp_path: Path, case: tuple[pa.DataType, Any, Any]
+    ) -> None:
+        """Whatever Spark keeps in state comes back as it was, in a merge, a scan and a look-up."""
+        kind, one, other = case
+        table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("v", kind), ("n", pa.int8())]))
+        with make_backend(tmp_path / "typed", {"state": table}) as backend:
+            rows: list[tuple[Row, Row | None]] = [((1,), (one, 1)), ((2,), (None, None)), ((3,), (one, 3))]
+            backend.apply(None, P1, {"state": run_of(table, rows)}, {})
+            backend.apply(P1, P2, {"state": run_of(table, [((3,), (other, None)), ((4,), None)])}, {})
+            backend.load(P3, {"state": run_of(table, rows)}, {})
+            expected = {(1,): (plain(one), 1), (2,): (None, None), (3,): (plain(other), None)}
+            with backend.view(P2) as view, backend.view(P3) as loaded:
+                assert contents(view, "state") == expected
+                found = answers(view, "state", keys_of(table, [(3,), (2,), (1,), (4,)]))
+                assert found == [expected[3,], expected[2,], expected[1,], None]
+                assert answers(loaded, "state", keys_of(table, [(3,)])) == [(plain(one), 3)]
+
+    # Scans.
+
+    def test_a_scan_of_a_range_of_hashes(self, backend: Backend) -> None:
+        """Ranges are inclusive at both ends, up to the largest hash: rescaling intersects them."""
+        hashes = [0, 1, 1 << 63, (1 << 63) + 1, MAX_HASH]
+        rows: list[tuple[Row, Row | None]] = [((str(i),), (i,)) for i in range(5)]
+        backend.apply(None, P1, {"counts": run_of(COUNTS, rows, hashes)}, {})
+        backend.apply(P1, P2, {"counts": run_of(COUNTS, [(("3",), None), (("new",), (9,))], [hashes[3], 1])}, {})
+        with backend.view(P2) as view:
+
+            def names(first: int, last: int) -> set[str]:
+                return {key[0] for key in contents(view, "counts", first, last)}
+
+            assert names(0, MAX_HASH) == {"0", "1", "new", "2", "4"}
+            assert names(0, 0) == {"0"}
+            assert names(1, 1 << 63) == {"1", "new", "2"}
+            assert names((1 << 63) + 1, MAX_HASH - 1) == set()
+            assert names(MAX_HASH, MAX_HASH) == {"4"}
+
+    def test_tables_without_values_and_lookups_of_nothing(self, backend: Backend) -> None:
+        """A table that was never written is empty; a look-up of no keys is answered."""
+        backend.apply(None, P1, counts(("ann", 1)), {})
+        with backend.view(P1) as view:
+            assert contents(view, "members") == contents(view, "pairs") == {}
+            assert answers(view, "pairs", keys_of(PAIRS, [])) == []
+            assert answers(view, "pairs", keys_of(PAIRS, [(1, 1.0, "a")])) == [None]
+            assert users(view) == []
+
+    def test_look_ups_in_any_order(self, backend: Backend) -> None:
+        """Unsorted and repeated needles, present and absent, over several runs."""
+        rows = [(f"user {i}", i) for i in range(2000)]
+        backend.apply(None, P1, counts(*rows[:1500]), {})
+        backend.apply(P1, P2, counts(*rows[1500:1600]), {})
+        backend.apply(P2, P3, no_counts(*(name for name, _ in rows[:10])), {})
+        random = np.random.default_rng(0)
+        wanted = [f"user {i}" for i in random.integers(0, 2000, 5000)]
+        expected = [(i,) if 10 <= (i := int(name[5:])) < 1600 else None for name in wanted]
+        with backend.view(P3) as view:
+            assert users(view, *wanted) == expected
+            order = np.argsort(wanted)
+            assert users(view, *(wanted[i] for i in order)) == [expected[i] for i in order]
