@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 # Command: the module and the click command in it.
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
-    "demo": "holdfast.examples.flights:demo",
+    "demo": "holdfast.examples.flights.command:demo",
 }
 
 

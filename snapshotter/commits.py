@@ -133,9 +133,7 @@ class ObjectCommitLog:
         self._executor = executor
         self._notes = snapshot_notes
 
-    def append(
-        self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]
-    ) -> PendingPut:
+    def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingPut:
         """Encode the commit and start to store it.
 
         Parameters
@@ -229,9 +227,7 @@ class ObjectCommitLog:
         ]
         return merge_runs(runs, drop_deletes=True) if runs else None
 
-    def _encode(
-        self, kind: str, pointer: Pointer, chain: Chain, runs: Mapping[str, Run]
-    ) -> tuple[ChainEntry, Any]:
+    def _encode(self, kind: str, pointer: Pointer, chain: Chain, runs: Mapping[str, Run]) -> tuple[ChainEntry, Any]:
         header = {
             "pointer": str(pointer),
             "shard": self._prefix,

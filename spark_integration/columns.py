@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
-    CalendarIntervalType,
+    BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
     MapType,
+    NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
-    VariantType,
-    YearMonthIntervalType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from holdfast.backends.arrow_rows import one_chunk
@@ -22,7 +31,23 @@ from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
 
-_NOT_CARRIED = (CalendarIntervalType, VariantType, YearMonthIntervalType)
+# As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes
+# its parameters from release to release.
+_ARROW_TYPES: dict[type[DataType], pa.DataType] = {
+    BinaryType: pa.binary(),
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    DateType: pa.date32(),
+    DayTimeIntervalType: pa.duration("us"),
+    DoubleType: pa.float64(),
+    FloatType: pa.float32(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    NullType: pa.null(),
+    ShortType: pa.int16(),
+    TimestampNTZType: pa.timestamp("us"),
+    TimestampType: pa.timestamp("us", "UTC"),
+}
 _HINTS = {
     "map": "group by a column of another type, such as its JSON text (to_json)",
     "collated": "group by lower(column), or by the column collated as UTF8_BINARY",
@@ -38,14 +63,13 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
     InvalidArgumentError
         It is neither, or has no columns.
     """
-    if isinstance(schema, str):
-        schema = StructType.fromDDL(schema)
-    if not isinstance(schema, StructType) or not schema.fields:
+    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(parsed, StructType) or not parsed.fields:
         raise InvalidArgumentError(
             f"{what} must be a StructType or a DDL string with at least one column, as 'n long, total double'",
             given=type(schema).__name__,
         )
-    return schema
+    return parsed
 
 
 def arrow_schema(schema: StructType, what: str) -> pa.Schema:
@@ -60,9 +84,28 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
     repeated = sorted({n for n in names if names.count(n) > 1})
     if repeated:
         raise InvalidArgumentError(f"{what} names a column twice", repeated=repeated)
-    for field in schema:
-        _require_carried(field.dataType, field.name, what)
-    return pa.schema([pa.field(f.name, f.type) for f in to_arrow_schema(schema)])
+    return pa.schema([pa.field(f.name, _arrow_type(f.dataType, f.name, what)) for f in schema])
+
+
+def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
+    if isinstance(t, ArrayType):
+        return pa.list_(pa.field("element", _arrow_type(t.elementType, column, what), t.containsNull))
+    if isinstance(t, MapType):
+        key, value = _arrow_type(t.keyType, column, what), _arrow_type(t.valueType, column, what)
+        return pa.map_(key, pa.field("value", value, t.valueContainsNull))
+    if isinstance(t, StructType):
+        return pa.struct(
+            [pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", what), f.nullable) for f in t]
+        )
+    if isinstance(t, DecimalType):
+        return pa.decimal128(t.precision, t.scale)
+    if isinstance(t, StringType):
+        return pa.string()
+    if type(t) not in _ARROW_TYPES:
+        raise InvalidArgumentError(
+            f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()
+        )
+    return _ARROW_TYPES[type(t)]
 
 
 def require_key_types(fields: list[StructField]) -> None:
@@ -82,8 +125,7 @@ def _require_key(data_type: DataType, column: str) -> None:
         raise InvalidArgumentError(f"cannot group by map column {column!r}: {_HINTS['map']}")
     if isinstance(data_type, StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
         raise InvalidArgumentError(
-            f"cannot group by collated column {column!r}: equal keys would have different bytes; "
-            f"{_HINTS['collated']}",
+            f"cannot group by collated column {column!r}: equal keys would have different bytes; {_HINTS['collated']}",
             collation=data_type.collation,
         )
     if isinstance(data_type, ArrayType):
@@ -91,28 +133,6 @@ def _require_key(data_type: DataType, column: str) -> None:
     if isinstance(data_type, StructType):
         for part in data_type:
             _require_key(part.dataType, f"{column}.{part.name}")
-
-
-def _require_carried(data_type: DataType, column: str, what: str) -> None:
-    if isinstance(data_type, _NOT_CARRIED):
-        raise InvalidArgumentError(
-            f"column {column!r} of {what} cannot be used: {_HINTS['type']}", type=data_type.simpleString()
-        )
-    if isinstance(data_type, ArrayType):
-        _require_carried(data_type.elementType, column, what)
-    elif isinstance(data_type, MapType):
-        _require_carried(data_type.keyType, column, what)
-        _require_carried(data_type.valueType, column, what)
-    elif isinstance(data_type, StructType):
-        for part in data_type:
-            _require_carried(part.dataType, f"{column}.{part.name}", what)
-    else:
-        try:
-            to_arrow_schema(StructType([StructField(column, data_type)]))
-        except (PySparkException, TypeError) as exc:
-            raise InvalidArgumentError(
-                f"column {column!r} of {what} cannot be used: {_HINTS['type']}", type=data_type.simpleString()
-            ) from exc
 
 
 def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:

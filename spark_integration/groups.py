@@ -100,9 +100,7 @@ class Groups:
     def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
         if isinstance(column, str):
             if column not in self._rows.schema.names:
-                raise InvalidArgumentError(
-                    f"the input has no column {column!r}", columns=list(self._rows.schema.names)
-                )
+                raise InvalidArgumentError(f"the input has no column {column!r}", columns=list(self._rows.schema.names))
             column = self._rows.column(column)
         values = one_chunk(column)
         if len(values) != len(self._order):
@@ -152,7 +150,7 @@ class Groups:
             return self._by_arrow(values, which)
         if pa.types.is_floating(values.type):
             fill: Any = np.inf if which == "min" else -np.inf
-            function = np.fmin if which == "min" else np.maximum
+            function: np.ufunc = np.fmin if which == "min" else np.maximum
         else:
             limits = np.iinfo(values.type.to_pandas_dtype())
             fill = limits.max if which == "min" else limits.min

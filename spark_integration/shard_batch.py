@@ -102,9 +102,7 @@ class ShardState:
     def _rows_where(self, where: object) -> np.ndarray:
         mask: BoolArray = pc.fill_null(_array(where), False).to_numpy(zero_copy_only=False)
         if mask.dtype != np.bool_ or len(mask) != len(self._keys):
-            raise InvalidArgumentError(
-                "where must be one boolean for each key", values=len(mask), keys=len(self._keys)
-            )
+            raise InvalidArgumentError("where must be one boolean for each key", values=len(mask), keys=len(self._keys))
         return np.flatnonzero(mask)
 
 

@@ -116,13 +116,13 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
     prefix = f"{operator.name}/shard-{shard:04d}"
     log = None
     if storage is not None:
-        record = OperatorRecord(
+        record = OperatorRecord.of(
             operator.name,
             streaming.query_id,
             operator.definition_id,
             streaming.run_id,
             len(operator.routes),
-            OperatorRecord.describe(tables),
+            tables,
         )
         task.claim_once(storage, record)
         log = ObjectCommitLog(storage, prefix, tables, task.io_executor(), directory / "snapshots")

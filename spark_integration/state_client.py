@@ -20,9 +20,10 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.errors import UnavailableError
+from holdfast.snapshotter.operator_record import encode_schemas
 from holdfast.spark_integration import local_dirs
 from holdfast.spark_integration.processes import executor_process
-from holdfast.spark_integration.state_messages import Committed, encode_tables
+from holdfast.spark_integration.state_messages import Committed
 from holdfast.spark_integration.task import storage_options
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
     message = Committed(
         directory=str(opened.directory),
         backend=settings.backend,
-        tables=encode_tables(opened.backend.tables),
+        tables=encode_schemas(opened.backend.tables),
         accepted=str(accepted) if accepted else None,
         committed=str(committed),
         prefix=opened.prefix,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-import pyarrow as pa
-import pyarrow.ipc as ipc
-
 from holdfast.backends.run import TableSchema
+from holdfast.snapshotter.operator_record import decode_schemas
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Committed:
         The shard's local directory.
     backend : str
     tables : mapping of str to list of str
-        By table: key and value schema, as base64 of Arrow's IPC form.
+        By table: its schemas, as `holdfast.snapshotter.operator_record.encode_schemas` gives them.
     accepted : str or None
         Pointer that the query accepted: older versions may go.
     committed : str
@@ -60,15 +57,4 @@ class Committed:
 
     def schemas(self) -> dict[str, TableSchema]:
         """Return the tables' schemas."""
-        return {
-            name: TableSchema(name, *(ipc.read_schema(pa.py_buffer(base64.b64decode(s))) for s in sides))
-            for name, sides in self.tables.items()
-        }
-
-
-def encode_tables(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
-    """Return schemas as `Committed.tables` holds them."""
-    return {
-        name: [base64.b64encode(s.serialize()).decode() for s in (schema.key, schema.value)]
-        for name, schema in tables.items()
-    }
+        return decode_schemas(self.tables)

@@ -117,9 +117,7 @@ class Housekeeping:
             self._swept_ms[message.directory] = now_ms
             self.counters["leftovers"] += backend.remove_leftovers((now_ms - LEFTOVER_AGE_MS) * 1_000_000)
 
-    def _snapshot(
-        self, log: ObjectCommitLog, store: VersionedStore, pointer: Pointer, policy: SnapshotPolicy
-    ) -> None:
+    def _snapshot(self, log: ObjectCommitLog, store: VersionedStore, pointer: Pointer, policy: SnapshotPolicy) -> None:
         with store.pin(pointer) as view:
             if policy.is_due(log.shorten(chain_of(view.properties))):
                 entry = log.write_snapshot(pointer, view)

@@ -64,8 +64,11 @@ def stream(df: DataFrame) -> StatefulStream:
 
     Examples
     --------
-    >>> totals = holdfast.stream(events).groupBy("user").applyInArrowWithState(
-    ...     add_up, "user string, n long", "n long", "update", name="totals")
+    >>> totals = (
+    ...     holdfast.stream(events)
+    ...     .groupBy("user")
+    ...     .applyInArrowWithState(add_up, "user string, n long", "n long", "update", name="totals")
+    ... )
     """
     if not isinstance(df, DataFrame):
         raise InvalidArgumentError(
@@ -80,7 +83,7 @@ class StatefulStream:
 
     df: DataFrame
 
-    def groupBy(self, *keys: str | Column) -> GroupedStream:  # noqa: N802 - Spark's name
+    def groupBy(self, *keys: str | Column) -> GroupedStream:
         """Group by columns, as ``DataFrame.groupBy`` does.
 
         Parameters
@@ -153,12 +156,12 @@ class GroupedStream:
     df: DataFrame
     keys: list[_Key]
 
-    def applyInArrowWithState(  # noqa: N802 - in the manner of Spark's applyInPandasWithState
+    def applyInArrowWithState(
         self,
         func: ShardFunction,
-        outputStructType: StructType | str,  # noqa: N803
-        stateStructType: StructType | str,  # noqa: N803
-        outputMode: str,  # noqa: N803
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
         name: str | None = None,
     ) -> DataFrame:
         """Call a vectorised function once for each shard and micro-batch, with state kept between them.
@@ -250,9 +253,7 @@ class GroupedStream:
             *[_quoted(name) for name in self.df.columns],
         )
 
-        def shard(
-            key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState
-        ) -> Iterator[pd.DataFrame]:
+        def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
             return call_shard(operator, transport, key, chunks, state)
 
         rows_each = int(str(self.df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))

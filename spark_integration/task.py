@@ -119,4 +119,3 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
             "applyInArrowWithState(…, name='totals')",
             operator=operator_directory.name,
         )
-

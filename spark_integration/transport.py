@@ -81,9 +81,7 @@ class PackedTransport:
         return pa.concat_tables([read_blob(blob) for chunk in chunks for blob in chunk[BLOB]])
 
 
-def pack_rows(
-    batches: Iterable[pa.RecordBatch], routes: list[int], event_time: str | None
-) -> Iterator[pa.RecordBatch]:
+def pack_rows(batches: Iterable[pa.RecordBatch], routes: list[int], event_time: str | None) -> Iterator[pa.RecordBatch]:
     """Split batches by shard and yield them as rows of (route, blob[, newest event time])."""
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
@@ -106,9 +104,7 @@ def pack_rows(
         yield _blobs(waiting, routes, event_time)
 
 
-def _blobs(
-    waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None
-) -> pa.RecordBatch:
+def _blobs(waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None) -> pa.RecordBatch:
     full = [shard for shard, batches in enumerate(waiting) if batches]
     blobs = [write_blob(waiting[shard][0].schema, waiting[shard]) for shard in full]
     columns: dict[str, Any] = {
@@ -116,9 +112,7 @@ def _blobs(
         BLOB: pa.array(blobs, pa.binary()),
     }
     if event_time is not None:
-        newest = [
-            pc.max(pa.chunked_array([b.column(event_time) for b in waiting[shard]])) for shard in full
-        ]
+        newest = [pc.max(pa.chunked_array([b.column(event_time) for b in waiting[shard]])) for shard in full]
         columns[event_time] = pa.array([v.as_py() for v in newest], newest[0].type)
     return pa.RecordBatch.from_pydict(columns)
 
