@@ -230,6 +230,8 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
         from holdfast.snapshotter.storage_local import LocalStorage
 
         return LocalStorage(_local_path(rest))
+    if not rest.startswith("//"):
+        raise InvalidArgumentError("storage URL must be scheme://root, or a path", scheme=scheme)
     refuse_credentials(scheme, rest)
     if scheme in ("s3", "s3a"):
         from holdfast.snapshotter.storage_s3 import S3Storage
@@ -324,7 +326,7 @@ def _split_url(url: str) -> tuple[str, str]:
     if match is None:
         if not url or url.startswith("~"):
             raise InvalidArgumentError("storage URL must be a URL or a path, and ~ is not expanded")
-        return "file", os.path.abspath(url)  # noqa: PTH100  resolve() would also follow links
+        return "file", os.path.abspath(url)
     return match[1].lower(), match[2]
 
 

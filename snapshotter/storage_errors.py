@@ -70,9 +70,7 @@ _BY_NAME: tuple[tuple[frozenset[str], type[HoldfastError], str], ...] = (
         _DENIED,
     ),
     (
-        frozenset(
-            {"BotoCoreError", "ImportError", "ValueError", "TypeError", "LookupError", "NotImplementedError"}
-        ),
+        frozenset({"BotoCoreError", "ImportError", "ValueError", "TypeError", "LookupError", "NotImplementedError"}),
         InvalidArgumentError,
         _REFUSED,
     ),

@@ -67,6 +67,8 @@ class FsspecStorage(ObjectStorage):
             known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
         self.url = url.rstrip("/")
+        if self.url == f"{scheme}:":
+            raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
         self._options = dict(options)
         self._secrets = secrets_of(options)
         self._renames = scheme in _RENAMES
@@ -167,9 +169,7 @@ class FsspecStorage(ObjectStorage):
 
     def _check_size(self, stored: int | None, written: int) -> None:
         if stored != written:
-            raise UnavailableError(
-                "file system kept another size than was written", stored=stored, written=written
-            )
+            raise UnavailableError("file system kept another size than was written", stored=stored, written=written)
 
 
 def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:

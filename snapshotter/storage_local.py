@@ -190,13 +190,13 @@ class LocalStorage(ObjectStorage):
 
 def _make_root(root: str) -> None:
     """Make the root and its missing parents, each private and durable in its parent."""
-    if os.path.isdir(root):  # noqa: PTH112  this module speaks os throughout
+    if os.path.isdir(root):
         return
-    parent = os.path.dirname(root)  # noqa: PTH120
+    parent = os.path.dirname(root)
     _make_root(parent)
     at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _make_folder(os.path.basename(root), at)  # noqa: PTH119
+        _make_folder(os.path.basename(root), at)
         os.fsync(at)
     finally:
         os.close(at)

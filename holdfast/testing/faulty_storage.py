@@ -1,0 +1,193 @@
+"""A storage that fails when told to: the same seam around any other storage, for tests of what lies above.
+
+::
+
+    faults = [Fault("fail", action="put", nth=3), Fault("lose_reply", action="put", key="*/commits/*")]
+    storage = FaultyStorage(open_storage("memory://test"), faults)
+    ...
+    storage.assert_all_hit()             # a fault that never happened proves nothing
+
+    kind          what the caller sees                         what the storage underneath has
+    fail          the error                                    nothing was done
+    lose_reply    the error                                    it was done
+    delay         the result, after `wait` returned            it was done
+    stop          nothing: `stop` is called first              nothing was done
+    stop_after    nothing: `stop` is called afterwards         it was done
+
+The n-th operation counts those the fault matches, from 1, over all threads; so a crash test runs its job
+once without faults, reads `len(storage.operations)`, and then stops it at each n in turn.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from holdfast.errors import UnavailableError
+from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from typing_extensions import Buffer
+
+__all__ = ["Action", "Fault", "FaultyStorage", "Kind", "Operation", "kill_this_process"]
+
+_T = TypeVar("_T")
+Action = Literal["put", "get", "list", "delete"]
+Kind = Literal["fail", "lose_reply", "delay", "stop", "stop_after"]
+
+
+def kill_this_process() -> None:
+    """End this process as a crash would: nothing is flushed, closed or cleaned up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
+
+
+def _unavailable() -> Exception:
+    return UnavailableError("injected fault")
+
+
+@dataclass
+class Fault:
+    """One rule.
+
+    Attributes
+    ----------
+    kind : Kind
+        What happens; see the module.
+    action : Action or None
+        The operation it applies to; None for all.
+    key : str
+        A pattern as of `fnmatch` for the key, the prefix, or any of the keys to delete.
+    nth : int
+        The matching operation at which it happens first, from 1.
+    times : int or None
+        How many matching operations in a row it happens to; None for ever.
+    error : Callable[[], Exception]
+        Makes the error of `fail` and `lose_reply`.
+    wait : Callable[[], object]
+        What `delay` waits for: an event of the test, or a sleep.
+    seen : int
+        How many operations matched so far.
+    hits : int
+        How many times it happened.
+    """
+
+    kind: Kind
+    action: Action | None = None
+    key: str = "*"
+    nth: int = 1
+    times: int | None = 1
+    error: Callable[[], Exception] = _unavailable
+    wait: Callable[[], object] = _nothing
+    seen: int = field(default=0, init=False)
+    hits: int = field(default=0, init=False)
+
+    def claims(self, action: str, keys: Sequence[str]) -> bool:
+        """Count an operation; tell whether the fault happens to it."""
+        if self.action not in (None, action) or not any(fnmatch.fnmatchcase(key, self.key) for key in keys):
+            return False
+        self.seen += 1
+        happens = self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
+        self.hits += happens
+        return happens
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that was asked for.
+
+    Attributes
+    ----------
+    action : Action
+        Its name.
+    keys : tuple[str, ...]
+        The key, the prefix, or the keys to delete.
+    fault : Kind or None
+        What was done to it.
+    """
+
+    action: Action
+    keys: tuple[str, ...]
+    fault: Kind | None
+
+
+class FaultyStorage(ObjectStorage):
+    """See the module.
+
+    Parameters
+    ----------
+    inner : ObjectStorage
+        Where the work is done; closed with this one.
+    faults : Iterable[Fault], optional
+        The rules; the first one that claims an operation acts on it, the later ones do not see it.
+    stop : Callable[[], None], optional
+        What `stop` and `stop_after` call; the default kills the process.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStorage,
+        faults: Iterable[Fault] = (),
+        *,
+        stop: Callable[[], None] = kill_this_process,
+    ) -> None:
+        self.url = inner.url
+        self.inner = inner
+        self.faults = list(faults)
+        self.operations: list[Operation] = []
+        self._stop = stop
+        self._lock = threading.Lock()
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object, or fail to; see `ObjectStorage.put`."""
+        self._perform("put", (key,), lambda: self.inner.put(key, data))
+
+    def get(self, key: str) -> memoryview:
+        """Return an object, or fail to; see `ObjectStorage.get`."""
+        return self._perform("get", (key,), lambda: self.inner.get(key))
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return the objects of a folder, or fail to; see `ObjectStorage.list`."""
+        return self._perform("list", (prefix,), lambda: self.inner.list(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects, or fail to; see `ObjectStorage.delete`."""
+        wanted = tuple(keys)
+        self._perform("delete", wanted, lambda: self.inner.delete(wanted))
+
+    def close(self) -> None:
+        """Close the storage underneath."""
+        self.inner.close()
+
+    def assert_all_hit(self) -> None:
+        """Raise AssertionError if a fault never happened."""
+        missed = [fault for fault in self.faults if not fault.hits]
+        assert not missed, f"faults that never happened: {missed}"
+
+    def _perform(self, action: Action, keys: tuple[str, ...], work: Callable[[], _T]) -> _T:
+        with self._lock:
+            fault = next((fault for fault in self.faults if fault.claims(action, keys)), None)
+            self.operations.append(Operation(action, keys, fault.kind if fault else None))
+        if fault is None:
+            return work()
+        if fault.kind == "stop":
+            self._stop()
+        elif fault.kind == "delay":
+            fault.wait()
+        elif fault.kind == "fail":
+            raise fault.error()
+        result = work()
+        if fault.kind == "stop_after":
+            self._stop()
+        elif fault.kind == "lose_reply":
+            raise fault.error()
+        return result

@@ -1,0 +1,303 @@
+"""What every object storage must do, as tests that a subclass runs on its own storage.
+
+::
+
+    class TestMyStorage(StorageContract):
+        @pytest.fixture
+        def storage(self):
+            with open_storage("my://place/of/this/test", options) as storage:
+                yield storage  # empty at the start of each test
+
+        @pytest.fixture
+        def other(self):  # optional: a second client of the same place
+            with open_storage("my://place/of/this/test", options) as storage:
+                yield storage
+
+pytest collects the subclass; whoever has several storages writes one subclass each. Nothing here is skipped for
+a storage that cannot do it: one that cannot is not an object storage of holdfast.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+__all__ = ["INVALID_KEYS", "INVALID_PREFIXES", "UNUSUAL_KEYS", "StorageContract"]
+
+INVALID_KEYS = (
+    "",
+    "/",
+    "/absolute",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "../outside",
+    "a/.",
+    "nul\x00",
+    "line\nfeed",
+    "\x7f",
+    "surrogate\ud800",
+    ".tmp-1",
+    "a/.tmp-1/b",
+    "s" * 256,
+    "ä" * 128,
+    "/".join(["s" * 99] * 11),
+)
+"""Keys that must be refused before any I/O."""
+
+INVALID_PREFIXES = ("a", "/", "/a/", "a//", "../", "a/../", "a/b", "\x00/", ".tmp-1/")
+"""What `ObjectStorage.list` must refuse."""
+
+UNUSUAL_KEYS = (
+    "space in name",
+    "plus+and%2Fpercent",
+    "?versionId=1&a=b#c",
+    "star*[a]{b}",
+    "quote'\"<&>",
+    "back\\slash",
+    ".hidden",
+    "..two-dots",
+    "colon:at@tilde~",
+    "NFC-\u00e9",
+    "NFD-e\u0301",
+    "emoji-\U0001f33f",
+    "s" * 255,
+    "/".join(["d" * 50] * 15),
+)
+"""Keys that must work and stay apart, however a file system or protocol spells them."""
+
+_BUFFERS: tuple[tuple[str, Callable[[bytes], Buffer]], ...] = (
+    ("bytes", bytes),
+    ("bytearray", bytearray),
+    ("memoryview", memoryview),
+    ("slice", lambda data: memoryview(b"--" + data + b"--")[2:-2]),
+    ("wide", lambda data: memoryview(data).cast("I")),
+    ("arrow", pa.py_buffer),
+)
+
+
+class StorageContract:
+    """The suite; see the module.
+
+    Attributes
+    ----------
+    large_bytes : int
+        A size that the storage handles in another way than small ones, if it has such a size.
+    """
+
+    large_bytes = 1 << 20
+
+    @pytest.fixture
+    def storage(self) -> ObjectStorage:
+        """Return an empty storage; to be supplied by the subclass."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def other(self, storage: ObjectStorage) -> ObjectStorage:
+        """Return a second client of the same place."""
+        return storage
+
+    def test_what_was_put_is_got(self, storage: ObjectStorage, other: ObjectStorage) -> None:
+        """Bytes come back unchanged, as a flat read-only view, by any client."""
+        storage.put("a/b", b"\x00\xffbytes")
+        for client in (storage, other):
+            got = client.get("a/b")
+            assert isinstance(got, memoryview)
+            assert (got.format, got.readonly, got.ndim) == ("B", True, 1)
+            assert bytes(got) == b"\x00\xffbytes"
+
+    @pytest.mark.parametrize("size", [0, 1, 4096])
+    def test_sizes(self, storage: ObjectStorage, size: int) -> None:
+        """An empty object is an object."""
+        storage.put("o", bytes(size))
+        assert bytes(storage.get("o")) == bytes(size)
+        assert [info.size_bytes for info in storage.list("")] == [size]
+
+    def test_large(self, storage: ObjectStorage) -> None:
+        """A large object comes back whole, from a buffer that is not bytes, of an odd size."""
+        data = memoryview(bytes(range(251)) * (self.large_bytes // 251 + 1))
+        storage.put("large", data)
+        assert bytes(storage.get("large")) == data
+        assert [info.size_bytes for info in storage.list("")] == [len(data)]
+
+    @pytest.mark.parametrize("make", [make for _, make in _BUFFERS], ids=[name for name, _ in _BUFFERS])
+    def test_any_buffer(self, storage: ObjectStorage, make: Callable[[bytes], Buffer]) -> None:
+        """Any contiguous buffer is taken as its bytes."""
+        storage.put("o", make(b"01234567"))
+        assert bytes(storage.get("o")) == b"01234567"
+
+    def test_later_changes_to_the_buffer_do_not_matter(self, storage: ObjectStorage) -> None:
+        """A storage keeps bytes, not the caller's buffer."""
+        data = bytearray(b"before")
+        storage.put("o", data)
+        data[:] = b"after!"
+        assert bytes(storage.get("o")) == b"before"
+
+    def test_scattered_buffer_is_refused(self, storage: ObjectStorage) -> None:
+        """A buffer that is not contiguous is an error of the caller."""
+        with pytest.raises(InvalidArgumentError, match="contiguous"):
+            storage.put("o", memoryview(b"0123")[::2])
+        assert not storage.list("")
+
+    def test_absent_object(self, storage: ObjectStorage) -> None:
+        """What was never put is not found, and the error names it."""
+        storage.put("a/b", b"1")
+        for key in ("x", "a", "a/x", "a/b/c", "x/y/z"):
+            with pytest.raises(NotFoundError, match=f"key={key} "):
+                storage.get(key)
+
+    def test_put_again(self, storage: ObjectStorage) -> None:
+        """A second put of one key, as after an unclear failure, leaves one whole object."""
+        storage.put("k", b"x" * 10_000)
+        storage.put("k", b"x" * 10_000)
+        assert bytes(storage.get("k")) == b"x" * 10_000
+        assert [info.key for info in storage.list("")] == ["k"]
+
+    def test_invalid_keys(self, storage: ObjectStorage) -> None:
+        """An invalid key is refused by every operation, and changes nothing."""
+        storage.put("kept", b"1")
+        for key in INVALID_KEYS:
+            calls = (storage.get, lambda key: storage.put(key, b"1"), lambda key: storage.delete(["kept", key]))
+            for call in calls:
+                with pytest.raises(InvalidArgumentError):
+                    call(key)
+        assert [info.key for info in storage.list("")] == ["kept"]
+
+    def test_invalid_prefixes(self, storage: ObjectStorage) -> None:
+        """A prefix is a folder, so that no neighbour is ever taken for its content."""
+        for prefix in INVALID_PREFIXES:
+            with pytest.raises(InvalidArgumentError):
+                storage.list(prefix)
+
+    def test_unusual_keys(self, storage: ObjectStorage) -> None:
+        """Keys mean their characters and nothing else."""
+        for number, key in enumerate(UNUSUAL_KEYS):
+            storage.put(f"u/{key}", str(number).encode())
+        for number, key in enumerate(UNUSUAL_KEYS):
+            assert bytes(storage.get(f"u/{key}")) == str(number).encode()
+        assert {info.key for info in storage.list("u/")} == {f"u/{key}" for key in UNUSUAL_KEYS}
+        storage.delete(["u/star*[a]{b}", "u/?versionId=1&a=b#c"])
+        assert len(storage.list("u/")) == len(UNUSUAL_KEYS) - 2
+        storage.delete(f"u/{key}" for key in UNUSUAL_KEYS)
+        assert not storage.list("")
+
+    def test_list_shows_a_folder_at_any_depth(self, storage: ObjectStorage) -> None:
+        """A list is recursive, ordered, and stops at the folder's edge."""
+        for key in ("s-1/z", "s-1/a/b/c", "s-1/a/a", "s-10/a", "s-1.x", "t"):
+            storage.put(key, key.encode())
+        assert [info.key for info in storage.list("s-1/")] == ["s-1/a/a", "s-1/a/b/c", "s-1/z"]
+        assert [info.key for info in storage.list("s-1/a/b/")] == ["s-1/a/b/c"]
+        everything = ["s-1.x", "s-1/a/a", "s-1/a/b/c", "s-1/z", "s-10/a", "t"]
+        assert [info.key for info in storage.list("")] == everything
+        assert [info.size_bytes for info in storage.list("")] == [len(key) for key in everything]
+
+    def test_list_of_nothing(self, storage: ObjectStorage) -> None:
+        """An absent folder, an empty root and the name of an object hold nothing."""
+        assert list(storage.list("")) == []
+        storage.put("object", b"1")
+        assert list(storage.list("absent/")) == []
+        assert list(storage.list("object/")) == []
+
+    def test_list_tells_when(self, storage: ObjectStorage) -> None:
+        """Times are ms since 1970: later than this code, and not in another unit."""
+        storage.put("o", b"1")
+        (info,) = storage.list("")
+        assert isinstance(info, ObjectInfo)
+        assert 1_700_000_000_000 < info.modified_ms < 10_000_000_000_000
+
+    def test_list_is_fresh(self, storage: ObjectStorage, other: ObjectStorage) -> None:
+        """A list shows what another client wrote and deleted a moment ago."""
+        assert not storage.list("f/")
+        other.put("f/1", b"1")
+        assert [info.key for info in storage.list("f/")] == ["f/1"]
+        other.delete(["f/1"])
+        assert not storage.list("f/")
+        with pytest.raises(NotFoundError):
+            storage.get("f/1")
+
+    def test_delete(self, storage: ObjectStorage) -> None:
+        """Deleting takes any iterable, leaves neighbours alone, and does not mind what is absent."""
+        for key in ("d/1", "d/10", "d/2", "d/folder/x"):
+            storage.put(key, b"1")
+        storage.delete(iter(["d/1", "d/absent", "absent/at/all", "d/folder", "d/1", "d/2/below"]))
+        assert [info.key for info in storage.list("")] == ["d/10", "d/2", "d/folder/x"]
+        storage.delete([])
+        storage.delete(["d/10", "d/2", "d/folder/x"])
+        assert not storage.list("")
+
+    def test_threads(self, storage: ObjectStorage) -> None:
+        """Many threads put, get, list and delete at once."""
+
+        def work(number: int) -> None:
+            for turn in range(3):
+                key, data = f"t/{number}/{turn}", bytes([number]) * 1000
+                storage.put(key, data)
+                assert bytes(storage.get(key)) == data
+                assert key in {info.key for info in storage.list(f"t/{number}/")}
+            storage.delete([f"t/{number}/0"])
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(16)))
+        assert len(storage.list("t/")) == 32
+
+    def test_a_reader_sees_all_or_nothing(self, storage: ObjectStorage, other: ObjectStorage) -> None:
+        """While a put runs, the object is absent or whole."""
+        data = b"w" * self.large_bytes
+        done = threading.Event()
+        seen: set[int] = set()
+
+        def read() -> None:
+            while not done.is_set():
+                seen.update(info.size_bytes for info in other.list("w/"))
+
+        with ThreadPoolExecutor(1) as pool:
+            reader = pool.submit(read)
+            try:
+                for number in range(3):
+                    storage.put(f"w/{number}", data)
+            finally:
+                done.set()
+            reader.result()
+        assert seen <= {len(data)}
+
+    def test_closed(self, storage: ObjectStorage) -> None:
+        """After closing, each operation says so; closing again is allowed."""
+        storage.put("o", b"1")
+        data = storage.get("o")
+        storage.close()
+        storage.close()
+        for call in (
+            lambda: storage.put("p", b"1"),
+            lambda: storage.get("o"),
+            lambda: storage.list(""),
+            lambda: storage.delete(["o"]),
+        ):
+            with pytest.raises(ClosedError):
+                call()
+        assert bytes(data) == b"1"
+
+    def test_neither_pickled_nor_copied(self, storage: ObjectStorage) -> None:
+        """A pickle would carry credentials; the error says what to do instead."""
+        for call in (copy.copy, copy.deepcopy, type(storage).__reduce__):
+            with pytest.raises(TypeError, match="open_storage"):
+                call(storage)
+
+    def test_it_names_itself(self, storage: ObjectStorage) -> None:
+        """The representation is the URL, which ends in no slash."""
+        assert storage.url in repr(storage)
+        assert not storage.url.endswith("/")

@@ -1,0 +1,86 @@
+"""The storages that holdfast ships pass the suite that it ships."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.snapshotter import storage_fsspec
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.testing.faulty_storage import FaultyStorage
+from holdfast.testing.storage_contract import StorageContract
+from tests.faults.s3_server import BUCKET, S3Server, s3_server
+
+_PLACES = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[ObjectStorage]:
+        with open_storage(f"file://{tmp_path}/made/by/put") as storage:
+            yield storage
+
+    @pytest.fixture
+    def other(self, tmp_path: Path) -> Iterator[ObjectStorage]:
+        with open_storage(f"{tmp_path}/made/by/../by/put/") as storage:
+            yield storage
+
+
+class TestMemoryStorage(StorageContract):
+    @pytest.fixture
+    def url(self) -> str:
+        return f"memory://storage-contract/{next(_PLACES)}"
+
+    @pytest.fixture
+    def storage(self, url: str) -> Iterator[ObjectStorage]:
+        with open_storage(url) as storage:
+            yield storage
+
+    @pytest.fixture
+    def other(self, url: str) -> Iterator[ObjectStorage]:
+        with open_storage(url) as storage:
+            yield storage
+
+
+class TestStorageThatMovesIntoPlace(TestMemoryStorage):
+    @pytest.fixture(autouse=True)
+    def _moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
+
+    # memory's move is a copy and a delete, so this one promise is not its to keep.
+    test_a_reader_sees_all_or_nothing = None
+
+
+class TestStorageWithoutFaults(TestMemoryStorage):
+    @pytest.fixture
+    def storage(self, url: str) -> Iterator[ObjectStorage]:
+        with FaultyStorage(open_storage(url)) as storage:
+            yield storage
+
+
+@pytest.mark.s3
+class TestS3Storage(StorageContract):
+    large_bytes = 11 << 20
+
+    @pytest.fixture
+    def place(self, server: S3Server) -> tuple[str, dict[str, object]]:
+        return f"s3://{BUCKET}/contract/{next(_PLACES)}", server.options(part_size_bytes=5 << 20)
+
+    @pytest.fixture
+    def storage(self, place: tuple[str, dict[str, object]]) -> Iterator[ObjectStorage]:
+        with open_storage(*place) as storage:
+            yield storage
+
+    @pytest.fixture
+    def other(self, place: tuple[str, dict[str, object]]) -> Iterator[ObjectStorage]:
+        with open_storage(*place) as storage:
+            yield storage

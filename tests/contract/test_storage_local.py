@@ -1,0 +1,295 @@
+"""What only local disks can get wrong: crashes between system calls, modes, links, full and read-only disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "root"
+
+
+@pytest.fixture
+def storage(root: Path) -> Iterator[ObjectStorage]:
+    with open_storage(f"file://{root}") as storage:
+        yield storage
+
+
+CRASHING = """
+import os, sys
+from holdfast.snapshotter.storage import open_storage
+root, data = sys.argv[1], b"0123456789" * 1000
+
+def crash_at(nth):
+    # Every system call of a put, counted; the nth ends the process, half way where there is a half.
+    state = {"count": 0}
+    def wrap(name):
+        call = getattr(os, name)
+        def counted(*args, **kwargs):
+            state["count"] += 1
+            if state["count"] == nth:
+                if name == "write":
+                    call(args[0], args[1][:len(args[1]) // 2])
+                os._exit(9)
+            return call(*args, **kwargs)
+        setattr(os, name, counted)
+    for name in ("open", "mkdir", "chmod", "fchmod", "write", "fsync", "close", "replace"):
+        wrap(name)
+    open_storage(f"{root}/{nth}/made").put("folder/below/key", data)
+    os._exit(0)
+
+nth = 0
+while True:
+    nth += 1
+    child = os.fork()
+    if not child:
+        crash_at(nth)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open_storage(f"{root}/{nth}/made") as storage:
+        found = [(info.key, info.size_bytes) for info in storage.list("")]
+        whole = [("folder/below/key", len(data))]
+        assert found in ([], whole), (nth, found)
+        if found:
+            assert storage.get("folder/below/key") == data
+        storage.put("folder/below/key", data)
+        assert storage.get("folder/below/key") == data
+        assert [(info.key, info.size_bytes) for info in storage.list("")] == whole
+        storage.delete(["folder/below/key"])
+    print(code, len(found))
+    if code == 0:
+        break
+    assert code == 9
+"""
+
+
+def test_crash_at_every_system_call(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", CRASHING, str(tmp_path)],
+        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcomes = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert outcomes[-1] == (0, 1)
+    assert len(outcomes) > 20
+    found = [count for _, count in outcomes]
+    assert found == sorted(found), "once the object is there it stays"
+    assert sum(found[:-1]) > 0, "some crashes come after the rename"
+
+
+class Calls:
+    """Records the order of system calls, and fails one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        self.failing: dict[str, int] = {}
+        for name in ("open", "mkdir", "write", "fsync", "replace"):
+            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
+
+    def _wrap(self, name: str, call: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.made.append(name)
+            if name in self.failing:
+                number = self.failing[name]
+                raise OSError(number, os.strerror(number))
+            return call(*args, **kwargs)
+
+        return recorded
+
+
+def test_the_file_is_synced_before_the_rename_and_the_folder_after(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.put("a/first", b"1")
+    calls = Calls(monkeypatch)
+    storage.put("a/b", b"1")
+    assert calls.made[-4:] == ["write", "fsync", "replace", "fsync"]
+    assert calls.made.count("fsync") == 2
+
+
+def test_a_folder_new_to_this_instance_is_synced_whoever_made_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a" / "b").mkdir(parents=True)
+    calls = Calls(monkeypatch)
+    with open_storage(str(root)) as storage:
+        storage.put("a/b/c", b"1")
+    assert calls.made.count("fsync") == 4  # root, a, the file, b
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_failing_disk(
+    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    storage.put("a/kept", b"1")
+    with monkeypatch.context() as patch:
+        Calls(patch).failing[call] = number
+        with pytest.raises(UnavailableError, match=f"action=put key=a/b storage=file://{root}") as raised:
+            storage.put("a/b", b"1" * 10_000)
+    assert ("no space left" in str(raised.value)) == (number != errno.EIO)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert [path.name for path in (root / "a").iterdir()] == ["kept"]
+    storage.put("a/b", b"2")
+    assert storage.get("a/b") == b"2"
+
+
+def test_full_device(tmp_path: Path) -> None:
+    """A real one: the limit on a file's size acts as the end of the disk."""
+    code = """
+import resource, signal, sys
+from holdfast.errors import UnavailableError
+from holdfast.snapshotter.storage import open_storage
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+with open_storage(sys.argv[1]) as storage:
+    try:
+        storage.put("a", bytes(10_000))
+    except UnavailableError as error:
+        print(error.retryable, list(storage.list("")))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "root")],
+        capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.stdout == "True []\n", done.stderr
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_read_only_folder(storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    calls = Calls(monkeypatch)
+    calls.failing["mkdir"] = number
+    with pytest.raises(InvalidArgumentError, match=f"make the folder writable.* storage=file://{root}"):
+        storage.put("a/b", b"1")
+    calls.failing = {"open": number}
+    with pytest.raises(InvalidArgumentError, match=f"make the folder writable.*action=get .* storage=file://{root}"):
+        storage.get("a/b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+def test_read_only_folder_of_this_machine(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with open_storage(f"{tmp_path}/root") as storage, pytest.raises(InvalidArgumentError, match="make the folder"):
+        storage.put("a", b"1")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_private_whatever_the_umask(storage: ObjectStorage, root: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        storage.put("a/b/c", b"1")
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (root.parent, root, root / "a", root / "a/b")}
+    assert set(modes.values()) == {0o700}
+    assert stat.S_IMODE((root / "a/b/c").stat().st_mode) == 0o600
+
+
+def test_links_inside_the_root_lead_nowhere(storage: ObjectStorage, root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    storage.put("a/real", b"1")
+    (root / "folder-link").symlink_to(outside)
+    (root / "a" / "file-link").symlink_to(outside / "secret")
+    os.mkfifo(root / "a" / "pipe")
+    assert [info.key for info in storage.list("")] == ["a/real"]
+    for key in ("folder-link/secret", "a/pipe"):
+        with pytest.raises(NotFoundError):
+            storage.get(key)
+    with pytest.raises(InvalidArgumentError):
+        storage.get("a/file-link")
+    with pytest.raises(InvalidArgumentError):
+        storage.put("folder-link/new", b"1")
+    storage.delete(["folder-link/secret", "a/file-link"])
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_bytes() == b"secret"
+
+
+def test_a_root_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with open_storage(str(tmp_path / "link")) as storage:
+        storage.put("a", b"1")
+    assert (tmp_path / "real" / "a").read_bytes() == b"1"
+
+
+def test_object_and_folder_of_one_name(storage: ObjectStorage) -> None:
+    storage.put("a/b", b"1")
+    for key in ("a", "a/b/c"):
+        with pytest.raises(InvalidArgumentError, match="collides"):
+            storage.put(key, b"1")
+    assert [info.key for info in storage.list("")] == ["a/b"]
+
+
+def test_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    with open_storage(str(tmp_path / "file")) as storage, pytest.raises(InvalidArgumentError):
+        storage.put("a", b"1")
+
+
+def test_folder_removed_behind_our_back(storage: ObjectStorage, root: Path) -> None:
+    storage.put("a/b/c", b"1")
+    for path in (root / "a/b/c", root / "a/b", root / "a"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    storage.put("a/b/c", b"2")
+    assert storage.get("a/b/c") == b"2"
+
+
+def test_leftovers_of_the_dead_are_no_objects(storage: ObjectStorage, root: Path) -> None:
+    storage.put("a", b"1")
+    (root / f".tmp-{os.getpid()}-1").write_bytes(b"half")  # also the next name this process would take
+    storage.put("b", b"2")
+    assert [info.key for info in storage.list("")] == ["a", "b"]
+    assert storage.get("b") == b"2"
+
+
+def test_no_descriptor_is_left_open(storage: ObjectStorage) -> None:
+    def work() -> None:
+        storage.put("a/b/c", b"1")
+        storage.list("")
+        storage.get("a/b/c")
+        for key in ("a/x", "x/y", "a"):
+            with pytest.raises(NotFoundError):
+                storage.get(key)
+        storage.delete(["a/b/c", "a"])
+
+    work()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        work()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file:///x/y", "file:///x/y"),
+        ("file:/x//y/", "file:///x/y"),
+        ("file://localhost/x", "file:///x"),
+        ("FILE:///x/../y", "file:///y"),
+        ("/x/with space?#%20", "file:///x/with space?#%20"),
+        ("relative", f"file://{Path.cwd()}/relative"),
+    ],
+)
+def test_urls(url: str, expected: str) -> None:
+    assert open_storage(url).url == expected
+
+
+@pytest.mark.parametrize("url", ["", "~/state", "file://host/x", "file:x", "file:", "file:///a\x00b"])
+def test_refused_urls(url: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        open_storage(url)

@@ -1,0 +1,258 @@
+"""URLs and options: what is refused before any I/O, what is converted, and what third-party exceptions become."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import traceback
+
+import pytest
+
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage import open_storage, parse_storage_options
+from holdfast.snapshotter.storage_errors import delete_failure, map_error, translated
+from holdfast.snapshotter.storage_options import secrets_of
+
+
+def test_options_nest_and_get_types() -> None:
+    flat = {
+        "key": "12345",
+        "secret": "true",
+        "token": "1.5",
+        "anon": "False",
+        "max_concurrency": "8",
+        "operation_timeout_seconds": "30",
+        "client_kwargs.endpoint_url": "http://localhost:9000",
+        "client_kwargs.aws_access_key_id": "007",
+        "client_kwargs.verify": "/etc/ca.pem",
+        "client_kwargs.use_ssl": "true",
+        "config_kwargs.read_timeout": "2.5",
+        "config_kwargs.retries.total_max_attempts": "3",
+        "config_kwargs.s3.addressing_style": "path",
+        "unknown_of_a_plug_in": "7",
+    }
+    assert parse_storage_options(flat) == {
+        "key": "12345",
+        "secret": "true",
+        "token": "1.5",
+        "anon": False,
+        "max_concurrency": 8,
+        "operation_timeout_seconds": 30.0,
+        "client_kwargs": {
+            "endpoint_url": "http://localhost:9000",
+            "aws_access_key_id": "007",
+            "verify": "/etc/ca.pem",
+            "use_ssl": True,
+        },
+        "config_kwargs": {
+            "read_timeout": 2.5,
+            "retries": {"total_max_attempts": 3},
+            "s3": {"addressing_style": "path"},
+        },
+        "unknown_of_a_plug_in": "7",
+    }
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        {"": "1"},
+        {"a..b": "1"},
+        {".a": "1"},
+        {"a": "1", "a.b": "2"},
+        {"a.b": "2", "a": "1"},
+        {"anon": "CANARY"},
+        {"max_concurrency": "CANARY"},
+        {"config_kwargs.read_timeout": "CANARY"},
+    ],
+)
+def test_bad_options(flat: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="option") as raised:
+        parse_storage_options(flat)
+    assert "CANARY" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_secrets_are_found_at_any_depth() -> None:
+    options = {
+        "key": "a1",
+        "client_kwargs": {"aws_secret_access_key": "b2", "endpoint_url": "http://x"},
+        "s3_additional_kwargs": {"SSECustomerKey": "c3"},
+        "account_key": "d4",
+        "credentials": {"anything": {"inside": "e5"}},
+        "anon": True,
+        "token": "",
+    }
+    assert secrets_of(options) == {"a1", "b2", "c3", "d4", "e5"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://CANARY:CANARY@bucket/x",
+        "s3a://CANARY@bucket",
+        "s3://CANARY:CAN/ARY@bucket/x",
+        "s3://CANARY:CAN/ARY",
+        "sftp://user:CANARY@host/x",
+        "hdfs://user:CANARY@host:8020/x",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="holds credentials") as raised:
+        open_storage(url)
+    assert "CANARY" not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s4://bucket", "unknown storage scheme; known are .*file.*memory.*s3"),
+        ("simplecache::s3://bucket", "chained"),
+        ("s3://", "s3://bucket"),
+        ("s3:bucket", "scheme://root"),
+        ("s3://b*cket", "s3://bucket"),
+        ("s3://bucket/a/../b", "segments"),
+        ("s3://bucket//a", "segments"),
+        ("memory:///", "name a root"),
+        ("memory:x", "scheme://root"),
+    ],
+)
+def test_refused_urls(url: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        open_storage(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"secrett": "x"}, r"did you mean secret\?.*option=secrett"),
+        ({"session": "x"}, "unknown option"),
+        ({"key": 12345}, "must be a string"),
+        ({"secret": "with newline\n"}, "white space"),
+        ({"token": ""}, "not empty"),
+        ({"endpoint_url": "http://user:CANARY@host"}, "endpoint_url holds credentials"),
+        ({"client_kwargs": {"endpoint_url": "http://user:CANARY@host"}}, "endpoint_url holds credentials"),
+    ],
+)
+def test_refused_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as raised:
+        open_storage("s3://bucket", options)
+    assert "CANARY" not in str(raised.value)
+
+
+def test_urls_are_normalised() -> None:
+    assert open_storage("s3://bucket/a/b/").url == "s3://bucket/a/b"
+    assert open_storage("S3A://bucket").url == "s3://bucket"
+    assert open_storage("memory://x/y/").url == "memory://x/y"
+
+
+def test_local_storage_needs_neither_fsspec_nor_botocore(tmp_path: object) -> None:
+    code = (
+        "import sys; from holdfast.snapshotter.storage import open_storage; s = open_storage(sys.argv[1]);"
+        "s.put('a', b'1'); s.get('a'); s.list(''); s.delete(['a']);"
+        "print({'fsspec', 's3fs', 'botocore', 'aiohttp'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}, cwd="/", check=False,
+    )  # fmt: skip
+    assert done.stdout == "set()\n", done.stderr
+
+
+def client_error(code: str, status: int) -> Exception:
+    from botocore.exceptions import ClientError
+
+    response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "Operation")  # type: ignore[arg-type]
+
+
+def botocore_error(name: str, **facts: object) -> Exception:
+    import botocore.exceptions
+
+    error: Exception = getattr(botocore.exceptions, name)(**facts)
+    return error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+CASES = [
+    (client_error("NoSuchKey", 404), NotFoundError),
+    (client_error("NoSuchBucket", 404), InvalidArgumentError),
+    (client_error("404", 404), InvalidArgumentError),
+    (client_error("AccessDenied", 403), InvalidArgumentError),
+    (client_error("403", 403), InvalidArgumentError),
+    (client_error("SignatureDoesNotMatch", 403), InvalidArgumentError),
+    (client_error("ExpiredToken", 400), InvalidArgumentError),
+    (client_error("PermanentRedirect", 301), InvalidArgumentError),
+    (client_error("SlowDown", 503), UnavailableError),
+    (client_error("InternalError", 200), UnavailableError),
+    (client_error("TooManyRequests", 429), UnavailableError),
+    (client_error("RequestTimeout", 400), UnavailableError),
+    (caused(FileNotFoundError("s3fs"), client_error("NoSuchBucket", 404)), InvalidArgumentError),
+    (caused(PermissionError("s3fs"), client_error("InvalidAccessKeyId", 403)), InvalidArgumentError),
+    (botocore_error("EndpointConnectionError", endpoint_url="u", error="e"), UnavailableError),
+    (botocore_error("ConnectTimeoutError", endpoint_url="u", error="e"), UnavailableError),
+    (botocore_error("ReadTimeoutError", endpoint_url="u", error="e"), UnavailableError),
+    (botocore_error("HTTPClientError", error="e"), UnavailableError),
+    (botocore_error("ResponseStreamingError", error="e"), UnavailableError),
+    (botocore_error("IncompleteReadError", actual_bytes=1, expected_bytes=2), UnavailableError),
+    (botocore_error("FlexibleChecksumError", error_msg="e"), CorruptionError),
+    (botocore_error("NoCredentialsError"), InvalidArgumentError),
+    (botocore_error("ProfileNotFound", profile="p"), InvalidArgumentError),
+    (botocore_error("ParamValidationError", report="r"), InvalidArgumentError),
+    (ValueError("Invalid endpoint"), InvalidArgumentError),
+    (TypeError("unexpected keyword"), InvalidArgumentError),
+    (ImportError("install gcsfs"), InvalidArgumentError),
+    (NotImplementedError("read only"), InvalidArgumentError),
+    (TimeoutError(), UnavailableError),
+    (ConnectionResetError(errno.ECONNRESET, "reset"), UnavailableError),
+    (RuntimeError("anything"), UnavailableError),
+    (OSError("no number"), UnavailableError),
+    (OSError(errno.EIO, "disk"), UnavailableError),
+    (OSError(errno.ENOSPC, "full"), UnavailableError),
+    (OSError(errno.EROFS, "read only"), InvalidArgumentError),
+    (PermissionError("denied"), InvalidArgumentError),
+    (FileNotFoundError("gone"), NotFoundError),
+    (IsADirectoryError("folder"), InvalidArgumentError),
+    (OSError(errno.ENAMETOOLONG, "long"), InvalidArgumentError),
+]
+
+
+@pytest.mark.parametrize(("original", "expected"), CASES, ids=[repr(case[0])[:60] for case in CASES])
+def test_mapping(original: Exception, expected: type[HoldfastError]) -> None:
+    error = map_error(original, action="get", url="s3://b", key="k")
+    assert type(error) is expected
+    assert error.facts["key"] == "k"
+    assert error.facts["detail"]
+    assert error.retryable == (expected is UnavailableError)
+
+
+def test_mapping_keeps_the_cause_unless_it_holds_a_secret() -> None:
+    for secret, kept in (("absent", True), ("CANARY", False)):
+        original = caused(ValueError("harmless"), OSError("with CANARY inside"))
+        with pytest.raises(InvalidArgumentError) as raised, translated("get", "s3://b", "k", {secret}):
+            raise original
+        assert (raised.value.__cause__ is original) == kept
+        assert ("CANARY" in "".join(traceback.format_exception(raised.value))) == kept
+    error = map_error(
+        ValueError("it is CANARY2, not CANARY"), action="get", url="u", key="k", secrets={"CANARY", "CANARY2"}
+    )
+    assert "it is ***, not ***" in str(error)
+
+
+def test_our_own_errors_and_interrupts_pass() -> None:
+    for error in (CorruptionError("ours"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised, translated("get", "s3://b", "k"):
+            raise error
+        assert raised.value is error
+
+
+def test_one_hopeless_failure_makes_a_delete_hopeless() -> None:
+    failures: list[tuple[str, HoldfastError]] = [("a", UnavailableError("x")), ("b", InvalidArgumentError("y"))]
+    error = delete_failure(failures, "s3://b")
+    assert type(error) is InvalidArgumentError
+    assert (error.facts["failed"], error.facts["key"]) == (2, "b")
+    assert type(delete_failure(failures[:1], "s3://b")) is UnavailableError

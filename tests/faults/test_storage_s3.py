@@ -1,0 +1,478 @@
+"""S3 that answers late, wrongly or not at all: a real server behind a proxy that counts what it did."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter import storage_s3
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from tests.faults.fault_proxy import FaultProxy
+from tests.faults.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, s3_server
+
+pytestmark = pytest.mark.s3
+
+PART_BYTES = 5 << 20
+THREE_PARTS = os.urandom(1 << 20) * 11
+ACTIONS: dict[str, Callable[[ObjectStorage], object]] = {
+    "put": lambda storage: storage.put("folder/object", b"again"),
+    "get": lambda storage: storage.get("folder/object"),
+    "list": lambda storage: storage.list("folder/"),
+    "delete": lambda storage: storage.delete(["folder/object"]),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def running_proxy(server: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(running_proxy: FaultProxy) -> FaultProxy:
+    running_proxy.reset()
+    return running_proxy
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    return f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}"
+
+
+@pytest.fixture
+def open_through(server: S3Server, proxy: FaultProxy, url: str) -> Iterator[Callable[..., ObjectStorage]]:
+    """Return a function that opens this test's storage through the proxy."""
+    opened = []
+
+    def open_it(total_max_attempts: int = 4, read_timeout: float = 20, **more: object) -> ObjectStorage:
+        retries = {"total_max_attempts": total_max_attempts}
+        config = {"retries": retries, "read_timeout": read_timeout}
+        options = server.options(proxy.url, config_kwargs=config, part_size_bytes=PART_BYTES, **more)
+        opened.append(open_storage(url, options))
+        return opened[-1]
+
+    yield open_it
+    for storage in opened:
+        storage.close()
+
+
+@pytest.fixture
+def storage(open_through: Callable[..., ObjectStorage]) -> ObjectStorage:
+    return open_through()
+
+
+def requests_of(proxy: FaultProxy, method: str) -> int:
+    return sum(logged == method for logged, _, _ in proxy.log)
+
+
+def assert_nothing_left(server: S3Server, storage: ObjectStorage) -> None:
+    """Neither the object nor an unfinished upload is on the server."""
+    with server.client() as client:
+        assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+    assert not storage.list("")
+
+
+def test_small_objects_cost_one_request(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", b"small")
+    assert storage.get("o") == b"small"
+    assert [method for method, _, _ in proxy.log] == ["PUT", "GET"]
+
+
+def test_reply_of_put_lost(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("first", b"1")  # so that the connection is a reused one
+    lost = proxy.rule("drop_reply", method="PUT", path="/o$", times=1)
+    storage.put("o", b"written once")
+    assert lost.hits == 1
+    assert requests_of(proxy, "PUT") == 3
+    assert storage.get("o") == b"written once"
+
+
+def test_put_done_but_answered_with_an_error(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    wrong = proxy.rule("status_after", method="PUT", code=500, s3_code="InternalError", times=1)
+    storage.put("o", b"data")
+    assert wrong.hits == 1
+    assert storage.get("o") == b"data"
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_busy_twice(storage: ObjectStorage, proxy: FaultProxy, action: str) -> None:
+    storage.put("folder/object", b"1")
+    busy = proxy.rule("status", code=503, times=2)
+    ACTIONS[action](storage)
+    assert busy.hits == 2
+
+
+def test_busy_for_ever(server: S3Server, proxy: FaultProxy, url: str) -> None:
+    busy = proxy.rule("status", code=503)
+    with open_storage(url, server.options(proxy.url)) as storage:
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"action=put key=o storage=s3://.* detail=SlowDown/503") as raised:
+            storage.put("o", b"1")
+        # Attempts do not multiply; the pauses between them are at most 1 + 2 + 4 s.
+        assert busy.hits == 4
+        assert time.monotonic() - start < 12
+        assert raised.value.retryable
+    assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("kind", ["reset", "drop_reply"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_broken_connection(
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, action: str, kind: str
+) -> None:
+    storage = open_through()
+    storage.put("folder/object", b"1")
+    broken = proxy.rule(kind, times=1)  # type: ignore[arg-type]
+    ACTIONS[action](storage)
+    assert broken.hits == 1
+
+
+def test_body_cut_once(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", b"x" * 100_000)
+    cut = proxy.rule("cut_reply", method="GET", at=1000, times=1)
+    assert storage.get("o") == b"x" * 100_000
+    assert cut.hits == 1
+
+
+def test_body_cut_always(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", b"x" * 100_000)
+    cut = proxy.rule("cut_reply", method="GET", at=1000)
+    with pytest.raises(UnavailableError, match="action=get key=o"):
+        storage.get("o")
+    assert cut.hits == 3
+
+
+def test_body_damaged_once(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", b"x" * 1000)
+    damaged = proxy.rule("flip_byte", method="GET", at=500, times=1)
+    assert storage.get("o") == b"x" * 1000
+    assert damaged.hits == 1
+
+
+def test_body_damaged_always(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", b"x" * 1000)
+    damaged = proxy.rule("flip_byte", method="GET", at=500)
+    with pytest.raises(CorruptionError, match="action=get key=o"):
+        storage.get("o")
+    assert damaged.hits == 3
+
+
+def test_range_of_a_large_object_cut(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", THREE_PARTS)
+    proxy.log.clear()
+    # The first answer tells the size only; the ranges follow.
+    cut = proxy.rule("cut_reply", method="GET", at=100_000, skip=2, times=1)
+    assert storage.get("o") == THREE_PARTS
+    assert cut.hits == 1
+    assert requests_of(proxy, "GET") == 5
+
+
+def test_hang_ends_by_the_read_timeout(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    storage = open_through(total_max_attempts=2, read_timeout=0.3)
+    hang = proxy.rule("hang")
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="action=get key=o"):
+        storage.get("o")
+    assert hang.hits == 2
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_hang_ends_by_the_limit_of_the_operation(
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    storage = open_through(operation_timeout_seconds=20)
+    storage.list("")  # the first request loads botocore's models
+    monkeypatch.setattr(storage, "_timeout_seconds", 0.3)
+    hang = proxy.rule("hang")
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match=f"action={action} .*key=folder/"):
+        ACTIONS[action](storage)
+    assert hang.hits == 1
+    assert time.monotonic() - start < 3
+
+
+def test_refused_connection(server: S3Server, url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = "http://{}:{}".format(*taken.getsockname())
+    config = {"retries": {"total_max_attempts": 2}}
+    with open_storage(url, server.options(free, config_kwargs=config)) as storage:
+        start = time.monotonic()
+        for action, call in ACTIONS.items():
+            with pytest.raises(UnavailableError, match=f"action={action} "):
+                call(storage)
+        assert time.monotonic() - start < 12
+
+
+def test_large_object_is_uploaded_in_parts(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    storage.put("o", THREE_PARTS)
+    assert [requests_of(proxy, method) for method in ("POST", "PUT")] == [2, 3]
+    assert storage.get("o") == THREE_PARTS
+
+
+def test_part_fails_for_ever(open_through: Callable[..., ObjectStorage], proxy: FaultProxy, server: S3Server) -> None:
+    storage = open_through(total_max_attempts=2)
+    failed = proxy.rule("status", method="PUT", path="partNumber=2", code=500, s3_code="InternalError")
+    with pytest.raises(UnavailableError, match=r"action=put key=o .*InternalError/500"):
+        storage.put("o", THREE_PARTS)
+    assert failed.hits == 2
+    assert requests_of(proxy, "DELETE") == 1
+    assert_nothing_left(server, storage)
+
+
+def test_part_hangs(
+    open_through: Callable[..., ObjectStorage],
+    proxy: FaultProxy,
+    server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage_s3, "_MIN_RATE_BYTES_PER_SECOND", 11 << 20)  # so 1 s for all of it
+    storage = open_through(operation_timeout_seconds=1)
+    hang = proxy.rule("hang", method="PUT", path="partNumber=2")
+    proxy.rule("hang", method="PUT", path="partNumber=3")
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="TimeoutError"):
+        storage.put("o", THREE_PARTS)
+    assert time.monotonic() - start < 6
+    assert hang.hits == 1
+    assert_nothing_left(server, storage)
+
+
+def test_part_sent_twice(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    lost = proxy.rule("drop_reply", method="PUT", path="partNumber=2", times=1)
+    storage.put("o", THREE_PARTS)
+    assert lost.hits == 1
+    assert storage.get("o") == THREE_PARTS
+
+
+def test_reply_of_complete_lost(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
+    lost = proxy.rule("drop_reply", method="POST", path="uploadId=", times=1)
+    storage.put("o", THREE_PARTS)
+    assert lost.hits == 1
+    assert storage.get("o") == THREE_PARTS
+    with server.client() as client:
+        assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+
+
+def test_upload_aborted_by_somebody_else(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
+    gone = proxy.rule("status", method="POST", path="uploadId=", code=404, s3_code="NoSuchUpload")
+    with pytest.raises(UnavailableError, match="aborted by somebody else"):
+        storage.put("o", THREE_PARTS)
+    assert gone.hits == 1
+    assert_nothing_left(server, storage)
+
+
+def test_abort_fails_too(open_through: Callable[..., ObjectStorage], proxy: FaultProxy, server: S3Server) -> None:
+    storage = open_through(total_max_attempts=1)
+    proxy.rule("status", method="PUT", path="partNumber=1", code=500, s3_code="InternalError")
+    abort = proxy.rule("status", method="DELETE", code=503)
+    with pytest.raises(UnavailableError, match="InternalError/500") as raised:
+        storage.put("o", THREE_PARTS)
+    assert abort.hits == 1
+    chain = "".join(traceback.format_exception(raised.value))
+    assert "multipart upload left behind" in chain
+    with server.client() as client:  # leave nothing to the other tests
+        (upload,) = client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+        assert upload["UploadId"] in chain
+        client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_list_of_many_pages(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    storage = open_through(s3_additional_kwargs={"MaxKeys": 2}, total_max_attempts=2)
+    keys = [f"p/{number}" for number in range(7)]
+    for key in keys:
+        storage.put(key, b"1")
+    busy = proxy.rule("status", path="continuation-token", skip=1, times=1)
+    proxy.log.clear()
+    assert [info.key for info in storage.list("p/")] == keys
+    assert busy.hits == 1
+    assert len(proxy.log) == 5
+    failing = proxy.rule("status", path="continuation-token", skip=1)
+    with pytest.raises(UnavailableError, match="action=list key=p/"):
+        storage.list("p/")
+    assert failing.hits == 2
+
+
+def test_delete_in_batches(storage: ObjectStorage, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_s3, "_DELETE_BATCH", 2)
+    for number in range(5):
+        storage.put(f"{number}", b"1")
+    storage.delete(f"{number}" for number in range(5))
+    assert requests_of(proxy, "POST") == 3
+    assert not storage.list("")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("AccessDenied", InvalidArgumentError), ("InternalError", UnavailableError)]
+)
+def test_delete_fails_for_single_keys(
+    storage: ObjectStorage, proxy: FaultProxy, url: str, code: str, expected: type[HoldfastError]
+) -> None:
+    root = url.removeprefix(f"s3://{BUCKET}/")
+    errors = "".join(f"<Error><Key>{root}/{key}</Key><Code>{code}</Code></Error>" for key in ("b", "d"))
+    missing = f"<Error><Key>{root}/e</Key><Code>NoSuchKey</Code></Error>"
+    partly = proxy.rule("status", method="POST", code=200, body=f"<DeleteResult>{errors}{missing}</DeleteResult>")
+    with pytest.raises(expected, match=f"not every object was deleted.*failed=2 key=b .*detail={code}") as raised:
+        storage.delete(["a", "b", "c", "d", "e"])
+    assert partly.hits == 1
+    assert [note.split()[2] for note in raised.value.__notes__] == ["key=b", "key=d"]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_wrong_credentials(server: S3Server, storage: ObjectStorage, action: str) -> None:
+    storage.put("folder/object", b"1")
+    with server.checking_credentials():
+        with pytest.raises(InvalidArgumentError, match=f"access denied: .*action={action} .*key=folder/") as raised:
+            ACTIONS[action](storage)
+        assert not raised.value.retryable
+    assert storage.get("folder/object") == b"1"
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_missing_bucket_is_not_an_absent_object(server: S3Server, action: str) -> None:
+    with (
+        open_storage("s3://no-such-bucket/root", server.options()) as storage,
+        pytest.raises(InvalidArgumentError, match=f"no such bucket.*action={action} "),
+    ):
+        ACTIONS[action](storage)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_answer_of_something_else_is_not_an_absent_object(
+    storage: ObjectStorage, proxy: FaultProxy, action: str
+) -> None:
+    storage.put("folder/object", b"1")
+    other = proxy.rule("status", code=404, s3_code="PageNotFound")
+    with pytest.raises(InvalidArgumentError, match="check the endpoint"):
+        ACTIONS[action](storage)
+    assert other.hits == 1
+
+
+def test_expired_token(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    expired = proxy.rule("status", code=400, s3_code="ExpiredToken")
+    with pytest.raises(InvalidArgumentError, match="access denied"):
+        storage.get("o")
+    assert expired.hits == 1
+
+
+def test_no_credentials_anywhere(server: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="holdfast")
+    token = "TOKENCANARY" * 3
+    options = server.options(
+        proxy.url, token=token, config_kwargs={"retries": {"total_max_attempts": 1}, "read_timeout": 0.2}
+    )
+    proxy.rule("status", path="busy")
+    proxy.rule("status", path="denied", code=403, s3_code="InvalidAccessKeyId", body="")
+    echo = f"<Error><Code>AccessDenied</Code><Message>no access for {SECRET_KEY} {ACCESS_KEY}</Message></Error>"
+    proxy.rule("status", path="echo", code=403, body=echo)
+    proxy.rule("hang", path="hang")
+    shown = []
+    with open_storage(f"s3://{BUCKET}/canary", options) as storage:
+        shown += [repr(storage), str(storage), storage.url]
+        storage.put("fine", b"1")
+        for key in ("busy", "denied", "echo", "hang", "absent"):
+            with pytest.raises(HoldfastError) as raised:
+                storage.get(key)
+            shown += traceback.format_exception(raised.value)
+    with pytest.raises(InvalidArgumentError) as raised_early:
+        open_storage("s3://bucket", {**options, "secrett": SECRET_KEY})
+    shown += traceback.format_exception(raised_early.value)
+    shown += [record.getMessage() for record in caplog.records if record.name.startswith("holdfast")]
+    assert any("put key=fine" in line for line in shown)
+    for canary in (ACCESS_KEY, SECRET_KEY, token):
+        assert not [line for line in shown if canary in line]
+
+
+def test_opening_and_closing_leaks_nothing(server: S3Server, url: str) -> None:
+    def cycle() -> None:
+        with open_storage(url, server.options()) as storage:
+            storage.list("")
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    cycle()
+    gc.collect()
+    before = descriptors()
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    assert descriptors() <= before
+
+
+def test_forgetting_to_close_is_silent(server: S3Server, url: str) -> None:
+    storage = open_storage(url, server.options())
+    storage.list("")
+    del storage
+    gc.collect()  # an unclosed session would warn, and a warning fails the test
+
+
+FORKED = """
+import os, signal, sys, threading
+from holdfast.snapshotter.storage import open_storage
+url, endpoint, key, secret = sys.argv[1:]
+storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": {"endpoint_url": endpoint}})
+storage.put("parent", b"1")
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        storage.get("parent")
+threads = [threading.Thread(target=busy) for _ in range(3)]
+for thread in threads: thread.start()
+children = []
+for number in range(3):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        storage.put(f"child-{number}", b"2")
+        assert storage.get("parent") == b"1"
+        if number == 1: storage.close()
+        if number == 2: sys.exit(0)
+        os._exit(0)
+    children.append(child)
+codes = [os.waitpid(child, 0)[1] for child in children]
+stop.set()
+for thread in threads: thread.join()
+print(codes, [info.key for info in storage.list("")])
+storage.close()
+"""
+
+
+def test_a_forked_child_works_and_leaves_the_parent_alone(server: S3Server, url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, url, server.url, ACCESS_KEY, SECRET_KEY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AWS_DEFAULT_REGION": "us-east-1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.stdout == "[0, 0, 0] ['child-0', 'child-1', 'child-2', 'parent']\n", done.stderr
+    assert not done.stderr
+
+
+def test_absent_object(storage: ObjectStorage) -> None:
+    with pytest.raises(NotFoundError, match="NoSuchKey"):
+        storage.get("absent")
+
+
+def test_root_and_key_together_are_limited(server: S3Server) -> None:
+    with (
+        open_storage(f"s3://{BUCKET}/" + "/".join(["d" * 100] * 9), server.options()) as storage,
+        pytest.raises(InvalidArgumentError, match="with the root's prefix"),
+    ):
+        storage.put("k" * 200, b"1")
