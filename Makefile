@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The folders that pyproject.toml maps into the package holdfast.
-FOLDERS := backends benches mvcc snapshotter spark_integration
-SOURCES := holdfast $(FOLDERS) tests $(wildcard examples)
+FOLDERS := backends benches examples mvcc snapshotter spark_integration
+SOURCES := holdfast $(FOLDERS) tests
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.groups import Groups as Groups
     from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
     from holdfast.spark_integration.shard_batch import ShardState as ShardState
+    from holdfast.spark_integration.state_reader import read_state as read_state
     from holdfast.spark_integration.stream import stream as stream
 
 # Public name: the module that defines it (PEP 562).
@@ -45,6 +46,7 @@ _EXPORTS = {
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "read_state": "holdfast.spark_integration.state_reader",
     "stream": "holdfast.spark_integration.stream",
 }
 

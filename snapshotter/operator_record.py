@@ -7,12 +7,17 @@ into each other's state, and state is never read with another schema or number o
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, NotFoundError, SchemaMismatchError
+from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
 from holdfast.snapshotter.storage import ObjectStorage
 
 Columns = list[list[str]]
@@ -33,7 +38,9 @@ class OperatorRecord:
         The run of the query in which the record was written.
     shards : int
     tables : mapping of str to mapping
-        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``.
+        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people and for comparison.
+    schemas : mapping of str to list of str
+        By table: key and value schema for programs; see `encode_schemas`.
     """
 
     operator: str
@@ -42,17 +49,57 @@ class OperatorRecord:
     run_id: str
     shards: int
     tables: Mapping[str, Mapping[str, Columns]]
+    schemas: Mapping[str, list[str]]
 
-    @staticmethod
-    def describe(tables: Mapping[str, TableSchema]) -> dict[str, dict[str, Columns]]:
-        """Return the `tables` attribute for these schemas."""
-        return {
+    @classmethod
+    def of(
+        cls,
+        operator: str,
+        query_id: str,
+        definition_id: str,
+        run_id: str,
+        shards: int,
+        tables: Mapping[str, TableSchema],
+    ) -> OperatorRecord:
+        """Return the record of an operator whose state lies in `tables`."""
+        described = {
             name: {
                 "key": [[f.name, str(f.type)] for f in schema.key],
                 "value": [[f.name, str(f.type)] for f in schema.value],
             }
             for name, schema in tables.items()
         }
+        return cls(operator, query_id, definition_id, run_id, shards, described, encode_schemas(tables))
+
+
+def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
+    """Return by table its key and value schema, each as base64 of Arrow's IPC form."""
+    return {
+        name: [base64.b64encode(side.serialize()).decode() for side in (schema.key, schema.value)]
+        for name, schema in tables.items()
+    }
+
+
+def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
+    """Return the schemas that `encode_schemas` wrote.
+
+    Raises
+    ------
+    CorruptionError
+        They are none.
+    """
+    try:
+        return {
+            name: TableSchema(name, *(ipc.read_schema(pa.py_buffer(base64.b64decode(s, validate=True))) for s in sides))
+            for name, sides in encoded.items()
+        }
+    except (pa.ArrowException, OSError, binascii.Error, TypeError) as exc:
+        raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
+
+
+def shard_prefix(operator: str, shard: int) -> str:
+    """Return where a shard's objects lie below the checkpoint directory."""
+    return f"{operator}/shard-{shard:04d}"
 
 
 def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
@@ -66,10 +113,10 @@ def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
         The state was written with other columns or another number of shards.
     """
     key = f"{record.operator}/operator"
-    stored = _read(storage, key)
+    stored = _find(storage, key)
     if stored is None:
         storage.put(key, stored_file.encode("operator", asdict(record))[0])
-        stored = _read(storage, key) or record
+        stored = _find(storage, key) or record
     where = {"operator": record.operator, "storage": storage.url}
     if stored.query_id != record.query_id:
         raise ConflictError(
@@ -104,10 +151,33 @@ def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
         )
 
 
-def _read(storage: ObjectStorage, key: str) -> OperatorRecord | None:
+def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
+    """Return an operator's record.
+
+    Raises
+    ------
+    NotFoundError
+        The storage holds no operator of this name.
+    """
+    record = _find(storage, f"{operator}/operator")
+    if record is None:
+        raise NotFoundError(
+            "the checkpoint directory holds no operator of this name: check the name, and that "
+            "spark.holdfast.checkpoint.dir is the one the query uses",
+            operator=operator,
+            storage=storage.url,
+        )
+    return record
+
+
+def _find(storage: ObjectStorage, key: str) -> OperatorRecord | None:
     try:
         data = storage.get(key)
     except NotFoundError:
         return None
-    stored = stored_file.decode(data, source=f"{storage.url}/{key}", kind="operator")
-    return OperatorRecord(**stored.header)
+    source = f"{storage.url}/{key}"
+    stored = stored_file.decode(data, source=source, kind="operator")
+    try:
+        return OperatorRecord(**stored.header)
+    except TypeError as exc:
+        raise CorruptionError(f"{source} is no operator record: {exc}") from exc

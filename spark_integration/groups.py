@@ -90,11 +90,11 @@ class Groups:
         return self._extreme(column, "max")
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value of the first row: by `order_by`, else as rows arrived (which Spark does not fix)."""
+        """Value of the first row: by `order_by`, null last, else as rows arrived (which Spark does not fix)."""
         return self._column(column).take(pa.array(self._picked(order_by, last=False)))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value of the last row: by `order_by`, else as rows arrived (which Spark does not fix)."""
+        """Value of the last row: by `order_by`, null first, else as rows arrived (which Spark does not fix)."""
         return self._column(column).take(pa.array(self._picked(order_by, last=True)))
 
     def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -168,8 +168,12 @@ class Groups:
         ends = np.append(self._starts[1:], len(self._order))
         if order_by is None:
             return self._order[ends - 1] if last else self._order[self._starts]
-        ranks = pc.rank(self._column(order_by), null_placement="at_start", tiebreaker="first")
-        sorted_ranks = ranks.to_numpy()[self._order].astype(np.int64)
+        order = self._column(order_by)
+        ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
+        if last and order.null_count:
+            # Arrow ranks nulls above everything: put them below.
+            ranks[order.is_null().to_numpy(zero_copy_only=False)] -= len(ranks)
+        sorted_ranks = ranks[self._order]
         wanted = self._reduce(np.maximum if last else np.minimum, sorted_ranks)
         hit = sorted_ranks == np.repeat(wanted, ends - self._starts)
         return self._order[hit]

@@ -29,7 +29,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
-from holdfast.snapshotter.operator_record import OperatorRecord
+from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
 from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
@@ -113,7 +113,7 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
     directory = operator_directory / f"shard-{shard:04d}"
     backend = find_backend(settings.backend)(directory, tables, clock.new_id)
     storage = task.checkpoint_storage(settings)
-    prefix = f"{operator.name}/shard-{shard:04d}"
+    prefix = shard_prefix(operator.name, shard)
     log = None
     if storage is not None:
         record = OperatorRecord.of(

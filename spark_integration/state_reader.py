@@ -25,7 +25,7 @@ from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator
+from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.spark_integration.routes import choose_routes
 
@@ -161,11 +161,6 @@ def _has_commit(storage: ObjectStorage, operator: str, shard: int, pointer: Poin
     return True
 
 
-def shard_prefix(operator: str, shard: int) -> str:
-    """Return where a shard's objects lie in durable storage."""
-    return f"{operator}/shard-{shard:04d}"
-
-
 def _restore(
     storage: ObjectStorage,
     record: OperatorRecord,
@@ -189,9 +184,10 @@ def _restore(
 def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:
     names: list[str] = list(schema.key.names)
     for name in schema.value.names:
-        while name in names:
-            name = f"value.{name}"
-        names.append(name)
+        free = name
+        while free in names:
+            free = f"value.{free}"
+        names.append(free)
     columns = pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
     batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
     return pa.Table.from_batches(batches, schema=columns)

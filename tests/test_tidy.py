@@ -33,7 +33,7 @@ ABOVE = ("benches/*", "examples/*", "holdfast/__init__.py", "holdfast/cli*.py", 
 PLACES = {
     "aiobotocore": ("snapshotter/storage*.py",),
     "botocore": ("snapshotter/storage*.py",),
-    "click": ("holdfast/cli*.py", "benches/*"),
+    "click": ("holdfast/cli*.py", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage*.py",),
     "mmh3": ("spark_integration/*",),
     "psutil": ("spark_integration/processes.py", "benches/*"),
@@ -300,7 +300,10 @@ def test_the_reader_of_imports_reads_all_forms(
 
 def test_the_reader_of_calls_resolves_imported_names(monkeypatch: pytest.MonkeyPatch) -> None:
     # The last two are attributes of something else, here without an import of time.
-    source = "from time import sleep as nap\nimport datetime as dt\nnap(1)\ndt.datetime.now()\nself.time.sleep(2)\ntime.sleep(1)"
+    source = (
+        "from time import sleep as nap\nimport datetime as dt\n"
+        "nap(1)\ndt.datetime.now()\nself.time.sleep(2)\ntime.sleep(1)"
+    )
     monkeypatch.setitem(globals(), "tree", lambda _: ast.parse(source))
     used = [name for _, name in calls("x.py") if TIME_AND_CHANCE.fullmatch(name)]
     assert sorted(used) == ["datetime.datetime.now", "time.sleep"]

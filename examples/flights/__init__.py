@@ -1,0 +1,10 @@
+"""The flights of a year through a stateful query that is killed half-way: ``holdfast demo``.
+
+::
+
+    data.py      the flights as files in time order, and the totals by plain pandas
+    totals.py    the stateful query: what you would write
+    query.py     the driver process that runs it, twice: the first one is killed
+    command.py   the command: starts, watches and kills the driver, and shows the result
+    report.py    the comparison and the tables
+"""

