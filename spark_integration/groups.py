@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from holdfast.backends.arrow_rows import IntArray, RowOrder, one_chunk
 from holdfast.errors import InvalidArgumentError
 
-_INT64_MAX = np.iinfo(np.int64).max
+_INT64 = np.iinfo(np.int64)
 
 
 class Groups:
@@ -54,30 +54,34 @@ class Groups:
         return pa.array(self._count_valid(self._column(column)))
 
     def sum(self, column: str | pa.Array) -> pa.Array:
-        """Add up: integers as int64, floats as float64, decimals as decimals.
+        """Add up: integers as int64, floats as float64, decimals as decimals of 38 digits.
 
         Raises
         ------
         InvalidArgumentError
-            Not a number, or a sum that int64 cannot hold.
+            Not a number, or a sum that its type cannot hold.
         """
-        values = self._column(column)
+        values = self._numbers(column)
         if pa.types.is_decimal(values.type):
-            return self._by_arrow(values, "sum")
+            return self._sum_decimals(values)
         if pa.types.is_integer(values.type):
-            totals = self._reduce(np.add, self._sorted(values, 0).astype(np.int64))
             self._require_no_overflow(values)
-        elif pa.types.is_floating(values.type):
-            totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64))
+            totals = self._reduce(np.add, self._sorted(values, 0).astype(np.int64))
         else:
-            raise InvalidArgumentError("only numbers can be added up", type=str(values.type))
+            totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64))
         return self._null_where_empty(values, totals)
 
     def mean(self, column: str | pa.Array) -> pa.Array:
-        """Average as float64."""
-        values = self._column(column)
+        """Average as float64.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Not a number.
+        """
+        values = self._numbers(column).cast(pa.float64(), safe=False)
         counts = self._count_valid(values)
-        totals = self._reduce(np.add, self._sorted(values.cast(pa.float64()), 0.0))
+        totals = self._reduce(np.add, self._sorted(values, 0.0))
         with np.errstate(invalid="ignore", divide="ignore"):
             return pa.array(totals / counts, mask=counts == 0)
 
@@ -97,12 +101,19 @@ class Groups:
         """Value of the last row: by `order_by`, null first, else as rows arrived (which Spark does not fix)."""
         return self._column(column).take(pa.array(self._picked(order_by, last=True)))
 
+    def _numbers(self, column: str | pa.Array) -> pa.Array:
+        values = self._column(column)
+        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        if not any(is_kind(values.type) for is_kind in kinds):
+            raise InvalidArgumentError("only numbers can be added up", type=str(values.type))
+        return values
+
     def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
         if isinstance(column, str):
             if column not in self._rows.schema.names:
                 raise InvalidArgumentError(f"the input has no column {column!r}", columns=list(self._rows.schema.names))
             column = self._rows.column(column)
-        values = one_chunk(column)
+        values = one_chunk(column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column))
         if len(values) != len(self._order):
             raise InvalidArgumentError(
                 "a column must have one value for each input row", values=len(values), rows=len(self._order)
@@ -129,17 +140,25 @@ class Groups:
             return pa.array(reduced)
         return pa.array(reduced, mask=self._count_valid(values) == 0)
 
+    def _sum_decimals(self, values: pa.Array) -> pa.Array:
+        # Arrow adds up without a check: take twice the digits, which no number of rows fills.
+        totals = self._by_arrow(values.cast(pa.decimal256(76, values.type.scale)), "sum")
+        try:
+            return totals.cast(pa.decimal128(38, values.type.scale))
+        except pa.ArrowInvalid as exc:
+            raise _too_large(values.type) from exc
+
     def _require_no_overflow(self, values: pa.Array) -> None:
         """Bound every sum by the largest value times the most rows; look closer only if that is too large."""
         bounds = pc.min_max(values).as_py()
         if bounds["min"] is None:
             return
         largest = max(abs(bounds["min"]), abs(bounds["max"]))
-        if largest * int(np.diff(np.append(self._starts, len(self._order))).max()) <= _INT64_MAX:
+        if largest * int(np.diff(np.append(self._starts, len(self._order))).max()) <= _INT64.max:
             return
         exact = self._reduce(np.add, self._sorted(values, 0).astype(object))
-        if any(abs(total) > _INT64_MAX for total in exact):
-            raise InvalidArgumentError("a sum is larger than int64 holds: add up as float64 or decimal")
+        if any(not _INT64.min <= total <= _INT64.max for total in exact):
+            raise _too_large(values.type)
 
     def _extreme(self, column: str | pa.Array, which: str) -> pa.Array:
         values = self._column(column)
@@ -149,7 +168,8 @@ class Groups:
         if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
             return self._by_arrow(values, which)
         if pa.types.is_floating(values.type):
-            fill: Any = np.inf if which == "min" else -np.inf
+            # fmin passes NaN over, so that only a group of nothing else gives NaN.
+            fill: Any = np.nan if which == "min" else -np.inf
             function: np.ufunc = np.fmin if which == "min" else np.maximum
         else:
             limits = np.iinfo(values.type.to_pandas_dtype())
@@ -161,15 +181,23 @@ class Groups:
         """Reduce a type that numpy does not hold with Arrow's own grouping."""
         taken = values.take(pa.array(self._order))
         table = pa.table({"group": pa.array(self._sorted_index()), "value": taken})
-        reduced = table.group_by("group", use_threads=False).aggregate([("value", function)])
+        try:
+            reduced = table.group_by("group", use_threads=False).aggregate([("value", function)])
+        except pa.ArrowNotImplementedError as exc:
+            raise InvalidArgumentError(f"values of this type have no {function}", type=str(values.type)) from exc
         return one_chunk(reduced.sort_by("group").column(f"value_{function}"))
 
     def _picked(self, order_by: str | pa.Array | None, *, last: bool) -> IntArray:
+        if not len(self._order):
+            return self._order
         ends = np.append(self._starts[1:], len(self._order))
         if order_by is None:
             return self._order[ends - 1] if last else self._order[self._starts]
         order = self._column(order_by)
-        ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
+        try:
+            ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
+        except pa.ArrowNotImplementedError as exc:
+            raise InvalidArgumentError("values of this type have no order", type=str(order.type)) from exc
         if last and order.null_count:
             # Arrow ranks nulls above everything: put them below.
             ranks[order.is_null().to_numpy(zero_copy_only=False)] -= len(ranks)
@@ -177,3 +205,9 @@ class Groups:
         wanted = self._reduce(np.maximum if last else np.minimum, sorted_ranks)
         hit = sorted_ranks == np.repeat(wanted, ends - self._starts)
         return self._order[hit]
+
+
+def _too_large(data_type: pa.DataType) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a sum is larger than its type holds: add up as float64, or integers as decimals", type=str(data_type)
+    )
