@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.backends.base import Backend
@@ -22,8 +23,9 @@ def _points() -> list[EntryPoint]:
     return [*_BUILT_IN, *entry_points(group=GROUP)]
 
 
+@lru_cache
 def find_backend(name: str) -> type[Backend]:
-    """Return the backend class registered under `name`.
+    """Return the backend class registered under `name`; looked up once in a process.
 
     Raises
     ------
@@ -51,9 +53,7 @@ def _load(point: EntryPoint) -> type[Backend]:
     try:
         found = point.load()
     except (ImportError, AttributeError) as exc:
-        raise InvalidArgumentError(
-            f"backend {point.name!r} cannot be loaded from {point.value!r}: {exc}"
-        ) from exc
+        raise InvalidArgumentError(f"backend {point.name!r} cannot be loaded from {point.value!r}: {exc}") from exc
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise InvalidArgumentError(f"backend {point.name!r} is not a subclass of Backend: {point.value!r}")
     lacking = sorted(getattr(found, "__abstractmethods__", ()))

@@ -204,8 +204,8 @@ class VersionedStore:
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted: it, the newest one before it, all later ones and all
-            pinned ones stay.
+            The version that the query has accepted, and begins its next transaction at: it, all later ones
+            and all pinned ones stay. Where older ones are needed after all, the commit log has them.
 
         Returns
         -------
@@ -214,7 +214,6 @@ class VersionedStore:
         """
         with self._pins_lock:
             held = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
-            previous = max((p.version for p in held if p.version < accepted.version), default=None)
-            going = [p for p in held if p.version != previous and p not in self._pins]
+            going = [p for p in held if p not in self._pins]
             self._backend.drop(going)
         return going

@@ -93,8 +93,14 @@ class ShardStore:
     policy: SnapshotPolicy
 
     def begin(self, pointer: Pointer | None, version: int) -> Transaction:
-        """Begin, after a snapshot where the chain of commits has become too long."""
+        """Begin at the pointer that the query has accepted, and forget what came before it.
+
+        Where the chain of commits has become too long, a snapshot is written first.
+        """
         transaction = self.store.begin(pointer, version)
+        if pointer is not None:
+            # Now, not after the commit: so the new version takes the place of the oldest.
+            self.store.prune(pointer)
         if self.log is not None and pointer is not None and transaction.view is not None:
             chain = chain_of(transaction.view.properties)
             if self.policy.is_overdue(self.log.shorten(chain)):
