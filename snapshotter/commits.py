@@ -3,14 +3,16 @@
 ::
 
     <operator>/shard-0003/
-        commits/<version>-<commit id>      what one micro-batch wrote: one run a table
-        snapshots/<version>-<commit id>    one whole version: one run a table
+        commits/<version>-<commit id>               what one micro-batch wrote: one run a table
+        snapshots/<version>-<commit id>-<digest>    one whole version: one run a table
 
-Every object is written once under a name that is never used again. A commit's header holds its **chain**:
-the snapshot it builds on, if any, and the commits since, each with size and digest::
+Every object is written once under a name that is never used again. A snapshot's name holds 16 digits of its
+digest, because two executors may write one of the same version, and equal state need not be equal bytes. A
+commit's header holds its **chain**: the snapshot it builds on, if any, and the commits since, each with size
+and digest::
 
-    snapshots/20-aa ◀─ commits/21-bb ◀─ commits/22-cc ◀─ commits/23-dd
-                       chain(23-dd) = [snapshots/20-aa, commits/21-bb, commits/22-cc]
+    snapshots/20-aa-7c1e… ◀─ commits/21-bb ◀─ commits/22-cc ◀─ commits/23-dd
+                             chain(23-dd) = [snapshots/20-aa-7c1e…, commits/21-bb, commits/22-cc]
 
 So a version is restored from its pointer with one read, then the rest in parallel, and no listing. An
 attempt that Spark dropped leaves an object that no chain names.
@@ -23,19 +25,22 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.backends import stored_file
+from holdfast import clock
+from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Pointer, View
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
 from holdfast.mvcc.store import RestoredVersion
 from holdfast.snapshotter.storage import ObjectStorage
+
+_NOTES_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,25 @@ class ChainEntry:
     @property
     def key(self) -> str:
         """Where the object lies, below the shard."""
-        return f"{self.kind}s/{self.pointer}"
+        name = f"{self.pointer}-{self.digest[:16]}" if self.kind == "snapshot" else self.pointer
+        return f"{self.kind}s/{name}"
 
 
 Chain = list[ChainEntry]
 
 
-def chain_of(properties: Mapping[str, Any] | None) -> Chain:
-    """Return the chain that a version's properties hold; empty where there is none."""
-    return [ChainEntry(**entry) for entry in (properties or {}).get("chain", [])]
+def chain_of(properties: Mapping[str, Any] | None, source: str = "a local version") -> Chain:
+    """Return the chain that a version's properties or a commit's header hold; empty where there is none.
+
+    Raises
+    ------
+    CorruptionError
+        It is no chain; the message calls its place `source`.
+    """
+    try:
+        return [ChainEntry(**entry) for entry in (properties or {}).get("chain", [])]
+    except TypeError as exc:
+        raise CorruptionError(f"{source} holds no readable chain of commits") from exc
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,8 @@ class ObjectCommitLog:
         Runs uploads and downloads.
     snapshot_notes : pathlib.Path
         Local directory in which `write_snapshot` leaves a note of each snapshot, for the next commit.
+    new_id : callable
+        Returns a new unique name each time.
     """
 
     def __init__(
@@ -126,12 +143,14 @@ class ObjectCommitLog:
         tables: Mapping[str, TableSchema],
         executor: Executor,
         snapshot_notes: Path,
+        new_id: Callable[[], str] = clock.new_id,
     ) -> None:
         self._storage = storage
         self._prefix = prefix
         self._tables = tables
         self._executor = executor
         self._notes = snapshot_notes
+        self._new_id = new_id
 
     def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingPut:
         """Encode the commit and start to store it.
@@ -147,7 +166,13 @@ class ObjectCommitLog:
         return PendingPut({"chain": [asdict(e) for e in [*chain, entry]]}, done)
 
     def write_snapshot(self, pointer: Pointer, view: View) -> ChainEntry:
-        """Store one whole version and leave a note of it for the commits that follow."""
+        """Store one whole version and leave a note of it for the commits that follow.
+
+        Raises
+        ------
+        UnavailableError
+            Durable or local storage failed; commits go on without the snapshot.
+        """
         runs = {}
         for table in self._tables:
             stretches = list(view.scan(table))
@@ -155,12 +180,28 @@ class ObjectCommitLog:
                 runs[table] = merge_runs(stretches, drop_deletes=True)
         entry, data = self._encode("snapshot", pointer, [], runs)
         self._storage.put(self._path(entry), data)
-        self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note, _ = stored_file.encode("snapshot-note", asdict(entry))
-        temporary = self._notes / f"{pointer}.tmp"
-        temporary.write_bytes(note)
-        temporary.rename(self._notes / str(pointer))
+        self._leave_note(entry)
         return entry
+
+    def _leave_note(self, entry: ChainEntry) -> None:
+        note, _ = stored_file.encode("snapshot-note", asdict(entry))
+        with local_files.writing(self._notes):
+            local_files.make_private_folder(self._notes)
+            temporary = self._notes / f".{self._new_id()}"
+            temporary.write_bytes(note)
+            temporary.rename(self._notes / entry.pointer)
+            # Chains that a running attempt may still shorten end at one of the newest.
+            noted = sorted(map(Pointer.parse, local_files.list_folder(self._notes)))
+            for old in noted[:-_NOTES_KEPT]:
+                (self._notes / str(old)).unlink(missing_ok=True)
+
+    def _read_note(self, pointer: str) -> ChainEntry | None:
+        """Return what a note says; None where it is gone, or says nothing: it only saves work."""
+        try:
+            header = local_files.read_header(self._notes / pointer, "snapshot-note")
+        except (NotFoundError, CorruptionError):
+            return None
+        return chain_of({"chain": [header]})[0]
 
     def restore(self, pointer: Pointer) -> RestoredVersion:
         """Read a whole version; nothing local changes.
@@ -187,7 +228,7 @@ class ObjectCommitLog:
         source = f"{self._storage.url}/{path}"
         commit = stored_file.decode(data, source=source, kind="commit")
         self._check_identity(commit, pointer, source)
-        chain = chain_of(commit.header)
+        chain = chain_of(commit.header, source)
         objects = [*self._executor.map(self._fetch, chain), commit]
         entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
         return RestoredVersion(
@@ -240,15 +281,12 @@ class ObjectCommitLog:
 
     def shorten(self, chain: Chain) -> Chain:
         """Return the chain with everything up to its newest snapshotted version replaced by the snapshot."""
-        try:
-            noted = {path.name: path for path in self._notes.iterdir()}
-        except FileNotFoundError:
-            return chain
+        noted = set(local_files.list_folder(self._notes))
         for i in reversed(range(len(chain))):
             if chain[i].kind == "commit" and chain[i].pointer in noted:
-                path = noted[chain[i].pointer]
-                note = stored_file.decode(path.read_bytes(), source=str(path), kind="snapshot-note")
-                return [ChainEntry(**note.header), *chain[i + 1 :]]
+                snapshot = self._read_note(chain[i].pointer)
+                if snapshot is not None:
+                    return [snapshot, *chain[i + 1 :]]
         return chain
 
     def _path(self, entry: ChainEntry) -> str:

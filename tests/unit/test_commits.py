@@ -1,0 +1,378 @@
+"""The commit log on object storage: what is restored, what is refused, and how long chains of commits get."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run import Run, merge_runs
+from holdfast.clock import new_id
+from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ChainEntry, ObjectCommitLog, SnapshotPolicy, chain_of
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.spark_integration.shard_call import ShardStore
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
+
+PREFIX = "totals/shard-0003"
+TABLES = {"counts": COUNTS}
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStorage]:
+    url = f"file://{tmp_path}/durable" if request.param == "file" else f"memory://commits-{next(_numbers)}"
+    with open_storage(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+class Shard:
+    """A shard on one executor: its backend, log and store; every commit writes one user."""
+
+    def __init__(self, storage: ObjectStorage, executor: Executor, directory: Path) -> None:
+        self.backend = MemoryBackend(directory, TABLES, new_id)
+        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory / "snapshots")
+        self.store = VersionedStore(self.backend, self.log)
+
+    def commit(self, base: Pointer | None, *rows: tuple[str, int | None], delete: Sequence[str] = ()) -> Pointer:
+        with self.store.begin(base) as transaction:
+            if rows:
+                transaction.put(
+                    "counts", keys_of(COUNTS, [(u,) for u, _ in rows]), values_of(COUNTS, [(n,) for _, n in rows])
+                )
+            if delete:
+                transaction.delete("counts", keys_of(COUNTS, [(u,) for u in delete]))
+            pointer = transaction.commit()
+        assert pointer is not None
+        return pointer
+
+    def grow(self, base: Pointer | None, commits: int) -> Pointer:
+        """Commit so many times; user i gets value i."""
+        first = base.version if base else 0
+        for i in range(first, first + commits):
+            base = self.commit(base, (f"u{i}", i))
+        assert base is not None
+        return base
+
+    def state(self, pointer: Pointer) -> dict[object, object]:
+        with self.store.read_at(pointer) as view:
+            return {key[0]: value[0] for key, value in contents(view, "counts").items()}
+
+    def snapshot(self, pointer: Pointer) -> ChainEntry:
+        with self.store.pin(pointer) as view:
+            return self.log.write_snapshot(pointer, view)
+
+    def chain(self, pointer: Pointer) -> list[str]:
+        with self.store.read_at(pointer) as view:
+            return [entry.key for entry in chain_of(view.properties)]
+
+
+@pytest.fixture
+def shard(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
+    return Shard(storage, executor, tmp_path / "here")
+
+
+@pytest.fixture
+def elsewhere(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
+    """Return the same shard on another executor, which has nothing locally."""
+    return Shard(storage, executor, tmp_path / "elsewhere")
+
+
+def test_another_executor_restores_every_version(shard: Shard, elsewhere: Shard) -> None:
+    one = shard.commit(None, ("ann", 1), ("bob", None))
+    two = shard.commit(one, ("ann", 2), delete=["bob"])
+    three = shard.commit(two, ("cem", 3))
+    assert elsewhere.state(three) == {"ann": 2, "cem": 3}
+    assert elsewhere.state(one) == {"ann": 1, "bob": None}
+    assert elsewhere.state(two) == {"ann": 2}
+
+
+def test_a_chain_goes_on_where_it_was_restored(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    there = elsewhere.commit(shard.grow(None, 2), ("ann", 1))
+    assert elsewhere.chain(there) == [f"commits/{p}" for p in (*_pointers(storage), there)]
+    assert shard.state(there) == {"u0": 0, "u1": 1, "ann": 1}
+
+
+def _pointers(storage: ObjectStorage, versions: range = range(1, 3)) -> list[str]:
+    names = [o.key.rpartition("/")[2] for o in storage.list(f"{PREFIX}/commits/")]
+    return [name for v in versions for name in names if name.startswith(f"{v}-")]
+
+
+def test_an_attempt_that_was_dropped_is_in_no_later_chain(shard: Shard, elsewhere: Shard) -> None:
+    one = shard.commit(None, ("ann", 1))
+    dropped, kept = shard.commit(one, ("ann", 7)), shard.commit(one, ("ann", 2))
+    last = shard.commit(kept, ("bob", 1))
+    assert shard.chain(last) == [f"commits/{p}" for p in (one, kept, last)]
+    assert elsewhere.state(last) == {"ann": 2, "bob": 1}
+    assert elsewhere.state(dropped) == {"ann": 7}
+
+
+def test_a_snapshot_shortens_the_chains_that_follow(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.grow(None, 5)
+    snapshot = shard.snapshot(base)
+    after = shard.commit(base, ("ann", 1), delete=["u0"])
+    last = shard.commit(after, ("bob", 2))
+    assert shard.chain(last) == [snapshot.key, f"commits/{after}", f"commits/{last}"]
+    assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(1, 5)} | {"ann": 1, "bob": 2}
+
+
+def test_versions_before_a_snapshot_are_still_there(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.grow(None, 3)
+    shard.snapshot(base)
+    after = shard.commit(base, ("ann", 1))
+    assert shard.chain(base) == elsewhere.chain(base)
+    assert elsewhere.state(base) == {"u0": 0, "u1": 1, "u2": 2}
+    assert elsewhere.state(after) == {"u0": 0, "u1": 1, "u2": 2, "ann": 1}
+
+
+def test_a_snapshot_of_a_version_outside_the_chain_is_ignored(shard: Shard, elsewhere: Shard) -> None:
+    """A dropped attempt's snapshot must not enter the chain of the attempt that was kept."""
+    base = shard.grow(None, 2)
+    shard.snapshot(shard.commit(base, ("ann", 7)))
+    kept = shard.commit(base, ("ann", 2))
+    assert all(key.startswith("commits/") for key in shard.chain(kept))
+    assert elsewhere.state(kept)["ann"] == 2
+
+
+def test_an_empty_version_has_a_snapshot(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.commit(shard.commit(None, ("ann", 1)), delete=["ann"])
+    shard.snapshot(base)
+    assert elsewhere.state(base) == {}
+    assert elsewhere.state(shard.commit(base, ("bob", 1))) == {"bob": 1}
+
+
+def test_notes_of_snapshots_do_not_pile_up(shard: Shard, tmp_path: Path) -> None:
+    base = None
+    for _ in range(8):
+        base = shard.grow(base, 2)
+        newest = shard.snapshot(base)
+    assert [p.name for p in (tmp_path / "here" / "snapshots").iterdir()].count(newest.pointer) == 1
+    assert len(list((tmp_path / "here" / "snapshots").iterdir())) == 4
+    assert shard.chain(shard.grow(base, 1))[0] == newest.key
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_note_that_cannot_be_read_costs_nothing_but_work(shard: Shard, tmp_path: Path, damage: str) -> None:
+    base = shard.grow(None, 2)
+    shard.snapshot(base)
+    note = tmp_path / "here" / "snapshots" / str(base)
+    content = note.read_bytes()
+    note.unlink()
+    if damage != "gone":
+        note.write_bytes(content[:-1] if damage == "cut" else b"")
+    assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
+
+
+def test_two_executors_may_snapshot_one_version_in_different_bytes(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage
+) -> None:
+    """What lies under a null differs from merge to merge; neither snapshot may take the other's place."""
+    base = shard.grow(None, 1)
+    snapshots = []
+    for one, under_null in ((shard, 7), (elsewhere, 8)):
+        with one.store.pin(base) as view:
+            one.log.write_snapshot(base, _WithNull(view, under_null))  # type: ignore[arg-type]
+        snapshots.append(one.log.shorten(chain_of(view.properties))[0])
+    assert snapshots[0].digest != snapshots[1].digest
+    for one, snapshot in zip((shard, elsewhere), snapshots, strict=True):
+        after = one.commit(base, ("ann", 1))
+        assert one.chain(after) == [snapshot.key, f"commits/{after}"]
+        assert one.log.restore(after).runs["counts"].batch.num_rows == 2
+
+
+class _WithNull:
+    """A view whose one row is null, with `under_null` in the memory below."""
+
+    def __init__(self, view: object, under_null: int) -> None:
+        self._view, self._under_null = view, under_null
+
+    def scan(self, table: str) -> Iterator[Run]:
+        (run,) = self._view.scan(table)  # type: ignore[attr-defined]
+        null = pa.array(np.array([self._under_null]), mask=np.array([True]))
+        columns = [*run.batch.columns[:-1], null]
+        yield Run(run.schema, pa.RecordBatch.from_arrays(columns, schema=run.batch.schema))
+
+
+# What cannot be restored
+
+
+def test_a_commit_that_is_not_there_is_lost_state(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Never an empty state: the error names the object, and the setting to check."""
+    base = shard.grow(None, 1)
+    storage.delete([f"{PREFIX}/commits/{base}"])
+    with pytest.raises(StateLostError, match=r"spark\.holdfast\.checkpoint\.dir") as caught:
+        elsewhere.store.begin(base)
+    assert caught.value.facts["key"] == f"{PREFIX}/commits/{base}"
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _alter(data: bytes) -> bytes:
+    return data[:40] + bytes([data[40] ^ 1]) + data[41:]
+
+
+@pytest.mark.parametrize("which", ["snapshot", "commit in the chain", "newest commit"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "altered", "replaced"])
+def test_a_damaged_object_is_named_and_changes_nothing_local(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, tmp_path: Path, which: str, damage: str
+) -> None:
+    base = shard.grow(None, 2)
+    snapshot = shard.snapshot(base)
+    between = shard.grow(base, 1)
+    last = shard.grow(between, 1)
+    key = {"snapshot": snapshot.key, "commit in the chain": f"commits/{between}", "newest commit": f"commits/{last}"}[
+        which
+    ]
+    path = f"{PREFIX}/{key}"
+    donor = shard.snapshot(last).key if which == "snapshot" else f"commits/{base}"
+    data = bytes(storage.get(path))
+    storage.delete([path])
+    if damage != "gone":
+        made = {"cut": _cut(data), "altered": _alter(data), "replaced": bytes(storage.get(f"{PREFIX}/{donor}"))}[damage]
+        storage.put(path, made)
+    wanted: type[HoldfastError] = StateLostError if (which, damage) == ("newest commit", "gone") else CorruptionError
+    with pytest.raises(wanted) as caught:
+        elsewhere.store.begin(last)
+    assert key in str(caught.value)
+    assert elsewhere.backend.versions() == []
+    assert not any(p.is_file() for p in (tmp_path / "elsewhere").rglob("*"))
+
+
+def test_a_commit_of_another_shard_is_refused(
+    shard: Shard, storage: ObjectStorage, executor: Executor, tmp_path: Path
+) -> None:
+    """Copied between directories by hand, say: right bytes, wrong state."""
+    base = shard.grow(None, 1)
+    storage.put(f"totals/shard-0004/commits/{base}", bytes(storage.get(f"{PREFIX}/commits/{base}")))
+    other = ObjectCommitLog(storage, "totals/shard-0004", TABLES, executor, tmp_path / "notes")
+    with pytest.raises(CorruptionError, match="moved or copied") as caught:
+        other.restore(base)
+    assert caught.value.facts["shard"] == PREFIX
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [{"kind": "commit"}],
+        [{"kind": "commit", "pointer": "1-aa", "size_bytes": 1, "digest": "0" * 32, "more": 1}],
+        ["1-aa"],
+        3,
+    ],
+)
+def test_a_commit_with_an_unreadable_chain_is_named(shard: Shard, storage: ObjectStorage, chain: object) -> None:
+    pointer = Pointer(7, "abcd")
+    header = {"pointer": str(pointer), "shard": PREFIX, "chain": chain, "rows": {}}
+    storage.put(f"{PREFIX}/commits/{pointer}", stored_file.encode("commit", header)[0])
+    with pytest.raises(CorruptionError, match=f"commits/{pointer}"):
+        shard.log.restore(pointer)
+
+
+@pytest.mark.parametrize("pointer", ["../../../outside", "/etc/passwd", "..", ""])
+def test_no_chain_leads_out_of_the_storage(shard: Shard, storage: ObjectStorage, tmp_path: Path, pointer: str) -> None:
+    entry = {"kind": "commit", "pointer": pointer, "size_bytes": 1, "digest": "0" * 32}
+    own = Pointer(7, "abcd")
+    header = {"pointer": str(own), "shard": PREFIX, "chain": [entry], "rows": {}}
+    storage.put(f"{PREFIX}/commits/{own}", stored_file.encode("commit", header)[0])
+    (tmp_path / "outside").write_text(json.dumps({}))
+    with pytest.raises(HoldfastError):
+        shard.log.restore(own)
+
+
+def test_a_storage_that_does_not_answer_is_neither_lost_nor_corrupt(shard: Shard, elsewhere: Shard) -> None:
+    """Trying again must be possible: the error says retryable."""
+    last = shard.grow(None, 2)
+    faulty = FaultyStorage(elsewhere.log._storage, [Fault("fail", action="get", nth=2)])
+    elsewhere.log._storage = faulty
+    with pytest.raises(UnavailableError):
+        elsewhere.store.begin(last)
+    faulty.assert_all_hit()
+    assert elsewhere.state(last) == {"u0": 0, "u1": 1}
+
+
+@pytest.mark.parametrize("kind", ["fail", "lose_reply"])
+def test_a_commit_that_could_not_be_stored_leaves_no_local_version(shard: Shard, kind: str) -> None:
+    """Else a pointer could name what no other executor can restore."""
+    base = shard.grow(None, 1)
+    shard.log._storage = FaultyStorage(shard.log._storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        shard.commit(base, ("ann", 1))
+    assert shard.backend.versions() == [base]
+    assert shard.state(shard.commit(base, ("ann", 2))) == {"u0": 0, "ann": 2}
+
+
+def test_a_snapshot_that_could_not_be_stored_leaves_no_note(shard: Shard, tmp_path: Path) -> None:
+    base = shard.grow(None, 2)
+    shard.log._storage = FaultyStorage(shard.log._storage, [Fault("fail", action="put")])
+    with pytest.raises(UnavailableError):
+        shard.snapshot(base)
+    assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
+
+
+def test_a_note_that_cannot_be_written_says_so_as_ours(shard: Shard, tmp_path: Path) -> None:
+    """The state server goes on after errors of holdfast, and dies of others."""
+    base = shard.grow(None, 1)
+    (tmp_path / "here" / "snapshots").write_text("in the way")
+    with pytest.raises(UnavailableError, match="snapshots"):
+        shard.snapshot(base)
+
+
+# How long chains get
+
+
+def test_the_policy_counts_commits_since_the_snapshot() -> None:
+    commit = ChainEntry("commit", "1-aa", 1, "00")
+    policy = SnapshotPolicy(max_commits=3)
+    lengths = [policy.is_due([replace(commit, kind="snapshot"), *[commit] * n]) for n in (2, 3)]
+    assert lengths == [False, True]
+    assert [policy.is_overdue([commit] * n) for n in (11, 12)] == [False, True]
+
+
+def test_a_worker_writes_the_snapshot_where_the_background_does_not(
+    shard: Shard, elsewhere: Shard, tmp_path: Path
+) -> None:
+    """The chain stays bounded when the state server is dead for ever; a batch pays for it once."""
+    policy = SnapshotPolicy(max_commits=2)
+    opened = ShardStore(tmp_path, tmp_path, PREFIX, shard.backend, shard.log, shard.store, policy)
+    base: Pointer | None = None
+    longest = 0
+    for i in range(30):
+        with opened.begin(base, i + 1) as transaction:
+            transaction.put("counts", keys_of(COUNTS, [(f"u{i}",)]), values_of(COUNTS, [(i,)]))
+            base = transaction.commit()
+        assert base is not None
+        longest = max(longest, len(shard.chain(base)))
+    assert longest <= 4 * policy.max_commits + 1
+    assert base is not None
+    assert elsewhere.state(base) == {f"u{i}": i for i in range(30)}
+
+
+def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
+    shard: Shard, storage: ObjectStorage
+) -> None:
+    base = shard.grow(None, 1)
+    data = storage.get(f"{PREFIX}/commits/{base}")
+    batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+    assert batch.to_pylist() == [{"hash": batch["hash"][0].as_py(), "deleted": False, "key.user": "u0", "value.n": 0}]
+    stored = stored_file.decode(data, source="it", kind="commit")
+    assert stored.header == {"pointer": str(base), "shard": PREFIX, "chain": [], "rows": {"counts": 1}}
+    assert len(merge_runs([Run.read(stored.sections["counts"], COUNTS, source="it")], drop_deletes=True)) == 1
