@@ -32,7 +32,22 @@ def _text(value: str) -> str:
 def _location(value: str) -> str:
     """A URL as it is; a bare path made absolute, since workers run elsewhere."""
     text = _text(value)
+    if _holds_credentials(text):
+        # Settings are pickled and shown; so is this error.
+        raise InvalidArgumentError(
+            f"{PREFIX}checkpoint.dir holds credentials: remove them, and set {STORAGE_PREFIX}key and "
+            f"{STORAGE_PREFIX}secret, or the environment's own credentials"
+        )
     return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else os.path.abspath(text)
+
+
+def _holds_credentials(url: str) -> bool:
+    """Tell whether a URL has a password, or for S3, whose secrets may hold a slash, anything like one."""
+    scheme, separator, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    user, at, _ = authority.rpartition("@")
+    in_s3 = scheme.lower() in ("s3", "s3a") and (":" in authority or "@" in rest)
+    return bool(separator) and (in_s3 or (bool(at) and ":" in user))
 
 
 def _directory(value: str) -> str:
@@ -110,13 +125,20 @@ class Settings:
                     raise _unknown(full_key, known)
                 try:
                     values[known[key].name] = known[key].metadata["parse"](value)
+                except InvalidArgumentError:
+                    raise
                 except ValueError as exc:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
         return cls(**values, storage_names=tuple(sorted(storage_names)))
 
 
 def _unknown(full_key: str, known: Mapping[str, object]) -> InvalidArgumentError:
-    names = [PREFIX + key for key in known]
-    near = difflib.get_close_matches(full_key, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)} and {STORAGE_PREFIX}*"
+    key = full_key.removeprefix(PREFIX)
+    head, _, rest = key.partition(".")
+    if rest and difflib.get_close_matches(head, ["storage"]):
+        near = [f"storage.{rest}"]
+    else:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    names = ", ".join(PREFIX + name for name in known)
+    hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
     return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

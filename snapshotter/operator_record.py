@@ -8,7 +8,6 @@ into each other's state, and state is never read with another schema or number o
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -93,7 +92,7 @@ def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
             name: TableSchema(name, *(ipc.read_schema(pa.py_buffer(base64.b64decode(s, validate=True))) for s in sides))
             for name, sides in encoded.items()
         }
-    except (pa.ArrowException, OSError, binascii.Error, TypeError) as exc:
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
         raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
 
 

@@ -1,0 +1,126 @@
+"""Settings: what is refused before anything runs, and that no credential is kept, shown or pickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
+
+SECRET = "sEcReT-42"
+
+
+def test_defaults_need_no_configuration() -> None:
+    assert Settings.parse({}) == Settings() == Settings(backend="memory", checkpoint_dir=None, snapshot_max_commits=20)
+
+
+def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
+    parsed = Settings.parse(
+        {
+            "spark.holdfast.backend": " memory ",
+            "spark.holdfast.checkpoint.dir": "s3://bucket/app",
+            "spark.holdfast.local.dir": "/fast",
+            "spark.holdfast.transport": "rows",
+            "spark.holdfast.shards": "8",
+            "spark.holdfast.snapshot.maxCommits": "5",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.holdfastly": "someone else's",
+        }
+    )
+    assert parsed == Settings("memory", "s3://bucket/app", "/fast", "rows", 8, 5)
+
+
+def test_every_setting_has_a_key_in_this_test() -> None:
+    """A new one needs a case above."""
+    keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
+    assert keys == {"backend", "checkpoint.dir", "local.dir", "transport", "shards", "snapshot.maxCommits"}
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("spark.holdfast.backnd", "spark.holdfast.backend"),
+        ("spark.holdfast.checkpointDir", "spark.holdfast.checkpoint.dir"),
+        ("spark.holdfast.snapshot.maxcommits", "spark.holdfast.snapshot.maxCommits"),
+        ("spark.holdfast.Shards", "spark.holdfast.shards"),
+        ("spark.holdfast.storge.secret", "spark.holdfast.storage.secret"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_the_nearest_name(key: str, near: str) -> None:
+    """It would silently do nothing."""
+    with pytest.raises(InvalidArgumentError, match=f"did you mean '{near}'"):
+        Settings.parse({key: "1"})
+
+
+def test_a_key_like_no_other_gets_the_list() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"known are .*spark\.holdfast\.backend.*storage\.\*"):
+        Settings.parse({"spark.holdfast.zzzzzzzzzzzzzzzzzzzzzzzz": "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("shards", "many", "invalid literal"),
+        ("shards", "0", "at least 1"),
+        ("shards", "2.5", "invalid literal"),
+        ("snapshot.maxCommits", "-1", "at least 1"),
+        ("transport", "pigeon", "'packed' or 'rows'"),
+        ("transport", "", "'packed' or 'rows'"),
+        ("backend", " ", "empty"),
+        ("checkpoint.dir", "", "empty"),
+        ("local.dir", "relative/path", "absolute"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_key_value_and_reason(key: str, value: str, why: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=why) as caught:
+        Settings.parse({PREFIX + key: value})
+    assert str(caught.value).startswith(f"{PREFIX}{key} cannot be {value!r}")
+
+
+def test_a_bare_checkpoint_path_becomes_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run in other directories."""
+    assert Settings.parse({"spark.holdfast.checkpoint.dir": "app/state"}).checkpoint_dir == os.path.abspath("app/state")
+    for url in ("memory://x", "hdfs://host:8020/app", "file:/data", "s3a://bucket", "abfs://box@account/app"):
+        assert Settings.parse({"spark.holdfast.checkpoint.dir": url}).checkpoint_dir == url
+
+
+def test_storage_options_are_kept_by_name_only() -> None:
+    parsed = Settings.parse({STORAGE_PREFIX + "secret": SECRET, STORAGE_PREFIX + "client_kwargs.endpoint_url": "u"})
+    assert parsed.storage_names == ("client_kwargs.endpoint_url", "secret")
+    assert SECRET not in repr(parsed)
+    assert SECRET.encode() not in pickle.dumps(parsed)
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://key:{SECRET}@bucket/app",
+        f"s3a://key:{SECRET}",
+        f"s3://key:a/{SECRET}@bucket/app",
+        f"hdfs://user:{SECRET}@host/app",
+    ],
+)
+def test_credentials_in_the_checkpoint_url_are_refused_unseen(url: str) -> None:
+    """They would travel in the operator's pickle; the refusal must not show them either."""
+    with pytest.raises(InvalidArgumentError, match=r"spark\.holdfast\.storage\.secret") as caught:
+        Settings.parse({"spark.holdfast.checkpoint.dir": url})
+    seen: BaseException | None = caught.value
+    while seen is not None:
+        assert SECRET not in str(seen)
+        seen = seen.__cause__ or seen.__context__
+
+
+@given(st.dictionaries(st.text().map(lambda t: PREFIX + t), st.text()))
+def test_any_configuration_is_parsed_or_refused(configuration: dict[str, str]) -> None:
+    try:
+        parsed = Settings.parse(configuration)
+    except InvalidArgumentError:
+        return
+    assert len(parsed.storage_names) <= len(configuration)
