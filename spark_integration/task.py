@@ -17,6 +17,7 @@ from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_stor
 from holdfast.spark_integration.local_dirs import private_directory
 
 _IO_THREADS = 8
+_HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ class StreamingTask:
 def storage_options(settings: Settings) -> dict[str, str]:
     """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
 
-    They are not pickled with the operator, since they may be credentials.
+    They are not pickled with the operator, since they may be credentials. Spark Connect hides credentials
+    from the driver's program, so their usual names are tried whether it saw them or not.
     """
     context = TaskContext.get()
     values = {}
-    for name in settings.storage_names:
+    for name in {*settings.storage_names, *_HIDDEN_BY_CONNECT}:
         value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
         if value is not None:
             values[name] = value
