@@ -142,9 +142,11 @@ def _holds_floats(t: pa.DataType) -> bool:
 
 def _normalize_floats(column: pa.Array) -> pa.Array:
     values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
-    if not (np.isnan(values).any() or (np.signbit(values) & (values == 0)).any()):
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        is_nan, is_zero = np.isnan(values), values == 0
+    if not (is_nan.any() or (np.signbit(values) & is_zero).any()):
         return column
-    values = np.where(np.isnan(values), values.dtype.type(np.nan), values + values.dtype.type(0))
+    values = np.where(is_nan, values.dtype.type(np.nan), np.where(is_zero, values.dtype.type(0), values))
     return pa.array(values, type=column.type, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 

@@ -220,7 +220,7 @@ def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, veri
 def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     try:
         footer = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise CorruptionError(f"{source} has an unreadable footer") from exc
     if not (
         isinstance(footer, dict)

@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else value + 0.0
     if isinstance(value, dict):
-        return tuple((name, plain(v)) for name, v in value.items())
+        return tuple((name, plain(value[name])) for name in sorted(value))
     if isinstance(value, list | tuple):
         return tuple(plain(v) for v in value)
     return value

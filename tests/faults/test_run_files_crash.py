@@ -1,4 +1,4 @@
-"""Run files survive what happens to a local directory: a killed process at every step, a full disk, a vanished directory.
+"""Run files survive what happens to a local directory: a process killed at every step, a full disk, a clean-up.
 
 The victim is a child process that calls `os._exit` just before its n-th file-system operation, for every n, so each
 state that a kill can leave on disk is met. What a version holds is a function of its pointer's version.
@@ -100,7 +100,7 @@ def victims(root: Path) -> None:
             directory = root / f"{operation:04d}"
             out = os.open(f"{directory}.pointers", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             die_at(operation)
-            work(directory, lambda pointer: os.write(out, f"{pointer}\n".encode()))
+            work(directory, lambda pointer, out=out: os.write(out, f"{pointer}\n".encode()))
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
             return
