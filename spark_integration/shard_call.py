@@ -33,7 +33,7 @@ from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
 from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
-from holdfast.spark_integration.transport import HASH, Transport, pack_output
+from holdfast.spark_integration.transport import BLOB, HASH, Transport, pack_output
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -148,22 +148,31 @@ def call_shard(
     shard = operator.routes.index(int(key[0]))
     received = transport.receive(chunks)
     streaming = task.StreamingTask.current()
-    watermark_ms = state.getCurrentWatermarkMs() if streaming and operator.has_watermark else None
-    if streaming is None:
-        transaction = Transaction(None, 1, None, operator.tables(), _keep_nothing)
-        output = run_function(operator, received, transaction, shard, None, None)
-    else:
-        pointer = Pointer(*state.get) if state.exists else None
-        opened = open_shard(operator, shard, streaming)
-        with opened.begin(pointer, streaming.batch_id + 1) as transaction:
-            output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
-            committed = transaction.commit()
-        if committed is not None:
-            # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
-            state.update(tuple(committed))
-            state_client.announce(operator, opened, accepted=pointer, committed=committed)
+    assert streaming is not None
+    watermark_ms = state.getCurrentWatermarkMs() if operator.has_watermark else None
+    pointer = Pointer(*state.get) if state.exists else None
+    opened = open_shard(operator, shard, streaming)
+    with opened.begin(pointer, streaming.batch_id + 1) as transaction:
+        output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
+        committed = transaction.commit()
+    if committed is not None:
+        # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
+        state.update(tuple(committed))
+        state_client.announce(operator, opened, accepted=pointer, committed=committed)
     if output is not None:
         yield from pack_output(output)
+
+
+def call_batch_shard(
+    operator: Operator, transport: Transport, key: tuple[Any, ...], rows: pd.DataFrame
+) -> pd.DataFrame:
+    """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
+    # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
+    shard = operator.routes.index(int(key[0]))
+    transaction = Transaction(None, 1, None, operator.tables(), _keep_nothing)
+    output = run_function(operator, transport.receive([rows]), transaction, shard, None, None)
+    frames = [] if output is None else list(pack_output(output))
+    return pd.concat(frames) if frames else pd.DataFrame({BLOB: []})
 
 
 def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:

@@ -27,7 +27,7 @@ from holdfast.spark_integration.columns import (
 )
 from holdfast.spark_integration.routes import choose_routes
 from holdfast.spark_integration.rows import RowsTransport
-from holdfast.spark_integration.shard_call import Operator, ShardFunction, call_shard
+from holdfast.spark_integration.shard_call import Operator, ShardFunction, call_batch_shard, call_shard
 from holdfast.spark_integration.transport import (
     HASH,
     PACKED_OUTPUT,
@@ -256,16 +256,20 @@ class GroupedStream:
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
             return call_shard(operator, transport, key, chunks, state)
 
+        def whole_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+            return call_batch_shard(operator, transport, key, rows)
+
         rows_each = int(str(self.df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
 
         def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return unpack_output(batches, rows_each if rows_each > 0 else 2**31 - 1)
 
-        packed = (
-            transport.send(hashed)
-            .groupBy(ROUTE)
-            .applyInPandasWithState(shard, PACKED_OUTPUT, POINTER_STATE, mode, "NoTimeout")
-        )
+        groups = transport.send(hashed).groupBy(ROUTE)
+        if self.df.isStreaming:
+            packed = groups.applyInPandasWithState(shard, PACKED_OUTPUT, POINTER_STATE, mode, "NoTimeout")
+        else:
+            # Spark refuses applyInPandasWithState here.
+            packed = groups.applyInPandas(whole_shard, PACKED_OUTPUT)
         return packed.mapInArrow(unpack, self._with_watermark(output))
 
     def _with_watermark(self, output: StructType) -> StructType:
