@@ -3,10 +3,15 @@
 ::
 
     <root>/holdfast-<user id>/                      0700, owned by the user
-        executor-<pid>-<start, ms>/                 of one executor; gone when it ends
+        executor-<pid>-<start>/                     of one executor; gone when it ends
+            state-server.lock                       held by its state server
+            state-server.sock                       where that listens
             <query id>/<operator>/
                 runs/<run id>                       which operator definition runs under this name
                 shard-0003/                         see holdfast.backends.run_files
+    <temporary directory>/holdfast-<user id>/
+        logs/state-server-executor-….log            stays when the executor ends, for `LOG_KEPT_MS`
+        executor-<pid>-<start>.sock                 the socket, where its own place has too long a name
 
 The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend that keeps state in RAM takes
 ``/dev/shm`` if that is large enough, else it falls back to the temporary directory, and says so. (Containers
@@ -15,20 +20,23 @@ often give ``/dev/shm`` 64 MB.)
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from holdfast.backends import local_files
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.processes import ProcessId, executor_process
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES = 256 << 20
+LOG_KEPT_MS = 7 * 24 * 60 * 60_000
+_SOCKET_PATH_LIMIT = 100
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
@@ -38,7 +46,7 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     """Return the directory below which local state goes."""
     if local_dir is not None:
         return Path(local_dir)
-    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
+    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()).absolute()
     if not in_memory:
         return disk
     try:
@@ -103,16 +111,79 @@ def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
     return private_directory(user_directory(root) / f"executor-{executor or executor_process()}")
 
 
-def dead_executor_directories(root: Path) -> Iterator[Path]:
-    """Yield what executors that no longer run have left."""
+def socket_path(executor_directory: Path) -> Path:
+    """Return where the state server of an executor listens; Unix allows some 107 bytes for it."""
+    path = executor_directory / "state-server.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+        return path
+    return user_directory(Path(tempfile.gettempdir())) / f"{executor_directory.name}.sock"
+
+
+def log_path(executor_directory: Path) -> Path:
+    """Return the state server's log file, which outlives the executor."""
+    return _log_directory() / f"state-server-{executor_directory.name}.log"
+
+
+def make_log_directory() -> None:
+    """Make the directory of the log files."""
+    user_directory(Path(tempfile.gettempdir()))
+    private_directory(_log_directory())
+
+
+def _log_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}" / "logs"
+
+
+def remove_old_logs(now_ms: int) -> None:
+    """Delete the log files to which nothing was written for `LOG_KEPT_MS`."""
+    for path in _log_directory().glob("state-server-*.log"):
+        with suppress(OSError):
+            if path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS:
+                path.unlink()
+
+
+def take_lock(executor_directory: Path) -> int | None:
+    """Return a descriptor that holds the executor's server lock, or None if another process holds it.
+
+    Raises
+    ------
+    UnavailableError
+        The directory is not there, or not writable.
+    """
+    with local_files.writing(executor_directory):
+        descriptor = os.open(executor_directory / "state-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+    return descriptor
+
+
+def remove_dead_executors(root: Path) -> None:
+    """Delete and report the local state of executors that no longer run.
+
+    Notes
+    -----
+    An executor whose state server runs is alive, even where its process cannot be seen from here: containers
+    may share a directory. The lock also lets only one of several servers delete.
+    """
     for path in user_directory(root).glob("executor-*"):
         executor = ProcessId.parse(path.name.removeprefix("executor-"))
-        if executor is not None and not executor.is_alive():
-            yield path
+        if executor is None or executor.is_alive() or not path.is_dir():
+            continue
+        with suppress(UnavailableError):  # another server was faster
+            lock = take_lock(path)
+            if lock is not None:
+                size = remove_executor_directory(path)
+                os.close(lock)
+                _log.warning("removed %d bytes that a dead executor left in %s", size, path)
 
 
-def remove_tree(path: Path) -> int:
-    """Delete a directory of local state and return how many bytes its files had."""
-    size = sum(p.lstat().st_size for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+def remove_executor_directory(path: Path) -> int:
+    """Delete an executor's local state and its state server's socket; return how many bytes the files had."""
+    with suppress(OSError):
+        socket_path(path).unlink()
+    size = local_files.folder_bytes(path)
     shutil.rmtree(path, ignore_errors=True)
     return size

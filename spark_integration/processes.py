@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import psutil
 
@@ -13,52 +16,81 @@ _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process for good: its number may be used again, its start time tells the two apart.
+    """A process for good: its number may be used again, its start tells the two apart.
 
     Attributes
     ----------
     pid : int
-    started_ms : int
-        When it started, in ms since 1970.
+    started : int
+        When it started; on Linux in clock ticks since the machine did, which no change of the clock moves.
     """
 
     pid: int
-    started_ms: int
+    started: int
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
         """Return the identity of a running process."""
-        return cls(pid, _started_ms(psutil.Process(pid)))
+        return cls(pid, _status(pid)[0])
 
     def is_alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this very process still runs; one that has ended and waits for its parent does not."""
         try:
-            process = psutil.Process(self.pid)
-            return _started_ms(process) == self.started_ms and process.status() != psutil.STATUS_ZOMBIE
+            started, has_ended = _status(self.pid)
         except psutil.NoSuchProcess:
             return False
+        return started == self.started and not has_ended
 
     def wait(self) -> None:
         """Return when the process has ended."""
         try:
-            process = psutil.Process(self.pid)
-            if _started_ms(process) == self.started_ms:
-                process.wait()
+            descriptor = os.pidfd_open(self.pid) if sys.platform == "linux" else None
+        except ProcessLookupError:
+            return
+        except OSError:
+            descriptor = None  # refused in some containers
+        try:
+            if not self.is_alive():
+                return
+            if descriptor is None:
+                psutil.Process(self.pid).wait()
+                return
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll()
         except psutil.NoSuchProcess:
             return
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def __str__(self) -> str:
-        return f"{self.pid}-{self.started_ms}"
+        return f"{self.pid}-{self.started}"
 
     @classmethod
     def parse(cls, text: str) -> ProcessId | None:
         """Return what `str` wrote, or None if it did not write this."""
         pid, _, started = text.partition("-")
-        return cls(int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
+        parsed = cls(int(pid), int(started)) if _is_number(pid) and _is_number(started) else None
+        return parsed if str(parsed) == text else None
 
 
-def _started_ms(process: psutil.Process) -> int:
-    return round(process.create_time() * 1000)
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _status(pid: int) -> tuple[int, bool]:
+    """Return when a process started and whether it has ended but not gone."""
+    if sys.platform != "linux":
+        process = psutil.Process(pid)
+        return round(process.create_time() * 1000), process.status() == psutil.STATUS_ZOMBIE
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as exc:
+        raise psutil.NoSuchProcess(pid) from exc
+    # The program's name comes before and may hold anything. Source: man proc_pid_stat, fields 3 and 22.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return int(fields[19]), fields[0] in (b"Z", b"X")
 
 
 def executor_process() -> ProcessId:

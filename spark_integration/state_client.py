@@ -11,15 +11,15 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.errors import UnavailableError
+from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.operator_record import encode_schemas
 from holdfast.spark_integration import local_dirs
 from holdfast.spark_integration.processes import executor_process
@@ -30,24 +30,10 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.shard_call import Operator, ShardStore
 
 CALL_TIMEOUT_SECONDS = 5.0
+ANNOUNCE_TIMEOUT_SECONDS = 2.0
 START_AGAIN_AFTER_MS = 10_000
-_SOCKET_PATH_LIMIT = 100
 
 _log = logging.getLogger(__name__)
-
-
-def socket_path(executor_directory: Path) -> Path:
-    """Return where the state server of an executor listens; Unix allows some 107 bytes for it."""
-    path = executor_directory / "state-server.sock"
-    if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
-        return path
-    return local_dirs.user_directory(Path(tempfile.gettempdir())) / f"{executor_directory.name}.sock"
-
-
-def log_path(executor_directory: Path) -> Path:
-    """Return the state server's log file, which outlives the executor."""
-    folder = local_dirs.user_directory(Path(tempfile.gettempdir())) / "logs"
-    return local_dirs.private_directory(folder) / f"state-server-{executor_directory.name}.log"
 
 
 class StateClient:
@@ -55,10 +41,11 @@ class StateClient:
 
     def __init__(self, executor_directory: Path) -> None:
         self._directory = executor_directory
-        self._socket = socket_path(executor_directory)
+        self._socket = local_dirs.socket_path(executor_directory)
         self._flight: flight.FlightClient | None = None
         self._started: subprocess.Popen[bytes] | None = None
         self._started_ms: int | None = None
+        self._timed_out_ms: int | None = None
 
     def call(self, action: str, body: bytes = b"", timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
         """Return the server's JSON answer to an action.
@@ -75,20 +62,33 @@ class StateClient:
         try:
             options = flight.FlightCallOptions(timeout=timeout_seconds)
             answers = list(self._flight.do_action(flight.Action(action, body), options))
-        except (flight.FlightError, OSError) as exc:
+        except (flight.FlightError, pa.ArrowException, OSError) as exc:
             self.close()
+            if isinstance(exc, flight.FlightTimedOutError):
+                self._timed_out_ms = clock.monotonic_ms()
             raise UnavailableError(
                 "the state server did not answer; see its log",
-                log=str(log_path(self._directory)),
+                log=str(local_dirs.log_path(self._directory)),
                 error=type(exc).__name__,
             ) from exc
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
+    @property
+    def has_just_timed_out(self) -> bool:
+        """Whether a call timed out a moment ago: the next one would probably wait as long."""
+        return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
+
     def start_server(self) -> None:
-        """Start a server unless this process did so a moment ago; of several that start, one stays."""
+        """Start a server unless this process did so a moment ago; of several that start, one stays.
+
+        Raises
+        ------
+        HoldfastError, OSError
+            No process can be started, or its log cannot be written.
+        """
         now_ms = clock.monotonic_ms()
-        if self._started is not None:
-            self._started.poll()
+        if self._started is not None and self._started.poll() is None:
+            return  # it starts, or it does not answer; a second one would end at the first one's lock
         if self._started_ms is not None and now_ms - self._started_ms < START_AGAIN_AFTER_MS:
             return
         self._started_ms = now_ms
@@ -98,7 +98,8 @@ class StateClient:
             "socket": str(self._socket),
         }
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        with open(log_path(self._directory), "ab") as log:
+        local_dirs.make_log_directory()
+        with open(local_dirs.log_path(self._directory), "ab") as log:
             self._started = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.spark_integration.state_server"],
                 stdin=subprocess.PIPE,
@@ -150,10 +151,19 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
         storage_options=storage_options(settings),
         snapshot_max_commits=settings.snapshot_max_commits,
     )
+    if client.has_just_timed_out:
+        return False
     try:
-        client.call("committed", message.encode())
+        client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS)
     except UnavailableError as exc:
         _log.info("%s", exc)
-        client.start_server()
+        _start_server(client)
         return False
     return True
+
+
+def _start_server(client: StateClient) -> None:
+    try:
+        client.start_server()
+    except (HoldfastError, OSError) as exc:
+        _log.warning("no state server can be started; it is tried again later: %s", exc)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from holdfast.backends.run import TableSchema
+from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.operator_record import decode_schemas
 
 
@@ -52,8 +53,34 @@ class Committed:
 
     @classmethod
     def decode(cls, data: bytes) -> Committed:
-        """Return the message that `encode` wrote."""
-        return cls(**json.loads(data))
+        """Return the message that `encode` wrote.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It did not write this.
+        """
+        try:
+            message = cls(**json.loads(data))
+        except (ValueError, TypeError) as exc:
+            raise InvalidArgumentError("not an announcement of a commit") from exc
+        message._require_types()
+        return message
+
+    def _require_types(self) -> None:
+        texts = (self.directory, self.backend, self.committed, self.prefix)
+        optional = (self.accepted, self.checkpoint_dir)
+        options = self.storage_options
+        right = (
+            all(isinstance(value, str) for value in texts)
+            and all(value is None or isinstance(value, str) for value in optional)
+            and isinstance(self.tables, dict)
+            and isinstance(options, dict)
+            and all(isinstance(value, str) for value in options.values())
+            and type(self.snapshot_max_commits) is int
+        )
+        if not right:
+            raise InvalidArgumentError("an announcement of a commit has a field of another type")
 
     def schemas(self) -> dict[str, TableSchema]:
         """Return the tables' schemas."""

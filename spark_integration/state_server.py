@@ -10,7 +10,6 @@ long as it runs, so that an executor has one, and ends when its executor does.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -39,6 +38,7 @@ from holdfast.spark_integration.state_messages import Committed
 LEFTOVER_AGE_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
 END_WITHIN_SECONDS = 20.0
+STORAGES_KEPT = 8
 
 _log = logging.getLogger("holdfast.state_server")
 
@@ -129,6 +129,8 @@ class Housekeeping:
             return None
         key = (message.checkpoint_dir, tuple(sorted(message.storage_options.items())))
         if key not in self._storages:
+            if len(self._storages) >= STORAGES_KEPT:  # such as those of credentials that were replaced
+                self._storages.pop(next(iter(self._storages))).close()
             options = parse_storage_options(dict(message.storage_options))
             self._storages[key] = open_storage(message.checkpoint_dir, options)
         notes = Path(message.directory) / "snapshots"
@@ -168,42 +170,24 @@ class StateServer(flight.FlightServerBase):
         return iter([json.dumps(answer).encode()])
 
 
-def take_lock(executor_directory: Path) -> int | None:
-    """Return a descriptor that holds the executor's server lock, or None if another server holds it."""
-    descriptor = os.open(executor_directory / "state-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def remove_dead_executors(root: Path) -> None:
-    """Delete and report the local state of executors that no longer run."""
-    for path in local_dirs.dead_executor_directories(root):
-        size = local_dirs.remove_tree(path)
-        _log.warning("removed %d bytes that a dead executor left in %s", size, path)
-
-
 def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     """Run the server until its executor ends, then remove the executor's local state."""
     socket.unlink(missing_ok=True)
     housekeeping = Housekeeping()
-    worker = threading.Thread(target=housekeeping.run, name="housekeeping")
+    worker = threading.Thread(target=housekeeping.run, name="housekeeping", daemon=True)
     worker.start()
     server = StateServer(f"grpc+unix://{socket}", housekeeping)
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
     # executor_directory = <root>/holdfast-<user>/executor-…
-    remove_dead_executors(executor_directory.parent.parent)
+    local_dirs.remove_dead_executors(executor_directory.parent.parent)
+    local_dirs.remove_old_logs(clock.now_ms())
     executor.wait()
     _log.info("executor %s has ended", executor)
     server.shutdown()
     housekeeping.end()
     worker.join(END_WITHIN_SECONDS)
-    socket.unlink(missing_ok=True)
-    local_dirs.remove_tree(executor_directory)
+    local_dirs.remove_executor_directory(executor_directory)
 
 
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:
@@ -220,12 +204,19 @@ def main() -> None:
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"not a process: {configuration['executor']!r}")
-    lock = take_lock(directory)
+    lock = local_dirs.take_lock(directory)
     if lock is None:
         return
-    serve(directory, executor, Path(configuration["socket"]))
-    # A merge or upload that did not end in time is abandoned: it has published nothing.
-    os._exit(0)
+    served = False
+    try:
+        serve(directory, executor, Path(configuration["socket"]))
+        served = True
+    finally:
+        if not served:
+            _log.critical("the state server ends", exc_info=True)
+        # A merge or upload that did not end in time is abandoned: it has published nothing. And no thread keeps
+        # the lock of a server that does not serve.
+        os._exit(0 if served else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,571 @@
+"""The state server as real processes: started on demand, killed, left behind, fed with garbage.
+
+An executor is a child process that waits; a shard is an embedded store whose commits are announced as a worker does it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
+from holdfast.clock import new_id
+from holdfast.errors import UnavailableError
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog, chain_of
+from holdfast.snapshotter.operator_record import encode_schemas
+from holdfast.snapshotter.storage import open_storage
+from holdfast.spark_integration import local_dirs, state_client
+from holdfast.spark_integration.processes import ProcessId
+from holdfast.spark_integration.state_client import StateClient
+from holdfast.spark_integration.state_messages import Committed
+from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
+
+PREFIX = "totals/shard-0000"
+SECRET = "sEcReT-42"
+PATIENCE_SECONDS = 30.0
+
+
+def eventually(is_so: Callable[[], Any]) -> Any:
+    """Return the first true answer; fail when there is none in time."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        with suppress(UnavailableError):
+            if answer := is_so():
+                return answer
+        time.sleep(0.05)
+    pytest.fail("it did not come true in time")
+
+
+class Executor:
+    """A process that stands for an executor, its directory, and a client as one of its workers has it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self.id = ProcessId.of(self.process.pid)
+        self.directory = local_dirs.executor_directory(root, self.id)
+        self.clients: list[StateClient] = []
+
+    def client(self) -> StateClient:
+        self.clients.append(StateClient(self.directory))
+        return self.clients[-1]
+
+    def start(self, client: StateClient) -> dict[str, Any]:
+        """Start a server and return its statistics when it answers."""
+        client.start_server()
+        statistics: dict[str, Any] = eventually(lambda: client.call("statistics"))
+        return statistics
+
+    @property
+    def log(self) -> str:
+        return local_dirs.log_path(self.directory).read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        for client in self.clients:
+            client.close()
+            if client._started is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    client._started.wait(PATIENCE_SECONDS)
+                client._started.kill()
+                client._started.wait()
+
+
+@pytest.fixture
+def executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Executor]]:
+    """Return a function that starts executors, by default all below one root."""
+    temporary = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", temporary)
+    monkeypatch.setenv("TMPDIR", temporary)
+    started: list[Executor] = []
+
+    def start(root: Path | None = None) -> Executor:
+        executor = Executor(root or Path(temporary) / "root")
+        started.append(executor)
+        monkeypatch.setattr(state_client, "executor_process", lambda: executor.id)
+        return executor
+
+    yield start
+    for executor in started:
+        executor.close()
+    shutil.rmtree(temporary)
+
+
+@pytest.fixture
+def executor(executors: Callable[..., Executor]) -> Executor:
+    return executors()
+
+
+class Shard:
+    """A shard of an executor; a commit is announced as `state_client.announce` does it."""
+
+    def __init__(self, executor: Executor, client: StateClient, checkpoint_dir: str | None = None, **more: Any) -> None:
+        self.directory = executor.directory / "query" / "totals" / "shard-0000"
+        self.client = client
+        self.tables = {"counts": COUNTS}
+        self.backend = MemoryBackend(self.directory, self.tables, new_id)
+        self.threads = ThreadPoolExecutor(2)
+        log = None
+        if checkpoint_dir is not None:
+            log = ObjectCommitLog(
+                open_storage(checkpoint_dir), PREFIX, self.tables, self.threads, self.directory / "snapshots"
+            )
+        self.store = VersionedStore(self.backend, log)
+        self.checkpoint_dir = checkpoint_dir
+        self.pointer: Pointer | None = None
+        self.more = {"storage_options": {}, "snapshot_max_commits": 3, **more}
+
+    def commit(self, first: int, count: int = 1) -> Committed:
+        """Commit users first … first + count and return the announcement."""
+        accepted = self.pointer
+        users = [(f"u{i}",) for i in range(first, first + count)]
+        with self.store.begin(accepted) as transaction:
+            transaction.put("counts", keys_of(COUNTS, users), values_of(COUNTS, [(first,)] * count))
+            self.pointer = transaction.commit()
+        return Committed(
+            directory=str(self.directory),
+            backend="memory",
+            tables=encode_schemas(self.tables),
+            accepted=str(accepted) if accepted else None,
+            committed=str(self.pointer),
+            prefix=PREFIX,
+            checkpoint_dir=self.checkpoint_dir,
+            **self.more,
+        )
+
+    def announce(self, message: Committed) -> None:
+        self.client.call("committed", message.encode())
+
+    def state(self) -> dict[Any, Any]:
+        assert self.pointer is not None
+        with self.store.read_at(self.pointer) as view:
+            return {key[0]: value[0] for key, value in contents(view, "counts").items()}
+
+
+@pytest.fixture
+def shards() -> Iterator[Callable[..., Shard]]:
+    made: list[Shard] = []
+
+    def make(*arguments: Any, **more: Any) -> Shard:
+        made.append(Shard(*arguments, **more))
+        return made[-1]
+
+    yield make
+    for shard in made:
+        shard.threads.shutdown()
+
+
+def counters(client: StateClient) -> dict[str, int]:
+    """Return the counters when no work waits any more."""
+    assert client.call("drain", b"20", 25.0) is True
+    found: dict[str, int] = client.call("statistics")["counters"]
+    return found
+
+
+# One server for an executor
+
+
+def test_it_starts_on_demand_and_answers(executor: Executor) -> None:
+    client = executor.client()
+    with pytest.raises(UnavailableError, match="no state server listens"):
+        client.call("ping")
+    statistics = executor.start(client)
+    assert psutil.Process(statistics["pid"]).is_running()
+    assert client.call("ping") is None
+    assert client.call("drain", b"1") is True
+    assert statistics["shards"] == {}
+    mode = local_dirs.socket_path(executor.directory).stat().st_mode
+    assert mode & 0o077 == 0, "only this user may connect"
+
+
+def test_of_several_that_start_at_once_one_stays(executor: Executor) -> None:
+    clients = [executor.client() for _ in range(3)]
+    for client in clients:
+        client.start_server()
+    eventually(lambda: sum(c._started is not None and c._started.poll() == 0 for c in clients) == 2)
+    pids = {eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients}
+    assert pids == {c._started.pid for c in clients if c._started is not None and c._started.returncode is None}
+
+
+def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
+    """Every batch of every shard asks while the first server is still on its way up."""
+    client = executor.client()
+    client.start_server()
+    first = client._started
+    for _ in range(3):
+        client.start_server()
+    assert client._started is first
+    eventually(lambda: client.call("statistics"))
+
+
+def test_two_executors_of_one_machine_have_their_own(executors: Callable[..., Executor]) -> None:
+    one = executors()
+    first = one.start(one.client())["pid"]
+    two = executors()
+    second = two.start(two.client())["pid"]
+    assert first != second
+    one.kill()
+    eventually(lambda: not one.directory.exists())
+    assert two.client().call("statistics")["pid"] == second
+    assert two.directory.exists()
+
+
+# Its work
+
+
+def test_it_drops_versions_that_the_query_has_left_behind(executor: Executor, shards: Callable[..., Shard]) -> None:
+    client = executor.client()
+    executor.start(client)
+    shard = shards(executor, client)
+    for i in range(6):
+        shard.announce(shard.commit(i))
+        done = counters(client)
+    assert done["dropped"] == 4
+    assert [p.version for p in shard.backend.versions()] == [5, 6]
+    assert shard.state() == {f"u{i}": i for i in range(6)}
+    (statistics,) = client.call("statistics")["shards"].values()
+    assert statistics["versions"] == 2
+    assert statistics["rows"] == {"counts": 6}
+    assert done | {"announced": 6, "errors": 0} == done
+
+
+def test_it_merges_what_commits_leave_because_it_is_large(
+    executor: Executor, shards: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = executor.client()
+    executor.start(client)
+    shard = shards(executor, client)
+    monkeypatch.setattr("holdfast.backends.run_files.COMMIT_MERGE_LIMIT_BYTES", 0)
+    shard.commit(0, 50)
+    message = shard.commit(50, 50)
+    assert COMMIT_MERGE_LIMIT_BYTES > 0
+    assert shard.backend.statistics().runs == {"counts": 2}
+    shard.announce(message)
+    assert counters(client)["merged"] == 1
+    shard.commit(100)
+    assert shard.backend.statistics().runs == {"counts": 2}, "the next commit takes the merged run, and adds its own"
+    assert len(shard.state()) == 101
+
+
+def test_it_writes_snapshots_that_shorten_the_next_chain(
+    executor: Executor, shards: Callable[..., Shard], tmp_path: Path
+) -> None:
+    client = executor.client()
+    executor.start(client)
+    shard = shards(executor, client, str(tmp_path / "durable"))
+    for i in range(12):
+        shard.announce(shard.commit(i))
+        done = counters(client)
+    assert done["snapshots"] == 3
+    assert done["errors"] == 0
+    assert shard.pointer is not None
+    with shard.store.read_at(shard.pointer) as view:
+        chain = chain_of(view.properties)
+    assert chain[0].kind == "snapshot"
+    assert len(chain) <= 5
+    shutil.rmtree(shard.directory / "versions")
+    assert shard.state() == {f"u{i}": i for i in range(12)}
+
+
+def test_a_storage_that_fails_is_counted_and_the_server_goes_on(
+    executor: Executor, shards: Callable[..., Shard], tmp_path: Path
+) -> None:
+    client = executor.client()
+    pid = executor.start(client)["pid"]
+    shard = shards(executor, client, str(tmp_path / "durable"))
+    messages = [shard.commit(i) for i in range(6)]
+    (tmp_path / "durable").rename(tmp_path / "away")
+    (tmp_path / "durable").write_text("in the way")
+    shard.announce(messages[-1])
+    assert counters(client)["errors"] == 1
+    (tmp_path / "durable").unlink()
+    (tmp_path / "away").rename(tmp_path / "durable")
+    shard.announce(messages[-1])
+    done = counters(client)
+    assert (done["errors"], done["snapshots"]) == (1, 1)
+    assert client.call("statistics")["pid"] == pid
+    assert "housekeeping failed" in executor.log
+
+
+# Its end
+
+
+def test_killed_it_is_started_again_and_catches_up(
+    executor: Executor, shards: Callable[..., Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = executor.client()
+    first = executor.start(client)["pid"]
+    shard = shards(executor, client)
+    for i in range(3):
+        shard.announce(shard.commit(i))
+    counters(client)
+    os.kill(first, signal.SIGKILL)
+    assert client._started is not None
+    client._started.wait()
+    for i in range(3, 6):
+        message = shard.commit(i)
+        with pytest.raises(UnavailableError):
+            shard.announce(message)
+    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
+    assert executor.start(client)["pid"] != first
+    shard.announce(shard.commit(6))
+    assert counters(client)["dropped"] == 4
+    assert [p.version for p in shard.backend.versions()] == [6, 7]
+
+
+def test_it_ends_with_its_executor_and_takes_the_local_state_along(
+    executor: Executor, shards: Callable[..., Shard]
+) -> None:
+    client = executor.client()
+    executor.start(client)
+    shards(executor, client).commit(0)
+    assert client._started is not None
+    began = time.monotonic()
+    executor.kill()
+    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert time.monotonic() - began < 10
+    assert not executor.directory.exists()
+    assert f"executor {executor.id} has ended" in executor.log
+
+
+def test_it_ends_while_calls_wait(executor: Executor) -> None:
+    client = executor.client()
+    executor.start(client)
+    other = executor.client()
+    waiting = threading.Thread(target=lambda: _ignore_errors(lambda: other.call("drain", b"0.5", 5.0)))
+    waiting.start()
+    executor.kill()
+    assert client._started is not None
+    assert client._started.wait(PATIENCE_SECONDS) == 0
+    waiting.join()
+
+
+def _ignore_errors(call: Callable[[], object]) -> None:
+    with suppress(UnavailableError):
+        call()
+
+
+def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
+    """A worker may outlive its executor by a moment."""
+    client = executor.client()
+    executor.kill()
+    client.start_server()
+    assert client._started is not None
+    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert not executor.directory.exists()
+
+
+def test_what_executor_and_server_left_the_next_server_removes_and_reports(
+    executors: Callable[..., Executor], shards: Callable[..., Shard]
+) -> None:
+    dead = executors()
+    client = dead.client()
+    pid = dead.start(client)["pid"]
+    shards(dead, client).commit(0)
+    os.kill(pid, signal.SIGKILL)
+    dead.kill()
+    living = executors()
+    living.start(living.client())
+    eventually(lambda: not dead.directory.exists())
+    eventually(lambda: "bytes that a dead executor left in" in living.log)
+    assert str(dead.directory) in living.log
+    assert local_dirs.log_path(dead.directory).exists(), "why it died may be in there"
+
+
+def test_a_stale_socket_is_replaced(executor: Executor) -> None:
+    """The file stays when a server is killed."""
+    path = local_dirs.socket_path(executor.directory)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    client = executor.client()
+    with pytest.raises(UnavailableError, match="see its log"):
+        client.call("ping")
+    executor.start(client)
+
+
+def test_a_directory_with_a_long_name_has_its_socket_elsewhere(
+    executors: Callable[..., Executor], tmp_path: Path
+) -> None:
+    executor = executors(tmp_path / ("x" * 120))
+    path = local_dirs.socket_path(executor.directory)
+    assert not path.is_relative_to(executor.directory)
+    client = executor.client()
+    executor.start(client)
+    executor.kill()
+    assert client._started is not None
+    client._started.wait(PATIENCE_SECONDS)
+    assert not path.exists()
+
+
+def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) -> None:
+    """A process that holds the lock and does not listen would leave the executor without a server for good."""
+    local_dirs.socket_path(executor.directory).mkdir()
+    client = executor.client()
+    client.start_server()
+    assert client._started is not None
+    assert client._started.wait(PATIENCE_SECONDS) == 1
+    assert "the state server ends" in executor.log
+    lock = local_dirs.take_lock(executor.directory)
+    assert lock is not None
+    os.close(lock)
+
+
+def test_a_server_that_hangs_is_not_waited_for_again_and_again(executor: Executor) -> None:
+    """A batch has a call for each shard: only the first may wait."""
+    client = executor.client()
+    pid = executor.start(client)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError):
+            client.call("ping", timeout_seconds=0.2)
+        assert client.has_just_timed_out
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: client.call("statistics"))["pid"] == pid
+
+
+# Bad input
+
+
+def good_message(executor: Executor) -> dict[str, Any]:
+    return {
+        "directory": str(executor.directory / "query" / "totals" / "shard-0000"),
+        "backend": "memory",
+        "tables": encode_schemas({"counts": COUNTS}),
+        "accepted": None,
+        "committed": "1-aa",
+        "prefix": PREFIX,
+        "checkpoint_dir": None,
+        "storage_options": {"secret": SECRET},
+        "snapshot_max_commits": 3,
+    }
+
+
+def test_garbage_gets_an_error_and_the_server_lives(executor: Executor) -> None:
+    client = executor.client()
+    pid = executor.start(client)["pid"]
+    message = good_message(executor)
+    garbage = [b"", b"\xff", b"[]", b"{}", b"3", b"[" * 100_000, json.dumps({**message, "more": 1}).encode()]
+    garbage += [json.dumps({**message, name: 7.5}).encode() for name in message]
+    for body in garbage:
+        with pytest.raises(UnavailableError):
+            client.call("committed", body)
+    for action, body in (("no such action", b""), ("drain", b"soon"), ("drain", b"")):
+        with pytest.raises(UnavailableError):
+            client.call(action, body)
+    assert counters(client)["announced"] == 0
+    # Well-formed, but naming things that are not there: found out later, counted, never fatal.
+    for change in (
+        {"backend": "pigeon"},
+        {"tables": {"counts": ["AAAA", "AAAA"]}},
+        {"accepted": "../..", "committed": "1-aa"},
+        {"accepted": "1-aa", "committed": "2-bb", "checkpoint_dir": "pigeon://x"},
+    ):
+        client.call("committed", json.dumps({**message, **change}).encode())
+        done = counters(client)
+    assert done["errors"] == 4
+    client.call("committed", json.dumps(message).encode())
+    assert counters(client)["errors"] == 4, "a version that is gone is no error"
+    assert client.call("statistics")["pid"] == pid
+    assert SECRET not in executor.log
+
+
+def test_no_credential_is_seen_from_outside(
+    executor: Executor, shards: Callable[..., Shard], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In no log, argument list, environment or text of a message; nor in any file."""
+    client = executor.client()
+    pid = executor.start(client)["pid"]
+    shard = shards(executor, client, str(tmp_path / "durable"), storage_options={"key": "k", "secret": SECRET})
+    messages = [shard.commit(i) for i in range(5)]
+    (tmp_path / "durable").rename(tmp_path / "away")
+    (tmp_path / "durable").write_text("in the way")
+    shard.announce(messages[-1])
+    assert counters(client)["errors"] == 1
+    shown = [
+        repr(messages[-1]),
+        str(messages[-1]),
+        f"{messages[-1]}",
+        executor.log,
+        caplog.text,
+        str(client.call("statistics")),
+    ]
+    assert SECRET not in "".join(shown)
+    for name in ("cmdline", "environ"):
+        assert SECRET.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+    for path in [*executor.root.rglob("*"), *tmp_path.rglob("*")]:
+        if path.is_file() and not path.is_socket():
+            assert SECRET.encode() not in path.read_bytes()
+
+
+def test_the_log_lies_where_the_documentation_says(executor: Executor) -> None:
+    executor.start(executor.client())
+    path = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}" / "logs" / f"state-server-executor-{executor.id}.log"
+    assert "serving executor" in path.read_text()
+    assert path.parent.stat().st_mode & 0o077 == 0
+
+
+# The worker's side
+
+
+def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit is complete before: a full disk below the log must not undo it."""
+    from holdfast.settings import Settings
+    from holdfast.snapshotter.commits import SnapshotPolicy
+    from holdfast.spark_integration.shard_call import Operator, ShardStore
+
+    types = pa.schema([("user", pa.string())])
+    operator = Operator(
+        "totals", "def", lambda _: None, [0], ["user"], ["user"], types, types, types, False, Settings()
+    )
+    directory = executor.directory / "query" / "totals" / "shard-0000"
+    backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
+    opened = ShardStore(directory, executor.directory, PREFIX, backend, None, VersionedStore(backend), SnapshotPolicy())
+    logs = local_dirs.log_path(executor.directory).parent
+    local_dirs.user_directory(Path(tempfile.gettempdir()))
+    logs.write_text("in the way")
+    monkeypatch.setattr(state_client, "_clients", {})
+    accepted, committed = None, Pointer(1, "aa")
+    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
+    logs.unlink()
+    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
+    executor.clients.append(state_client.client_of(executor.directory))
+    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
+    eventually(lambda: state_client.announce(operator, opened, accepted=accepted, committed=committed))
+    assert counters(executor.clients[0])["announced"] == 1
+
+
+def test_a_forked_worker_has_a_client_of_its_own(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections must not be shared between processes."""
+    monkeypatch.setattr(state_client, "_clients", {})
+    mine = state_client.client_of(executor.directory)
+    assert state_client.client_of(executor.directory) is mine
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    assert state_client.client_of(executor.directory) is not mine
