@@ -203,10 +203,13 @@ def map_file(path: Path, size_bytes: int) -> pa.Buffer:
         found = os.stat(path).st_size
         if found == size_bytes:
             with pa.memory_map(str(path)) as mapped:
-                found, data = mapped.size(), mapped.read_buffer()
-    if found != size_bytes:
-        raise CorruptionError(f"{path} was cut or altered", size_bytes=found, expected=size_bytes)
-    return data
+                return mapped.read_buffer()
+    raise CorruptionError(
+        f"{path} was cut or altered: remove the folder it is in, then the version is restored from the checkpoint "
+        "directory, where there is one",
+        size_bytes=found,
+        expected=size_bytes,
+    )
 
 
 def make_private_folder(path: Path) -> None:
