@@ -44,8 +44,7 @@ def sheets(document: Document) -> Iterator[Sheet]:
     yield _engines(document)
     if document["ratios"]:
         yield _ratios(document)
-    if document["bench"] == "scaling":
-        yield _scaling(document)
+    yield _usage(document)
     if document["state_bytes"]:
         yield _state(document)
     if document["targets"]:
@@ -96,7 +95,7 @@ def _ratios(document: Document) -> Sheet:
     return Sheet("Throughput of the first by that of the second", ("pair", "ratio", "by repeat"), rows)
 
 
-def _scaling(document: Document) -> Sheet:
+def _usage(document: Document) -> Sheet:
     rows = []
     for label in document["engines"]:
         used = usage(document, label)
@@ -104,14 +103,15 @@ def _scaling(document: Document) -> Sheet:
             (
                 label,
                 f"{used['wall_s']:.2f}",
+                f"{used['cpu_s']:.2f}",
                 f"{used['jvm_s']:.2f}",
                 f"{used['python_s']:.2f}",
-                f"{used['server_s']:.2f}",
+                f"{used['server_s']:.3f}",
                 f"{used['cores']:.2f}",
                 f"{used['outside_ms']:.0f}",
             )
         )
-    columns = ("", "wall s", "JVM CPU s", "Python CPU s", "server CPU s", "cores busy", "driver alone, ms")
+    columns = ("engine", "wall s", "CPU s", "of it JVM", "Python", "state server", "cores busy", "driver alone, ms")
     return Sheet("What a micro-batch uses", columns, rows)
 
 

@@ -106,8 +106,8 @@ def usage(document: Document, label: str) -> dict[str, float]:
     Returns
     -------
     dict
-        ``wall_s``; ``jvm_s``, ``python_s``, ``server_s`` of CPU; ``cores`` busy; ``outside_ms``: the wall time of
-        the driver's own work, during which no task runs.
+        ``wall_s``; ``cpu_s`` and its parts ``jvm_s``, ``python_s``, ``server_s``, which a busy machine changes
+        least; ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
     """
     job = document["settings"]["jobs"][label]
     counted = job["batches"] - job["warmup"]
@@ -120,6 +120,7 @@ def usage(document: Document, label: str) -> dict[str, float]:
     outside = statistics.mean(p["triggerExecution"] - p.get("addBatch", 0) for p in phases)
     busy = means["jvm_s"] + means["python_s"] + means["server_s"]
     return {k: round(v, 3) for k, v in means.items()} | {
+        "cpu_s": round(busy, 3),
         "cores": round(busy / means["wall_s"], 2),
         "outside_ms": round(outside, 1),
     }

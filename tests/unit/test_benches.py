@@ -94,6 +94,7 @@ def test_document_has_all_that_a_reader_needs_to_check_it() -> None:
 def test_usage_is_by_counted_batch() -> None:
     found = usage(a_document(), "floor")
     assert found["wall_s"] == 1.0
+    assert found["cpu_s"] == 1.5
     assert found["cores"] == 1.5
     assert found["outside_ms"] == 200.0
 
