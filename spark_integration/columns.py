@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from pyspark.errors import ParseException
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -26,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.backends.arrow_rows import one_chunk
+from holdfast.backends.arrow_rows import is_same_kind, one_chunk
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
@@ -63,7 +64,10 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
     InvalidArgumentError
         It is neither, or has no columns.
     """
-    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    try:
+        parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except ParseException as exc:
+        raise InvalidArgumentError(f"{what} is no DDL string: {exc}") from exc
     if not isinstance(parsed, StructType) or not parsed.fields:
         raise InvalidArgumentError(
             f"{what} must be a StructType or a DDL string with at least one column, as 'n long, total double'",
@@ -94,9 +98,7 @@ def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
         key, value = _arrow_type(t.keyType, column, what), _arrow_type(t.valueType, column, what)
         return pa.map_(key, pa.field("value", value, t.valueContainsNull))
     if isinstance(t, StructType):
-        return pa.struct(
-            [pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", what), f.nullable) for f in t]
-        )
+        return pa.struct([pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", what), f.nullable) for f in t])
     if isinstance(t, DecimalType):
         return pa.decimal128(t.precision, t.scale)
     if isinstance(t, StringType):
@@ -159,15 +161,16 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
     columns = []
     for field in schema:
         column = one_chunk(table.column(field.name))
-        if column.type != field.type:
-            try:
-                column = column.cast(field.type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-                raise SchemaMismatchError(
-                    f"the function returned column {field.name!r} in a type that does not fit: {exc}",
-                    operator=operator,
-                    returned=str(column.type),
-                    declared=str(field.type),
-                ) from exc
-        columns.append(column)
+        columns.append(column if column.type == field.type else _cast_output(column, field, operator))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast_output(column: pa.Array, field: pa.Field, operator: str) -> pa.Array:
+    problem = f"the function returned column {field.name!r} in a type that does not fit"
+    facts = {"operator": operator, "returned": str(column.type), "declared": str(field.type)}
+    if not is_same_kind(column.type, field.type):
+        raise SchemaMismatchError(f"{problem}: convert it first", **facts)
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise SchemaMismatchError(f"{problem}: {exc}", **facts) from exc

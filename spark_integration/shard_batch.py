@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow_rows import BoolArray, order_rows, take
+from holdfast.backends.arrow_rows import BoolArray, one_chunk, order_rows, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
@@ -60,19 +60,21 @@ class ShardState:
         where : array of bool, shape (keys,), optional
             Keys whose state to set; null counts as false.
         **columns : array, shape (keys,)
-            Every state column, by name.
+            Every state column, by name; one that is called ``where`` can be given in a table only.
 
         Raises
         ------
         SchemaMismatchError
             A state column is missing or unknown, or a value does not fit its type.
         InvalidArgumentError
-            Not one value for each key.
+            Not one value for each key, or neither a table nor columns.
         """
         if table is None:
             table = self._table(columns)
         elif columns:
             raise InvalidArgumentError("give the state as a table or by column, not both")
+        elif not isinstance(table, (pa.Table, pa.RecordBatch)):
+            raise InvalidArgumentError("state must be a pyarrow.Table, or given by column", given=type(table).__name__)
         if table.num_rows != len(self._keys):
             raise InvalidArgumentError(
                 "state must have one row for each key", rows=table.num_rows, keys=len(self._keys)
@@ -97,19 +99,30 @@ class ShardState:
                 missing=sorted(set(self._schema.names) - set(columns)),
                 unexpected=sorted(set(columns) - set(self._schema.names)),
             )
-        return pa.table({name: _array(columns[name]) for name in self._schema.names})
+        return pa.table({name: self._array(columns[name], f"state column {name!r}") for name in self._schema.names})
 
     def _rows_where(self, where: object) -> np.ndarray:
-        mask: BoolArray = pc.fill_null(_array(where), False).to_numpy(zero_copy_only=False)
-        if mask.dtype != np.bool_ or len(mask) != len(self._keys):
-            raise InvalidArgumentError("where must be one boolean for each key", values=len(mask), keys=len(self._keys))
+        given = self._array(where, "where")
+        if pa.types.is_null(given.type):
+            given = given.cast(pa.bool_())
+        if not pa.types.is_boolean(given.type):
+            raise InvalidArgumentError("where must be boolean", given=str(given.type))
+        mask: BoolArray = pc.fill_null(given, False).to_numpy(zero_copy_only=False)
         return np.flatnonzero(mask)
 
-
-def _array(values: object) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    return values if isinstance(values, pa.Array) else pa.array(values)
+    def _array(self, values: object, what: str) -> pa.Array:
+        if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+            try:
+                values = pa.array(values)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+                raise InvalidArgumentError(
+                    f"{what} must be an array with one value for each key: {exc}", given=type(values).__name__
+                ) from exc
+        if len(values) != len(self._keys):
+            raise InvalidArgumentError(
+                f"{what} must have one value for each key", values=len(values), keys=len(self._keys)
+            )
+        return one_chunk(values)
 
 
 @dataclass(frozen=True)
