@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,12 @@ class GroupedStream:
             raise InvalidArgumentError(f"outputMode must be 'append' or 'update', not {outputMode!r}")
         settings = Settings.parse(_configuration(self.df))
         find_backend(settings.backend)
+        if settings.checkpoint_dir is None and self.df.isStreaming:
+            warnings.warn(
+                "the state of this query is not durable: it is lost with the executors, and the query then fails; set "
+                "spark.holdfast.checkpoint.dir to a directory that all executors reach",
+                stacklevel=2,
+            )
         output = parse_struct(outputStructType, "outputStructType")
         operator = self._operator(func, output, parse_struct(stateStructType, "stateStructType"), name, settings)
         transport = self._transport(operator)
