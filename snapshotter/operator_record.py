@@ -16,7 +16,14 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+    UnavailableError,
+)
 from holdfast.snapshotter.storage import ObjectStorage
 
 Columns = list[list[str]]
@@ -114,7 +121,13 @@ def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     key = f"{record.operator}/operator"
     stored = _find(storage, key)
     if stored is None:
-        storage.put(key, stored_file.encode("operator", asdict(record))[0])
+        try:
+            storage.put(key, stored_file.encode("operator", asdict(record))[0])
+        except (InvalidArgumentError, UnavailableError) as exc:
+            exc.add_note(
+                "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
+            )
+            raise
         stored = _find(storage, key) or record
     where = {"operator": record.operator, "storage": storage.url}
     if stored.query_id != record.query_id:

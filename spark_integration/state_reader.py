@@ -129,14 +129,20 @@ def _state_operators(spark: SparkSession, query_checkpoint: str, shards: int) ->
         metadata = spark.read.format("state-metadata").load(query_checkpoint)
         known = metadata.select("operatorId", "operatorName", "numPartitions").distinct().collect()
     except PySparkException as exc:
-        raise InvalidArgumentError(
-            "this is not the checkpoint location of a query with state that has committed a micro-batch",
-            query_checkpoint=query_checkpoint,
-        ) from exc
+        raise _no_query(query_checkpoint) from exc
+    if not known:
+        raise _no_query(query_checkpoint)
     for row in sorted(known):
         if row["operatorName"] == _SPARK_OPERATOR:
             routes = {route: shard for shard, route in enumerate(choose_routes(shards, row["numPartitions"]))}
             yield _StateOperator(row["operatorId"], _read_pointers(spark, query_checkpoint, row["operatorId"], routes))
+
+
+def _no_query(query_checkpoint: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "this is not the checkpoint location of a query with state that has committed a micro-batch",
+        query_checkpoint=query_checkpoint,
+    )
 
 
 def _read_pointers(

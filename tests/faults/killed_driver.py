@@ -1,0 +1,94 @@
+"""A driver process that is made to be killed: running totals over a file source, in a streaming query.
+
+Started as a program with its `Job` as JSON in the one argument; `tests.faults.killings` does so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+
+OPERATOR = "totals"
+# A key's state is deleted when it has seen so many rows.
+ROWS_MAX = 40
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver is to do: `folder` holds input, output and both checkpoint directories."""
+
+    folder: str
+    transport: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+
+def start_spark(job: Job) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
+        "spark.holdfast.local.dir": str(job.path / "local"),
+        "spark.holdfast.snapshot.maxCommits": "5",
+        "spark.holdfast.transport": job.transport,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    # Four attempts a task: a killed Python worker fails the task that it ran.
+    builder = SparkSession.builder.master("local[2,4]").appName("to be killed")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def add_up(batch: holdfast.ShardBatch) -> pa.Table:
+    old, new = batch.state.get(), batch.groups
+    totals = {
+        "n": pc.add(pc.coalesce(old["n"], 0), new.count()),
+        "total": pc.add(pc.coalesce(old["total"], 0), new.sum("amount")),
+        "last": new.last("seq", order_by="seq"),
+    }
+    full = pc.greater_equal(totals["n"], ROWS_MAX)
+    batch.state.put(**totals)
+    batch.state.delete(where=full)
+    return batch.keys.append_column("n", totals["n"]).append_column("total", totals["total"])
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    spark = start_spark(job)
+    source = spark.readStream.schema("key long, amount long, seq long").option("maxFilesPerTrigger", 1)
+    events = source.parquet(str(job.path / "input"))
+    totals = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .applyInArrowWithState(
+            add_up, "key long, n long, total long", "n long, total long, last long", "update", name=OPERATOR
+        )
+    )
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        rows.write.mode("overwrite").parquet(str(job.path / "output" / f"batch={batch_id}"))
+
+    writer = totals.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(job.path / "query")).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Runs `killed_driver` over many files while killing its processes, and computes what must come of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.faults import killed_driver
+from tests.faults.killed_driver import ROWS_MAX, Job
+
+VICTIMS = ("driver", "worker", "server")
+FILE_ROWS, KEYS = 400, 150
+_RUN_MARK = "HOLDFAST_TEST_RUN"
+_POLL_S = 0.002
+_PATIENCE_S = 60.0
+
+
+@dataclass
+class Killings:
+    """One run of the query, and what was done to it.
+
+    Attributes
+    ----------
+    job : Job
+    chance : random.Random
+        Decides whom to kill, when, and whether local state is lost as well.
+    story : list of str
+        What was done, to show when the result is wrong.
+    done : dict of str to int
+        Kills by victim.
+    """
+
+    job: Job
+    chance: random.Random
+    story: list[str] = field(default_factory=list)
+    done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
+    files: int = 0
+    failures: int = 0
+    _next: list[str] = field(default_factory=list)
+    _driver: subprocess.Popen[bytes] | None = None
+
+    def run(self, kills: int) -> None:
+        """Run until so many processes were killed and all files are through."""
+        self.add_files(8)
+        with self._cleaned_up():
+            while True:
+                self._start_driver()
+                while self._is_running() and sum(self.done.values()) < kills:
+                    self._kill_one(kills)
+                self._wait_for_the_end()
+                if sum(self.done.values()) >= kills and self._ended_well():
+                    return
+                if self._ended_well():
+                    self.add_files(8)
+
+    def add_files(self, number: int) -> None:
+        """Write more input, one file a micro-batch."""
+        folder = self.job.path / "input"
+        folder.mkdir(exist_ok=True)
+        for i in range(self.files, self.files + number):
+            temporary = self.job.path / "input.parquet"
+            pq.write_table(input_of(i), temporary)
+            os.utime(temporary, (1_700_000_000 + i, 1_700_000_000 + i))
+            temporary.rename(folder / f"{i:04d}.parquet")
+        self.files += number
+
+    def _start_driver(self) -> None:
+        command = [sys.executable, killed_driver.__file__, json.dumps(asdict(self.job))]
+        environment = {**os.environ, _RUN_MARK: self.job.folder}
+        with (self.job.path / "driver.log").open("ab") as log:
+            self._driver = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._tell("started a driver")
+
+    def _is_running(self) -> bool:
+        return self._driver is not None and self._driver.poll() is None
+
+    def _ended_well(self) -> bool:
+        return self._driver is not None and self._driver.returncode == 0
+
+    def _wait_for_the_end(self) -> None:
+        assert self._driver is not None
+        if self._driver.wait() > 0:
+            self.failures += 1
+            self._tell(f"the query failed with status {self._driver.returncode}")
+            if self.failures > sum(self.done.values()):
+                raise AssertionError(f"the query fails by itself; {self.describe()}")
+
+    def _kill_one(self, kills: int) -> None:
+        """Kill one process at a random moment: any, or when a commit has just reached durable storage."""
+        first = not any(self.done.values())
+        batches = self._count("query/commits/[0-9]*") if first else 0
+        if not self._next:
+            self._next = self.chance.sample(VICTIMS, len(VICTIMS))
+        victim = self._next[-1]
+        moment = self.chance.choice(("any", "durable commit", "Spark's offsets", "Spark's state"))
+        wipe = self.chance.random() < 0.3
+        delay_s = self.chance.random() * 1.5
+        if first and not self._reach(lambda: self._count("query/commits/[0-9]*") > batches):
+            return
+        patterns = {"durable commit": "durable/*/*/commits/[0-9]*", "Spark's offsets": "query/offsets/[0-9]*"}
+        pattern = patterns.get(moment, "query/state/0/*/*")
+        if moment == "any":
+            self._reach(lambda: False, patience_s=delay_s)
+        else:
+            before = self._count(pattern)
+            self._reach(lambda: self._count(pattern) > before, patience_s=10)
+        self._strike(victim, moment, wipe=wipe)
+
+    def _strike(self, victim: str, moment: str, *, wipe: bool) -> None:
+        chosen = {"driver": self._drivers, "worker": self._workers, "server": self._servers}[victim]()
+        if not chosen or not self._is_running():
+            return
+        self.done[victim] += 1
+        self._next.pop()
+        process = self.chance.choice(chosen)
+        if victim == "driver":
+            os.killpg(process, signal.SIGKILL)
+        else:
+            os.kill(process, signal.SIGKILL)
+        if wipe:
+            for directory in (self.job.path / "local").glob("*/executor-*"):
+                shutil.rmtree(directory, ignore_errors=True)
+        self._tell(f"killed {victim} {process}, moment: {moment}{', and removed all local state' if wipe else ''}")
+
+    def _reach(self, condition: object, patience_s: float = _PATIENCE_S) -> bool:
+        assert callable(condition)
+        deadline = time.monotonic() + patience_s
+        while self._is_running() and time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _count(self, pattern: str) -> int:
+        return sum(1 for _ in self.job.path.glob(pattern))
+
+    def _drivers(self) -> list[int]:
+        return [self._driver.pid] if self._driver else []
+
+    def _workers(self) -> list[int]:
+        daemons_and_workers = self._processes("pyspark.daemon")
+        return [pid for pid, parent in daemons_and_workers.items() if parent in daemons_and_workers]
+
+    def _servers(self) -> list[int]:
+        return list(self._processes("holdfast.spark_integration.state_server"))
+
+    def _processes(self, module: str) -> dict[int, int]:
+        """Return the processes of this run that were started with ``-m module``, each with its parent."""
+        found = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if module in process.cmdline() and process.environ().get(_RUN_MARK) == self.job.folder:
+                    found[process.pid] = process.ppid()
+        return found
+
+    def _tell(self, event: str) -> None:
+        self.story.append(f"{time.strftime('%H:%M:%S')} after {self._count('query/commits/*')} micro-batches: {event}")
+
+    def describe(self) -> str:
+        """Return the story and the end of the driver's log."""
+        log = (self.job.path / "driver.log").read_text(errors="replace").splitlines()[-40:]
+        return "\n".join([f"killed {self.done}, the query failed {self.failures} times", *self.story, "log:", *log])
+
+    @contextmanager
+    def _cleaned_up(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._driver is not None and self._driver.poll() is None:
+                os.killpg(self._driver.pid, signal.SIGKILL)
+                self._driver.wait()
+
+
+def input_of(number: int) -> pa.Table:
+    """Return the rows of one file: every tenth key is null, which is a key like others."""
+    chance = np.random.default_rng(number)
+    keys = chance.integers(0, KEYS, FILE_ROWS)
+    columns = {
+        "key": pa.array(keys, mask=keys % 10 == 0),
+        "amount": pa.array(chance.integers(-1000, 1000, FILE_ROWS)),
+        "seq": pa.array(np.arange(FILE_ROWS) + number * FILE_ROWS),
+    }
+    return pa.table(columns)
+
+
+Output = dict[int, list[tuple[int | None, int, int]]]
+State = dict[int | None, tuple[int, int, int]]
+
+
+def micro_batches(folder: Path) -> list[range]:
+    """Return which files each micro-batch took, from Spark's own log.
+
+    One file each, but for a driver that is killed before it has planned a micro-batch: Spark then takes its file
+    and the next one together.
+    """
+    offsets = folder / "query" / "offsets"
+    batches, start = [], 0
+    for number in range(sum(path.name.isdigit() for path in offsets.iterdir())):
+        last = json.loads((offsets / str(number)).read_text().splitlines()[-1])["logOffset"]
+        batches.append(range(start, last + 1))
+        start = last + 1
+    return batches
+
+
+def expected(batches: list[range]) -> tuple[State, Output]:
+    """Compute, one row after the other, the state at the end and what each micro-batch returns."""
+    state: State = {}
+    output: Output = {}
+    for number, files in enumerate(batches):
+        touched: State = {}
+        for row in pa.concat_tables([input_of(file) for file in files]).to_pylist():
+            n, total, _ = touched.get(row["key"]) or state.get(row["key"]) or (0, 0, 0)
+            touched[row["key"]] = (n + 1, total + row["amount"], row["seq"])
+        output[number] = sorted(((k, n, total) for k, (n, total, _) in touched.items()), key=repr)
+        for key, values in touched.items():
+            if values[0] >= ROWS_MAX:
+                state.pop(key, None)
+            else:
+                state[key] = values
+    return state, output
+
+
+def found_output(folder: Path) -> Output:
+    """Return what the query wrote, by micro-batch."""
+    return {
+        int(path.name.removeprefix("batch=")): sorted(
+            (tuple(row.values()) for row in pq.read_table(str(path), partitioning=None).to_pylist()), key=repr
+        )
+        for path in (folder / "output").glob("batch=*")
+    }

@@ -1,0 +1,115 @@
+"""A small streaming query over Parquet files, for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import holdfast
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STATE = "n long, total long"
+OUTPUT = "key string, n long, total long"
+
+
+def count_and_sum(batch: holdfast.ShardBatch) -> pa.Table:
+    """Keep the number and the sum of ``v`` for each key."""
+    old = batch.state.get()
+    n = pc.add(pc.coalesce(old["n"], 0), batch.groups.count())
+    total = pc.add(pc.coalesce(old["total"], 0), batch.groups.sum("v"))
+    batch.state.put(n=n, total=total)
+    return batch.keys.append_column("n", n).append_column("total", total)
+
+
+@dataclass
+class Lab:
+    """One test's folder, with input, Spark's checkpoint location and durable state."""
+
+    spark: SparkSession
+    folder: Path
+    local: Path
+    files: int = 0
+
+    def configure(self, **settings: str) -> None:
+        """Set ``spark.holdfast.*``; an underscore stands for a dot."""
+        for name, value in settings.items():
+            self.spark.conf.set(f"spark.holdfast.{name.replace('_', '.')}", value)
+
+    def feed(self, table: pa.Table | list[tuple[str | None, int]]) -> None:
+        """Add an input file: a micro-batch of its own."""
+        if isinstance(table, list):
+            keys, values = zip(*table, strict=True)
+            table = pa.table({"key": pa.array(keys, pa.string()), "v": pa.array(values, pa.int64())})
+        folder = self.folder / "input"
+        folder.mkdir(exist_ok=True)
+        pq.write_table(table, self.folder / "new.parquet")
+        os.utime(self.folder / "new.parquet", (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+        (self.folder / "new.parquet").rename(folder / f"{self.files:03d}.parquet")
+        self.files += 1
+
+    def source(self, schema: str = "key string, v long") -> DataFrame:
+        """Return the input as a streaming data frame."""
+        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.folder / "input"))
+
+    def totals(self, **options: Any) -> DataFrame:
+        """Return the running count and sum by key."""
+        arguments = {"func": count_and_sum, "outputStructType": OUTPUT, "stateStructType": STATE, "name": "totals"}
+        arguments |= options
+        return holdfast.stream(self.source()).groupBy("key").applyInArrowWithState(**arguments, outputMode="update")
+
+    def run(self, frame: DataFrame, query: str = "query") -> list[list[dict[str, Any]]]:
+        """Run a query over the files that it has not read yet; return its rows by micro-batch."""
+        batches: list[list[dict[str, Any]]] = []
+
+        def collect(rows: DataFrame, _: int) -> None:
+            batches.append(rows.toArrow().to_pylist())
+
+        writer = frame.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self.folder / query)).start().awaitTermination()
+        return batches
+
+    def state(self, operator: str = "totals", query: str = "query") -> dict[Any, Any]:
+        """Return the state by key, as tuples of values."""
+        rows = holdfast.read_state(self.spark, self.folder / query, operator).to_pylist()
+        found = {row["key"]: tuple(value for name, value in row.items() if name != "key") for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+    def lose_local_state(self) -> None:
+        """Remove what executors keep of all queries, as a new machine would."""
+        for directory in self.local.glob("*/executor-*/*-*-*"):
+            if directory.is_dir():
+                shutil.rmtree(directory)
+
+    def commits(self) -> list[Path]:
+        """Return the durable commit objects, oldest first."""
+        paths = (self.folder / "durable").glob("*/shard-*/commits/*")
+        return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
+
+
+@pytest.fixture(scope="session")
+def local_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of local state; one for all, because each has a state server."""
+    return tmp_path_factory.mktemp("local")
+
+
+@pytest.fixture
+def lab(spark: SparkSession, tmp_path: Path, local_state: Path) -> Iterator[Lab]:
+    lab = Lab(spark, tmp_path, local_state)
+    lab.configure(checkpoint_dir=str(tmp_path / "durable"), local_dir=str(local_state))
+    yield lab
+    for name in dict(spark.conf.getAll):
+        if name.startswith("spark.holdfast."):
+            spark.conf.unset(name)

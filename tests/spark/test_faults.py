@@ -1,0 +1,189 @@
+"""What goes wrong while a query runs: the query fails with an error that says why, and no state changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import holdfast
+from tests.spark.conftest import STATE, Lab, count_and_sum
+
+pytestmark = pytest.mark.spark
+
+FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
+SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
+AFTER_FIRST = {"a": (2, 4), "b": (1, 2), None: (1, 4)}
+AFTER_BOTH = {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
+def fails(lab: Lab, expected: str, query: str = "query", **options: Any) -> None:
+    """Run the query and check its error; the state must be as before."""
+    with pytest.raises(StreamingQueryException, match=expected):
+        lab.run(lab.totals(**options), query=query)
+
+
+def begun(lab: Lab) -> None:
+    lab.feed(FIRST)
+    lab.run(lab.totals())
+    lab.feed(SECOND)
+
+
+def test_a_function_that_fails_changes_nothing(lab: Lab) -> None:
+    def broken(batch: holdfast.ShardBatch) -> pa.Table:
+        count_and_sum(batch)
+        if "c" in batch.keys["key"].to_pylist():
+            raise ZeroDivisionError("a mistake of the user's")
+        return count_and_sum(batch)
+
+    lab.feed(FIRST)
+    lab.run(lab.totals())
+    lab.feed(SECOND)
+    fails(lab, "a mistake of the user's", func=broken)
+    assert lab.state() == AFTER_FIRST
+    lab.run(lab.totals())
+    assert lab.state() == AFTER_BOTH
+
+
+def returns(make: Callable[[holdfast.ShardBatch], Any]) -> Callable[[holdfast.ShardBatch], Any]:
+    def function(batch: holdfast.ShardBatch) -> Any:
+        count_and_sum(batch)
+        return make(batch)
+
+    return function
+
+
+WRONG = [
+    (lambda b: b.keys, r"SchemaMismatchError.*other columns than outputStructType.*missing.*n.*total"),
+    (lambda b: count_and_sum(b).append_column("more", b.keys["key"]), r"SchemaMismatchError.*unexpected.*more"),
+    (lambda b: count_and_sum(b).set_column(1, "n", b.keys["key"]), r"SchemaMismatchError.*'n'.*declared=int64"),
+    (lambda b: count_and_sum(b).to_pandas(), r"SchemaMismatchError.*must return a pyarrow.Table.*DataFrame"),
+    (lambda b: b.state.put(n=[1] * len(b.keys)), r"SchemaMismatchError.*all its columns.*missing.*total"),
+    (lambda b: b.state.put(n=["x"] * len(b.keys), total=[1] * len(b.keys)), r"SchemaMismatchError.*'n'"),
+    (lambda b: b.state.put(n=[1] * 99, total=[1] * 99), r"InvalidArgumentError.*one .*for each key"),
+]
+
+
+def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
+    begun(lab)
+    for make, expected in WRONG:
+        fails(lab, f"(?s){expected}", func=returns(make))
+    assert lab.state() == AFTER_FIRST
+    lab.run(lab.totals())
+    assert lab.state() == AFTER_BOTH
+
+
+def test_two_operators_of_one_name_are_refused(lab: Lab) -> None:
+    lab.spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
+    try:
+        lab.feed(FIRST)
+        with pytest.raises(StreamingQueryException, match=r"(?s)ConflictError.*same name.*name='totals'"):
+            lab.run(lab.totals().union(lab.totals()))
+    finally:
+        lab.spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
+
+
+def test_a_directory_of_another_query_is_refused(lab: Lab) -> None:
+    begun(lab)
+    fails(lab, r"(?s)ConflictError.*state of another query.*spark.holdfast.checkpoint.dir", query="other-query")
+    assert lab.state() == AFTER_FIRST
+
+
+@pytest.mark.parametrize("local_state_survives", [True, False])
+def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
+    begun(lab)
+    if not local_state_survives:
+        lab.lose_local_state()
+    fails(lab, r"(?s)SchemaMismatchError.*other columns.*total", stateStructType="n long, total double")
+    fails(lab, r"(?s)SchemaMismatchError.*other columns.*more", stateStructType=f"{STATE}, more long")
+    assert lab.state() == AFTER_FIRST
+    lab.run(lab.totals())
+    assert lab.state() == AFTER_BOTH
+
+
+def test_another_number_of_shards_is_refused(lab: Lab) -> None:
+    begun(lab)
+    lab.configure(shards="3")
+    fails(lab, r"(?s)SchemaMismatchError.*number of shards.*stored=2 asked=3")
+    lab.configure(shards="2")
+    lab.run(lab.totals())
+    assert lab.state() == AFTER_BOTH
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def replaced(path: Path) -> None:
+    """Put the commit of another version in its place."""
+    other = next(p for p in path.parent.iterdir() if p != path)
+    shutil.copy(other, path)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected"),
+    [
+        (damaged, r"CorruptionError.*{path}"),
+        (cut, r"CorruptionError.*{path}"),
+        (replaced, r"CorruptionError.*{path}"),
+        (Path.unlink, r"(StateLostError|CorruptionError).*{path}"),
+    ],
+)
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_a_broken_commit_object_stops_the_query_until_it_is_back(
+    lab: Lab, break_it: Callable[[Path], None], expected: str, which: str, tmp_path: Path
+) -> None:
+    lab.configure(shards="1")
+    lab.feed([("a", 1)])
+    lab.feed([("a", 3), ("b", 2), (None, 4)])
+    lab.run(lab.totals())
+    lab.feed(SECOND)
+    commits = lab.commits()
+    assert len(commits) == 2
+    chosen = commits[0 if which == "oldest" else 1]
+    shutil.copy(chosen, tmp_path / "kept")
+    break_it(chosen)
+    before = sorted(lab.folder.glob("durable/**/*"))
+    lab.lose_local_state()
+    fails(lab, "(?s)" + expected.format(path=chosen.relative_to(lab.folder / "durable")))
+    assert sorted(lab.folder.glob("durable/**/*")) == before
+    shutil.copy(tmp_path / "kept", chosen)
+    assert lab.state() == AFTER_FIRST
+    lab.run(lab.totals())
+    assert lab.state() == AFTER_BOTH
+
+
+@pytest.mark.parametrize("setting", ["checkpoint.dir", "local.dir"])
+def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    lab.configure(**{setting: str(tmp_path / "file" / "state")})
+    lab.feed(FIRST)
+    fails(lab, rf"(?s)(UnavailableError|InvalidArgumentError).*{tmp_path / 'file'}.*spark\.holdfast\.{setting}")
+
+
+def test_without_a_checkpoint_directory_state_is_not_durable_and_that_is_said(
+    lab: Lab,
+) -> None:
+    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    lab.feed(FIRST)
+    with pytest.warns(UserWarning, match=r"not durable.*spark\.holdfast\.checkpoint\.dir"):
+        totals = lab.totals()
+    lab.run(totals)
+    lab.feed(SECOND)
+    output = lab.run(totals)
+    assert {row["key"]: row["n"] for rows in output for row in rows} == {"a": 3, "c": 1, None: 2, "": 1}
+    lab.feed(SECOND)
+    lab.lose_local_state()
+    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*spark\.holdfast\.checkpoint\.dir"):
+        lab.run(totals)

@@ -1,0 +1,123 @@
+"""What a user may get wrong: each mistake has an error that names the thing and the remedy, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+import holdfast
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+
+pytestmark = pytest.mark.spark
+
+
+def test_not_a_data_frame() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"takes a Spark DataFrame.*given=Table"):
+        holdfast.stream(pa.table({"a": [1]}))  # type: ignore[arg-type]
+
+
+def test_unknown_key_column(lab: Lab) -> None:
+    with pytest.raises(InvalidArgumentError, match="kee"):
+        holdfast.stream(lab.spark.range(1).withColumn("key", F.lit("a"))).groupBy("kee")
+
+
+def test_no_key(lab: Lab) -> None:
+    with pytest.raises(InvalidArgumentError, match="at least one key"):
+        holdfast.stream(lab.spark.range(1)).groupBy()
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("cast('a' as string collate UTF8_LCASE)", r"collated column.*UTF8_BINARY"),
+        ("array(cast('a' as string collate UNICODE_CI))", r"collated column"),
+        ("named_struct('s', 'a' collate UTF8_LCASE)", r"collated column"),
+        ("map('a', 1)", r"map column.*to_json"),
+        ("parse_json('1')", r"variant"),
+        ("make_interval(1)", r"interval"),
+        ("interval '1' year", r"interval"),
+    ],
+)
+def test_key_types_that_cannot_be_grouped_by(lab: Lab, expression: str, expected: str) -> None:
+    frame = lab.spark.range(1).select(F.expr(expression).alias("key"), F.lit(1).alias("v"))
+    with pytest.raises(InvalidArgumentError, match=expected):
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"stateStructType": "n variant"}, r"'n' of stateStructType.*type=variant"),
+        ({"stateStructType": "n interval"}, "'n' of stateStructType"),
+        ({"stateStructType": "n long, n long"}, r"names a column twice.*n"),
+        ({"stateStructType": 7}, r"stateStructType must be.*given=int"),
+        ({"outputStructType": "n long, n long"}, "names a column twice"),
+        ({"outputMode": "complete"}, r"'append' or 'update'.*'complete'"),
+        ({"name": "a/b"}, r"'a/b' cannot name an operator"),
+        ({"name": ".."}, "cannot name an operator"),
+        ({"name": ""}, "cannot name an operator"),
+        ({"func": lambda batch: None, "name": None}, "give one in name="),
+    ],
+)
+def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
+    arguments: dict[str, Any] = {
+        "func": count_and_sum,
+        "outputStructType": OUTPUT,
+        "stateStructType": STATE,
+        "outputMode": "update",
+    }
+    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+    with pytest.raises(InvalidArgumentError, match=expected):
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(**arguments | options)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("backnd", "memory", r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
+        ("backend", "memry", r"memry"),
+        ("transport", "carrier pigeon", r"spark.holdfast.transport.*'packed' or 'rows'"),
+        ("shards", "0", r"spark.holdfast.shards.*at least 1"),
+        ("local.dir", "relative", r"spark.holdfast.local.dir.*absolute"),
+    ],
+)
+def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
+    lab.spark.conf.set(f"spark.holdfast.{setting}", value)
+    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+    with pytest.raises(InvalidArgumentError, match=expected):
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+
+
+def test_types_that_the_rows_transport_cannot_carry(lab: Lab) -> None:
+    lab.configure(transport="rows")
+    frame = lab.spark.createDataFrame([("a", 1, [1])], "key string, v long, extra array<int>")
+    with pytest.raises(InvalidArgumentError, match=r"'extra'.*transport to packed"):
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+
+
+def test_reading_state_that_is_not_there(lab: Lab) -> None:
+    with pytest.raises(NotFoundError, match=r"no operator of this name.*operator=totals"):
+        lab.state()
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    with pytest.raises(NotFoundError, match=r"operator=other"):
+        lab.state("other")
+    with pytest.raises(InvalidArgumentError, match=r"not the checkpoint location.*no-such-query"):
+        lab.state(query="no-such-query")
+    with pytest.raises(NotFoundError, match=r"no such table.*table=timers"):
+        holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="timers")
+    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    with pytest.raises(InvalidArgumentError, match=r"set spark\.holdfast\.checkpoint\.dir"):
+        lab.state()
+
+
+def test_reading_state_of_another_query(lab: Lab) -> None:
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    lab.run(lab.totals(name="others"), query="other-query")
+    with pytest.raises(NotFoundError, match="no pointers to this operator's state"):
+        lab.state("totals", query="other-query")

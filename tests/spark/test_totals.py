@@ -1,0 +1,171 @@
+"""The stateful step from end to end: what it computes, in batch and streaming queries, before and after restarts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+import holdfast
+from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
+SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
+
+
+@pytest.mark.parametrize("transport", ["packed", "rows"])
+def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str) -> None:
+    lab.configure(transport=transport)
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    output = lab.run(lab.totals())
+    assert [{row["key"]: (row["n"], row["total"]) for row in rows} for rows in output] == [
+        {"a": (2, 4), "b": (1, 2), None: (1, 4)},
+        {"a": (3, 14), "c": (1, 20), None: (2, 34), "": (1, 40)},
+    ]
+    assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
+@pytest.mark.parametrize("local_state_survives", [True, False])
+def test_a_query_goes_on_after_a_stop(lab: Lab, local_state_survives: bool) -> None:
+    lab.feed(FIRST)
+    lab.run(lab.totals())
+    if not local_state_survives:
+        lab.lose_local_state()
+    lab.feed(SECOND)
+    lab.run(lab.totals())
+    assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
+@pytest.mark.parametrize("transport", ["packed", "rows"])
+def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab, transport: str) -> None:
+    lab.configure(transport=transport)
+    frame = spark.createDataFrame(FIRST, "key string, v long")
+    totals = holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+    expected = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
+    assert sorted(totals.collect(), key=repr) == sorted(expected.collect(), key=repr)
+
+
+def test_deleted_state_is_gone(lab: Lab) -> None:
+    def keep_small(batch: holdfast.ShardBatch) -> pa.Table:
+        shown = count_and_sum(batch)
+        batch.state.delete(where=pc.greater(shown["n"], 1))
+        return shown
+
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    lab.run(lab.totals(func=keep_small))
+    assert lab.state() == {"a": (1, 10), "b": (1, 2), "c": (1, 20), "": (1, 40)}
+
+
+def test_a_function_may_return_nothing(lab: Lab) -> None:
+    def silent(batch: holdfast.ShardBatch) -> None:
+        count_and_sum(batch)
+
+    lab.feed(FIRST)
+    assert lab.run(lab.totals(func=silent)) == [[]]
+    assert lab.state() == {"a": (2, 4), "b": (1, 2), None: (1, 4)}
+
+
+def test_a_micro_batch_that_writes_nothing_keeps_the_state(lab: Lab) -> None:
+    def only_large(batch: holdfast.ShardBatch) -> pa.Table | None:
+        return count_and_sum(batch) if pc.max(batch.rows["v"]).as_py() < 30 else None
+
+    lab.configure(shards="1")
+    lab.feed(FIRST)
+    lab.feed([("a", 100)])
+    lab.feed([("a", 5)])
+    lab.run(lab.totals(func=only_large))
+    assert lab.state() == {"a": (3, 9), "b": (1, 2), None: (1, 4)}
+
+
+def test_two_operators_of_one_query_keep_apart(spark: SparkSession, lab: Lab) -> None:
+    spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
+    try:
+        lab.feed(FIRST)
+        lab.feed(SECOND)
+        doubled = lab.source().withColumn("v", F.col("v") * 2)
+        other = (
+            holdfast.stream(doubled)
+            .groupBy("key")
+            .applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update", name="doubled")
+        )
+        lab.run(lab.totals().union(other))
+    finally:
+        spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
+    assert lab.state("totals") == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+    assert lab.state("doubled") == {"a": (3, 28), "b": (1, 4), "c": (1, 40), None: (2, 68), "": (1, 80)}
+
+
+def test_more_shards_than_partitions(lab: Lab) -> None:
+    lab.configure(shards="5")
+    lab.feed([(str(i), i) for i in range(100)])
+    lab.feed([(str(i), i) for i in range(50, 150)])
+    lab.run(lab.totals())
+    expected: dict[Any, Any] = {str(i): (1, i) for i in range(150)} | {str(i): (2, 2 * i) for i in range(50, 100)}
+    assert lab.state() == expected
+    assert len({path.parent.parent for path in lab.commits()}) == 5
+
+
+def test_state_columns_may_have_the_names_of_key_columns(lab: Lab) -> None:
+    def latest(batch: holdfast.ShardBatch) -> None:
+        batch.state.put(key=batch.groups.last("v"))
+
+    lab.feed(FIRST)
+    lab.run(lab.totals(func=latest, stateStructType="key long"))
+    state = holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+    assert state.column_names == ["key", "value.key"]
+    assert set(state["key"].to_pylist()) == {"a", "b", None}
+
+
+@pytest.mark.parametrize("transport", ["packed", "rows"])
+def test_the_watermark_reaches_the_function_and_the_output(lab: Lab, transport: str) -> None:
+    def newest(batch: holdfast.ShardBatch) -> pa.Table:
+        ts = batch.groups.max("ts")
+        batch.state.put(ts=ts)
+        seen = pa.array([batch.watermark_ms] * len(ts), pa.int64())
+        return batch.keys.append_column("ts", ts).append_column("watermark_ms", seen)
+
+    def at(*seconds: int) -> pa.Table:
+        stamps = pa.array([s * 1_000_000 for s in seconds], pa.timestamp("us", "UTC"))
+        return pa.table({"key": pa.array(["a"] * len(seconds)), "ts": stamps})
+
+    lab.configure(transport=transport)
+    for seconds in [(1000, 1005), (2000, 1990), (3000,)]:
+        lab.feed(at(*seconds))
+    events = lab.source("key string, ts timestamp").withWatermark("ts", "10 seconds")
+    newest_times = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .applyInArrowWithState(
+            newest, "key string, ts timestamp, watermark_ms long", "ts timestamp", "update", name="totals"
+        )
+    )
+    assert newest_times.schema["ts"].metadata == events.schema["ts"].metadata != {}
+    output = lab.run(newest_times)
+    seen = [rows[0]["watermark_ms"] for rows in output if rows]
+    assert seen == [0, 995_000, 1_990_000]
+    assert [rows[0]["ts"].timestamp() for rows in output if rows] == [1005, 2000, 3000]
+
+
+def test_a_batch_query_inside_of_a_streaming_one_has_no_state_either(lab: Lab) -> None:
+    seen: list[Any] = []
+
+    def inner(rows: DataFrame, _: int) -> None:
+        totals = holdfast.stream(rows).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+        seen.append({row["key"]: row["n"] for row in totals.collect()})
+
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    writer = lab.source().writeStream.foreachBatch(inner).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(lab.folder / "query")).start().awaitTermination()
+    assert seen == [{"a": 2, "b": 1, None: 1}, {"a": 1, "c": 1, None: 1, "": 1}]
+    assert not lab.commits()
