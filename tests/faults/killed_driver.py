@@ -28,6 +28,8 @@ class Job:
 
     folder: str
     transport: str
+    # Four attempts a task: a killed Python worker fails the task that it ran.
+    master: str = "local[2,4]"
 
     @property
     def path(self) -> Path:
@@ -39,7 +41,10 @@ def start_spark(job: Job) -> SparkSession:
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.cores.max": "2",
         "spark.driver.memory": "1g",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
         "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
         "spark.holdfast.local.dir": str(job.path / "local"),
         "spark.holdfast.snapshot.maxCommits": "5",
@@ -49,8 +54,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    # Four attempts a task: a killed Python worker fails the task that it ran.
-    builder = SparkSession.builder.master("local[2,4]").appName("to be killed")
+    builder = SparkSession.builder.master(job.master).appName("to be killed")
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

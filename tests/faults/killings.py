@@ -25,7 +25,7 @@ from tests.faults.killed_driver import ROWS_MAX, Job
 
 VICTIMS = ("driver", "worker", "server")
 FILE_ROWS, KEYS = 400, 150
-_RUN_MARK = "HOLDFAST_TEST_RUN"
+RUN_MARK = "HOLDFAST_TEST_RUN"
 _POLL_S = 0.002
 _PATIENCE_S = 60.0
 
@@ -57,15 +57,15 @@ class Killings:
     def run(self, kills: int) -> None:
         """Run until so many processes were killed and all files are through."""
         self.add_files(8)
-        with self._cleaned_up():
+        with self.cleaned_up():
             while True:
-                self._start_driver()
-                while self._is_running() and sum(self.done.values()) < kills:
+                self.start_driver()
+                while self.is_running() and sum(self.done.values()) < kills:
                     self._kill_one(kills)
-                self._wait_for_the_end()
-                if sum(self.done.values()) >= kills and self._ended_well():
+                self.wait_for_the_end()
+                if sum(self.done.values()) >= kills and self.ended_well():
                     return
-                if self._ended_well():
+                if self.ended_well():
                     self.add_files(8)
 
     def add_files(self, number: int) -> None:
@@ -79,53 +79,54 @@ class Killings:
             temporary.rename(folder / f"{i:04d}.parquet")
         self.files += number
 
-    def _start_driver(self) -> None:
+    def start_driver(self) -> None:
+        """Start the query's driver in a process group of its own."""
         command = [sys.executable, killed_driver.__file__, json.dumps(asdict(self.job))]
-        environment = {**os.environ, _RUN_MARK: self.job.folder}
+        environment = {**os.environ, RUN_MARK: self.job.folder}
         with (self.job.path / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._tell("started a driver")
+        self.tell("started a driver")
 
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
         return self._driver is not None and self._driver.poll() is None
 
-    def _ended_well(self) -> bool:
+    def ended_well(self) -> bool:
         return self._driver is not None and self._driver.returncode == 0
 
-    def _wait_for_the_end(self) -> None:
+    def wait_for_the_end(self) -> None:
         assert self._driver is not None
         if self._driver.wait() > 0:
             self.failures += 1
-            self._tell(f"the query failed with status {self._driver.returncode}")
+            self.tell(f"the query failed with status {self._driver.returncode}")
             if self.failures > sum(self.done.values()):
                 raise AssertionError(f"the query fails by itself; {self.describe()}")
 
     def _kill_one(self, kills: int) -> None:
         """Kill one process at a random moment: any, or when a commit has just reached durable storage."""
         first = not any(self.done.values())
-        batches = self._count("query/commits/[0-9]*") if first else 0
+        batches = self.count("query/commits/[0-9]*") if first else 0
         if not self._next:
             self._next = self.chance.sample(VICTIMS, len(VICTIMS))
         victim = self._next[-1]
         moment = self.chance.choice(("any", "durable commit", "Spark's offsets", "Spark's state"))
         wipe = self.chance.random() < 0.3
         delay_s = self.chance.random() * 1.5
-        if first and not self._reach(lambda: self._count("query/commits/[0-9]*") > batches):
+        if first and not self.reach(lambda: self.count("query/commits/[0-9]*") > batches):
             return
         patterns = {"durable commit": "durable/*/*/commits/[0-9]*", "Spark's offsets": "query/offsets/[0-9]*"}
         pattern = patterns.get(moment, "query/state/0/*/*")
         if moment == "any":
-            self._reach(lambda: False, patience_s=delay_s)
+            self.reach(lambda: False, patience_s=delay_s)
         else:
-            before = self._count(pattern)
-            self._reach(lambda: self._count(pattern) > before, patience_s=10)
+            before = self.count(pattern)
+            self.reach(lambda: self.count(pattern) > before, patience_s=10)
         self._strike(victim, moment, wipe=wipe)
 
     def _strike(self, victim: str, moment: str, *, wipe: bool) -> None:
         chosen = {"driver": self._drivers, "worker": self._workers, "server": self._servers}[victim]()
-        if not chosen or not self._is_running():
+        if not chosen or not self.is_running():
             return
         self.done[victim] += 1
         self._next.pop()
@@ -137,41 +138,41 @@ class Killings:
         if wipe:
             for directory in (self.job.path / "local").glob("*/executor-*"):
                 shutil.rmtree(directory, ignore_errors=True)
-        self._tell(f"killed {victim} {process}, moment: {moment}{', and removed all local state' if wipe else ''}")
+        self.tell(f"killed {victim} {process}, moment: {moment}{', and removed all local state' if wipe else ''}")
 
-    def _reach(self, condition: object, patience_s: float = _PATIENCE_S) -> bool:
+    def reach(self, condition: object, patience_s: float = _PATIENCE_S) -> bool:
         assert callable(condition)
         deadline = time.monotonic() + patience_s
-        while self._is_running() and time.monotonic() < deadline:
+        while self.is_running() and time.monotonic() < deadline:
             if condition():
                 return True
             time.sleep(_POLL_S)
         return False
 
-    def _count(self, pattern: str) -> int:
+    def count(self, pattern: str) -> int:
         return sum(1 for _ in self.job.path.glob(pattern))
 
     def _drivers(self) -> list[int]:
         return [self._driver.pid] if self._driver else []
 
     def _workers(self) -> list[int]:
-        daemons_and_workers = self._processes("pyspark.daemon")
+        daemons_and_workers = self.processes("pyspark.daemon")
         return [pid for pid, parent in daemons_and_workers.items() if parent in daemons_and_workers]
 
     def _servers(self) -> list[int]:
-        return list(self._processes("holdfast.spark_integration.state_server"))
+        return list(self.processes("holdfast.spark_integration.state_server"))
 
-    def _processes(self, module: str) -> dict[int, int]:
+    def processes(self, module: str) -> dict[int, int]:
         """Return the processes of this run that were started with ``-m module``, each with its parent."""
         found = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if module in process.cmdline() and process.environ().get(_RUN_MARK) == self.job.folder:
+                if module in process.cmdline() and process.environ().get(RUN_MARK) == self.job.folder:
                     found[process.pid] = process.ppid()
         return found
 
-    def _tell(self, event: str) -> None:
-        self.story.append(f"{time.strftime('%H:%M:%S')} after {self._count('query/commits/*')} micro-batches: {event}")
+    def tell(self, event: str) -> None:
+        self.story.append(f"{time.strftime('%H:%M:%S')} after {self.count('query/commits/*')} micro-batches: {event}")
 
     def describe(self) -> str:
         """Return the story and the end of the driver's log."""
@@ -179,7 +180,7 @@ class Killings:
         return "\n".join([f"killed {self.done}, the query failed {self.failures} times", *self.story, "log:", *log])
 
     @contextmanager
-    def _cleaned_up(self) -> Iterator[None]:
+    def cleaned_up(self) -> Iterator[None]:
         try:
             yield
         finally:

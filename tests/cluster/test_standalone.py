@@ -1,0 +1,121 @@
+"""A standalone cluster on this machine: two executors, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+import pytest
+
+import holdfast
+from tests.faults.killed_driver import OPERATOR, Job
+from tests.faults.killings import RUN_MARK, Killings, expected, found_output, micro_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+SERVER = "holdfast.spark_integration.state_server"
+START_S = 120
+
+
+@contextmanager
+def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
+    """Run one of Spark's daemons, and end it and what it has started."""
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", RUN_MARK: str(folder)}
+    with (folder / f"{name.rpartition('.')[2]}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                str(SPARK_CLASS),
+                f"org.apache.spark.deploy.{name}",
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                *arguments,
+            ],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Run a master and two workers of one core each; give the master's URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        stack.enter_context(daemon(folder, "master.Master", "--port", str(port)))
+        wait_for(port)
+        for number in (1, 2):
+            work = ("--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"worker-{number}"))
+            stack.enter_context(daemon(folder, "worker.Worker", *work, url))
+        yield url
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "the master does not listen"
+            time.sleep(0.1)
+        else:
+            return
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with cluster(tmp_path) as master:
+        run = Killings(Job(str(tmp_path), "packed", master), random.Random(0))
+        run.add_files(14)
+        with run.cleaned_up():
+            run.start_driver()
+            committed = run.reach(lambda: run.count("query/commits/[0-9]*") >= 4, patience_s=START_S)
+            assert committed, run.describe()
+            executors = list(run.processes(EXECUTOR))
+            directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
+            assert len(executors) == 2, run.describe()
+            assert set(directories) == {str(pid) for pid in executors}, "each executor has its own local state"
+            # Its state server as well: it would remove what the executor leaves.
+            for server in run.processes(SERVER):
+                os.kill(server, signal.SIGKILL)
+            os.kill(executors[0], signal.SIGKILL)
+            left = directories[str(executors[0])]
+            run.tell(f"killed executor {executors[0]} and all state servers")
+            removed = run.reach(lambda: not left.exists(), patience_s=START_S)
+            run.wait_for_the_end()
+            assert run.ended_well(), run.describe()
+    state, output = expected(micro_batches(tmp_path))
+    assert removed or not left.exists(), f"what the dead executor left is still there: {left}; {run.describe()}"
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    try:
+        stored = holdfast.read_state(spark, tmp_path / "query", OPERATOR).to_pylist()
+    finally:
+        spark.conf.unset("spark.holdfast.checkpoint.dir")
+    assert {row["key"]: (row["n"], row["total"], row["last"]) for row in stored} == state, run.describe()
+    assert found_output(tmp_path) == output, run.describe()

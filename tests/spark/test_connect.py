@@ -1,0 +1,30 @@
+"""The same over Spark Connect."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark import connect_query
+from tests.spark.conftest import Lab
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs the extra 'connect'")
+def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
+    lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
+    lab.feed([("a", 1), ("b", 2), (None, 3)])
+    lab.feed([("a", 1)])
+    command = [sys.executable, connect_query.__file__, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr[-5000:]
+    found = json.loads(done.stdout.split("RESULT ")[1])
+    assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
+    assert found["batch"] == [{"key": "a", "n": 2}]
