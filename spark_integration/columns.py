@@ -76,8 +76,16 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
     return parsed
 
 
-def arrow_schema(schema: StructType, what: str) -> pa.Schema:
+def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
     """Return the Arrow schema in which Spark exchanges these columns with Python.
+
+    Parameters
+    ----------
+    schema : StructType
+    what : str
+        What to call it in an error.
+    keep_not_null : bool, default False
+        Whether columns that must not be null say so; else all may be.
 
     Raises
     ------
@@ -88,7 +96,8 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
     repeated = sorted({n for n in names if names.count(n) > 1})
     if repeated:
         raise InvalidArgumentError(f"{what} names a column twice", repeated=repeated)
-    return pa.schema([pa.field(f.name, _arrow_type(f.dataType, f.name, what)) for f in schema])
+    fields = [(f.name, _arrow_type(f.dataType, f.name, what), f.nullable or not keep_not_null) for f in schema]
+    return pa.schema([pa.field(*field) for field in fields])
 
 
 def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
@@ -161,6 +170,12 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
     columns = []
     for field in schema:
         column = one_chunk(table.column(field.name))
+        if column.null_count and not field.nullable:
+            raise SchemaMismatchError(
+                f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
+                operator=operator,
+                nulls=column.null_count,
+            )
         columns.append(column if column.type == field.type else _cast_output(column, field, operator))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

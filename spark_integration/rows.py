@@ -38,10 +38,9 @@ from pyspark.sql.types import (
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.routes import route_column
-from holdfast.spark_integration.transport import HASH, ROUTE
+from holdfast.spark_integration.transport import EVENT_TIME, HASH, ROUTE
 
 _AS_THEY_ARE = (StringType, BinaryType, DecimalType)
-_EVENT_TIME = "__holdfast_event_time"
 
 
 def carries(data_type: DataType) -> bool:
@@ -87,7 +86,7 @@ class RowsTransport:
         if self.event_time is not None:
             # Rows need no event time of their own here; Spark only looks for the column's metadata.
             nothing = F.lit(None).cast(self.event_time.dataType)
-            columns.append(nothing.alias(_EVENT_TIME, metadata=self.event_time.metadata))
+            columns.append(nothing.alias(EVENT_TIME, metadata=self.event_time.metadata))
         return frame.select(*columns)
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:

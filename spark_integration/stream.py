@@ -231,7 +231,7 @@ class GroupedStream:
             row_columns=self.df.columns,
             key_types=key_types,
             state_types=state_types,
-            output_types=arrow_schema(output, "outputStructType"),
+            output_types=arrow_schema(output, "outputStructType", keep_not_null=True),
             has_watermark=self._event_time() is not None,
             settings=settings,
         )

@@ -30,6 +30,7 @@ from holdfast.spark_integration.routes import shards_of
 HASH = "__holdfast_hash"
 ROUTE = "__holdfast_route"
 BLOB = "__holdfast_blob"
+EVENT_TIME = "__holdfast_event_time"
 PACKED_OUTPUT = f"{BLOB} binary"
 
 BLOB_BYTES = 32 << 20
@@ -69,13 +70,17 @@ class PackedTransport:
     def send(self, frame: DataFrame) -> DataFrame:
         fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
         if self.event_time is not None:
-            fields.append(self.event_time)
-        routes, event_time = self.routes, self.event_time.name if self.event_time else None
+            fields.append(StructField(EVENT_TIME, self.event_time.dataType, metadata=self.event_time.metadata))
+        routes, names = self.routes, frame.columns
+        event_time = self.event_time.name if self.event_time else None
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return pack_rows(batches, routes, event_time)
+            named = (batch.rename_columns(names) for batch in batches)
+            return pack_rows(named, routes, event_time)
 
-        return frame.mapInArrow(pack, StructType(fields))
+        # PySpark looks columns up by their bare names, and takes a dot or a backtick in one for syntax.
+        plain = frame.toDF(*[f"c{i}" for i in range(len(names))])
+        return plain.mapInArrow(pack, StructType(fields))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
         return pa.concat_tables([read_blob(blob) for chunk in chunks for blob in chunk[BLOB]])
@@ -112,9 +117,17 @@ def _blobs(waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: s
         BLOB: pa.array(blobs, pa.binary()),
     }
     if event_time is not None:
-        newest = [pc.max(pa.chunked_array([b.column(event_time) for b in waiting[shard]])) for shard in full]
-        columns[event_time] = pa.array([v.as_py() for v in newest], newest[0].type)
+        newest = [_newest([b.column(event_time) for b in waiting[shard]]) for shard in full]
+        columns[EVENT_TIME] = pa.concat_arrays(newest)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _newest(columns: list[pa.Array]) -> pa.Array:
+    """Return the newest event time as an array of one; of windows the one that ends last."""
+    column = pa.concat_arrays(columns)
+    times = pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
+    place = pc.index(times, pc.max(times)).as_py()
+    return column.slice(max(place, 0), 1)
 
 
 def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
