@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +111,7 @@ class ShardState:
         mask: BoolArray = pc.fill_null(given, False).to_numpy(zero_copy_only=False)
         return np.flatnonzero(mask)
 
-    def _array(self, values: object, what: str) -> pa.Array:
+    def _array(self, values: Any, what: str) -> pa.Array:
         if not isinstance(values, (pa.Array, pa.ChunkedArray)):
             try:
                 values = pa.array(values)

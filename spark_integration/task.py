@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyspark import TaskContext
 
+from holdfast.backends import local_files
 from holdfast.errors import ConflictError
 from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
@@ -105,16 +106,19 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
     ------
     ConflictError
         Another operator of this query has the name.
+    UnavailableError
+        Local storage is full or failing.
     """
     note = private_directory(operator_directory / "runs") / run_id
-    try:
-        descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        running = note.read_text()
-    else:
-        with open(descriptor, "w") as file:
-            file.write(definition_id)
-        running = definition_id
+    with local_files.writing(note):
+        try:
+            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            running = note.read_text()
+        else:
+            with open(descriptor, "w") as file:
+                file.write(definition_id)
+            running = definition_id
     if running and running != definition_id:
         raise ConflictError(
             "two operators of this query have the same name: give each its own, as in "
