@@ -34,6 +34,7 @@ from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
 from holdfast.spark_integration.transport import BLOB, HASH, Transport, pack_output
+from holdfast.spark_integration.worker_garbage import freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -152,6 +153,7 @@ def call_shard(
     watermark_ms = state.getCurrentWatermarkMs() if operator.has_watermark else None
     pointer = Pointer(*state.get) if state.exists else None
     opened = open_shard(operator, shard, streaming)
+    freeze_modules()
     with opened.begin(pointer, streaming.batch_id + 1) as transaction:
         output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
         committed = transaction.commit()
