@@ -41,25 +41,27 @@ class ProcessId:
             return False
         return started == self.started and not has_ended
 
-    def wait(self) -> None:
-        """Return when the process has ended."""
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the process has ended, at most so long; tell whether it has."""
         try:
             descriptor = os.pidfd_open(self.pid) if sys.platform == "linux" else None
         except ProcessLookupError:
-            return
+            return True
         except OSError:
             descriptor = None  # refused in some containers
         try:
             if not self.is_alive():
-                return
+                return True
             if descriptor is None:
-                psutil.Process(self.pid).wait()
-                return
+                psutil.Process(self.pid).wait(timeout_seconds)
+                return True
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
-            ended.poll()
+            return bool(ended.poll(None if timeout_seconds is None else timeout_seconds * 1000))
         except psutil.NoSuchProcess:
-            return
+            return True
+        except psutil.TimeoutExpired:
+            return False
         finally:
             if descriptor is not None:
                 os.close(descriptor)

@@ -37,6 +37,7 @@ from holdfast.spark_integration.state_messages import Committed
 
 LEFTOVER_AGE_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
+CLEAN_EVERY_SECONDS = 300.0
 END_WITHIN_SECONDS = 20.0
 STORAGES_KEPT = 8
 
@@ -179,10 +180,12 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     server = StateServer(f"grpc+unix://{socket}", housekeeping)
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
-    # executor_directory = <root>/holdfast-<user>/executor-…
-    local_dirs.remove_dead_executors(executor_directory.parent.parent)
-    local_dirs.remove_old_logs(clock.now_ms())
-    executor.wait()
+    has_ended = False
+    while not has_ended:
+        # executor_directory = <root>/holdfast-<user>/executor-…
+        local_dirs.remove_dead_executors(executor_directory.parent.parent)
+        local_dirs.remove_old_logs(clock.now_ms())
+        has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
     server.shutdown()
     housekeeping.end()

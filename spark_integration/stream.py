@@ -37,6 +37,7 @@ from holdfast.spark_integration.transport import (
     Transport,
     unpack_output,
 )
+from holdfast.spark_integration.worker_socket import read_promptly
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -269,7 +270,7 @@ class GroupedStream:
         rows_each = int(str(self.df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
 
         def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return unpack_output(batches, rows_each if rows_each > 0 else 2**31 - 1)
+            return unpack_output(read_promptly(batches), rows_each if rows_each > 0 else 2**31 - 1)
 
         groups = transport.send(hashed).groupBy(ROUTE)
         if self.df.isStreaming:

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from holdfast.spark_integration.routes import shards_of
+from holdfast.spark_integration.worker_socket import read_promptly
 
 HASH = "__holdfast_hash"
 ROUTE = "__holdfast_route"
@@ -75,7 +76,7 @@ class PackedTransport:
         event_time = self.event_time.name if self.event_time else None
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            named = (batch.rename_columns(names) for batch in batches)
+            named = (batch.rename_columns(names) for batch in read_promptly(batches))
             return pack_rows(named, routes, event_time)
 
         # PySpark looks columns up by their bare names, and takes a dot or a backtick in one for syntax.
