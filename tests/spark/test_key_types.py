@@ -65,7 +65,7 @@ def counted(table: pa.Table) -> Counter[Any]:
 @pytest.mark.parametrize(("transport", "types"), [("packed", PLAIN | NESTED), ("rows", PLAIN)])
 def test_groups_are_those_of_spark(lab: Lab, transport: str, types: dict[str, str]) -> None:
     """One key column of each type, of which each row fills one: all types in one query."""
-    lab.configure(transport=transport)
+    lab.configure({"transport": transport})
     columns = [f"k{i} {name}" for i, name in enumerate(types)]
     schema = f"kind int, {', '.join(columns)}"
     rows = [

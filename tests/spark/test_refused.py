@@ -93,7 +93,7 @@ def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
 
 
 def test_types_that_the_rows_transport_cannot_carry(lab: Lab) -> None:
-    lab.configure(transport="rows")
+    lab.configure({"transport": "rows"})
     frame = lab.spark.createDataFrame([("a", 1, [1])], "key string, v long, extra array<int>")
     with pytest.raises(InvalidArgumentError, match=r"'extra'.*transport to packed"):
         holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")

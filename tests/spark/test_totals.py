@@ -23,7 +23,7 @@ SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
 
 @pytest.mark.parametrize("transport", ["packed", "rows"])
 def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: str) -> None:
-    lab.configure(transport=transport)
+    lab.configure({"transport": transport})
     lab.feed(FIRST)
     lab.feed(SECOND)
     output = lab.run(lab.totals())
@@ -47,7 +47,7 @@ def test_a_query_goes_on_after_a_stop(lab: Lab, local_state_survives: bool) -> N
 
 @pytest.mark.parametrize("transport", ["packed", "rows"])
 def test_a_batch_query_begins_with_empty_state(spark: SparkSession, lab: Lab, transport: str) -> None:
-    lab.configure(transport=transport)
+    lab.configure({"transport": transport})
     frame = spark.createDataFrame(FIRST, "key string, v long")
     totals = holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
     expected = frame.groupBy("key").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
@@ -79,7 +79,7 @@ def test_a_micro_batch_that_writes_nothing_keeps_the_state(lab: Lab) -> None:
     def only_large(batch: holdfast.ShardBatch) -> pa.Table | None:
         return count_and_sum(batch) if pc.max(batch.rows["v"]).as_py() < 30 else None
 
-    lab.configure(shards="1")
+    lab.configure({"shards": "1"})
     lab.feed(FIRST)
     lab.feed([("a", 100)])
     lab.feed([("a", 5)])
@@ -106,7 +106,7 @@ def test_two_operators_of_one_query_keep_apart(spark: SparkSession, lab: Lab) ->
 
 
 def test_more_shards_than_partitions(lab: Lab) -> None:
-    lab.configure(shards="5")
+    lab.configure({"shards": "5"})
     lab.feed([(str(i), i) for i in range(100)])
     lab.feed([(str(i), i) for i in range(50, 150)])
     lab.run(lab.totals())
@@ -138,7 +138,7 @@ def test_the_watermark_reaches_the_function_and_the_output(lab: Lab, transport: 
         stamps = pa.array([s * 1_000_000 for s in seconds], pa.timestamp("us", "UTC"))
         return pa.table({"key": pa.array(["a"] * len(seconds)), "ts": stamps})
 
-    lab.configure(transport=transport)
+    lab.configure({"transport": transport})
     for seconds in [(1000, 1005), (2000, 1990), (3000,)]:
         lab.feed(at(*seconds))
     events = lab.source("key string, ts timestamp").withWatermark("ts", "10 seconds")
