@@ -71,6 +71,11 @@ class _Version:
     properties: Mapping[str, Any]
 
 
+def _is_high(stack: list[RunFile]) -> bool:
+    """Whether there is something to merge; where there is not, earlier merges leave nothing either."""
+    return bool(stack) and first_to_merge([f.size_bytes for f in stack]) < len(stack) - 1
+
+
 @dataclass(frozen=True)
 class _Merge:
     """The content of a merge file, and where it stands."""
@@ -227,15 +232,16 @@ class RunFilesBackend(Backend):
         NotFoundError
             The version is not held here.
         """
-        return sum(self._merge_stack(pointer, table) for table in self._read_version(pointer).stacks)
+        stacks = self._read_version(pointer).stacks
+        return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if _is_high(stack))
 
     def _merge_stack(self, pointer: Pointer, table: str) -> bool:
         merges = self._read_merges()
         with self._stage() as staged:
             stack = self._use_merges(self._link_version(pointer, staged)[table], merges, staged)
-            start = first_to_merge([f.size_bytes for f in stack]) if stack else 0
-            if start >= len(stack) - 1:
+            if not _is_high(stack):
                 return False
+            start = first_to_merge([f.size_bytes for f in stack])
             runs = [self._open_run(staged.path, f, table) for f in stack[start:]]
             output = self._write_run(merge_runs(runs, drop_deletes=start == 0), staged)
             staged.keep_only({output.name})

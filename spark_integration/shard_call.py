@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction, VersionedStore
@@ -99,14 +99,19 @@ class ShardStore:
         Where the chain of commits has become too long, a snapshot is written first.
         """
         transaction = self.store.begin(pointer, version)
-        if pointer is not None:
-            # Now, not after the commit: so the new version takes the place of the oldest.
-            self.store.prune(pointer)
-        if self.log is not None and pointer is not None and transaction.view is not None:
-            chain = chain_of(transaction.view.properties)
-            if self.policy.is_overdue(self.log.shorten(chain)):
-                self.log.write_snapshot(pointer, transaction.view)
+        try:
+            if pointer is not None and transaction.view is not None:
+                # Now, not after the commit: so the new version takes the place of the oldest.
+                self.store.prune(pointer)
+                self._bound_chain(pointer, transaction.view)
+        except BaseException:
+            transaction.abort()
+            raise
         return transaction
+
+    def _bound_chain(self, pointer: Pointer, view: View) -> None:
+        if self.log is not None and self.policy.is_overdue(self.log.shorten(chain_of(view.properties))):
+            self.log.write_snapshot(pointer, view)
 
 
 def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) -> ShardStore:

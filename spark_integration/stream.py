@@ -37,6 +37,7 @@ from holdfast.spark_integration.transport import (
     Transport,
     unpack_output,
 )
+from holdfast.spark_integration.worker_garbage import freeze_modules
 from holdfast.spark_integration.worker_socket import read_promptly
 
 if TYPE_CHECKING:
@@ -270,6 +271,7 @@ class GroupedStream:
         rows_each = int(str(self.df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
 
         def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            freeze_modules()
             return unpack_output(read_promptly(batches), rows_each if rows_each > 0 else 2**31 - 1)
 
         groups = transport.send(hashed).groupBy(ROUTE)

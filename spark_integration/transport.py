@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from holdfast.spark_integration.routes import shards_of
+from holdfast.spark_integration.worker_garbage import freeze_modules
 from holdfast.spark_integration.worker_socket import read_promptly
 
 HASH = "__holdfast_hash"
@@ -76,6 +77,7 @@ class PackedTransport:
         event_time = self.event_time.name if self.event_time else None
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            freeze_modules()
             named = (batch.rename_columns(names) for batch in read_promptly(batches))
             return pack_rows(named, routes, event_time)
 
