@@ -80,14 +80,14 @@ class RowsTransport:
                 )
 
     def send(self, frame: DataFrame) -> DataFrame:
-        columns = [route_column(F.col(HASH), self.routes).alias(ROUTE)]
+        columns: list[Column] = []
         for i, field in enumerate(self.schema):
             columns += _encode(_quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
             # Rows need no event time of their own here; Spark only looks for the column's metadata.
             nothing = F.lit(None).cast(self.event_time.dataType)
             columns.append(nothing.alias(EVENT_TIME, metadata=self.event_time.metadata))
-        return frame.select(*columns)
+        return frame.select(*columns, route_column(F.col(HASH), self.routes).alias(ROUTE))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
         return pa.concat_tables([self._decode(chunk) for chunk in chunks])

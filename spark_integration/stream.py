@@ -243,7 +243,7 @@ class GroupedStream:
 
     def _sent_schema(self) -> StructType:
         expressions = [StructField(k.column, k.field.dataType) for k in self._expressions()]
-        return StructType([StructField(HASH, LongType(), False), *expressions, *self.df.schema.fields])
+        return StructType([*expressions, *self.df.schema.fields, StructField(HASH, LongType(), False)])
 
     def _expressions(self) -> list[_Key]:
         return [k for k in self.keys if k.column.startswith(_KEY_EXPRESSION)]
@@ -257,9 +257,9 @@ class GroupedStream:
 
     def _run(self, operator: Operator, transport: Transport, output: StructType, mode: str) -> DataFrame:
         hashed = self.df.select(
-            F.xxhash64(*[key.expression for key in self.keys]).alias(HASH),
             *[key.expression.alias(key.column) for key in self._expressions()],
             *[_quoted(name) for name in self.df.columns],
+            F.xxhash64(*[key.expression for key in self.keys]).alias(HASH),
         )
 
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

@@ -47,7 +47,8 @@ class Transport(Protocol):
         Parameters
         ----------
         frame : DataFrame
-            First column `HASH`, then the columns to carry.
+            The columns to carry, `HASH` last: what comes after an expression over the keys makes Spark infer
+            that expression anew with each of its columns replaced, 2 to the number of keys in all.
         """
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
@@ -96,7 +97,7 @@ def pack_rows(batches: Iterable[pa.RecordBatch], routes: list[int], event_time: 
     for batch in batches:
         if not batch.num_rows:
             continue
-        shards = shards_of(batch.column(0).to_numpy().view(np.uint64), len(routes))
+        shards = shards_of(batch.column(HASH).to_numpy().view(np.uint64), len(routes))
         # A stable sort of 16-bit numbers is a radix sort; there are never so many shards.
         order = np.argsort(shards.astype(np.uint16), kind="stable")
         sorted_batch = batch.take(pa.array(order))

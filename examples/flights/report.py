@@ -108,7 +108,7 @@ def show_figures(console: Console, work_dir: Path, kill: Kill | None) -> None:
     if kill is not None:
         table.add_row(
             "recovery",
-            f"{kill.recovery_ms / 1000:.1f} s from the kill to the next commit, Spark's start included",
+            f"{kill.recovery_ms / 1000:.1f} s from kill to next commit, Spark's start included",
         )
     console.print(table)
 
