@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.routes import route_column
-from holdfast.spark_integration.transport import EVENT_TIME, HASH, ROUTE
+from holdfast.spark_integration.transport import EVENT_TIME, ROUTE, quoted
 
 _AS_THEY_ARE = (StringType, BinaryType, DecimalType)
 
@@ -58,7 +58,7 @@ class RowsTransport:
     routes : list of int
         By shard.
     schema : StructType
-        Of the frame to send.
+        Of the columns to carry; the last one is the hash, which is never null.
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : StructField or None
@@ -79,15 +79,17 @@ class RowsTransport:
                     type=field.dataType.simpleString(),
                 )
 
-    def send(self, frame: DataFrame) -> DataFrame:
+    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         columns: list[Column] = []
-        for i, field in enumerate(self.schema):
-            columns += _encode(_quoted(field.name), field, f"c{i}")
+        for i, field in enumerate(self.schema.fields[:-1]):
+            columns += _encode(quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
             # Rows need no event time of their own here; Spark only looks for the column's metadata.
             nothing = F.lit(None).cast(self.event_time.dataType)
             columns.append(nothing.alias(EVENT_TIME, metadata=self.event_time.metadata))
-        return frame.select(*columns, route_column(F.col(HASH), self.routes).alias(ROUTE))
+        last = f"c{len(self.schema) - 1}"
+        encoded = frame.select(*columns, hashed.alias(last))
+        return encoded.select("*", route_column(F.col(last), self.routes).alias(ROUTE))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
         return pa.concat_tables([self._decode(chunk) for chunk in chunks])
@@ -110,10 +112,6 @@ def _reinterpret(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(data_type):
         return values.view(data_type)
     return values.cast(data_type)
-
-
-def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _encode(column: Column, field: StructField, name: str) -> list[Column]:

@@ -35,6 +35,7 @@ from holdfast.spark_integration.transport import (
     ROUTE,
     PackedTransport,
     Transport,
+    quoted,
     unpack_output,
 )
 from holdfast.spark_integration.worker_garbage import freeze_modules
@@ -118,7 +119,7 @@ def _resolve_keys(df: DataFrame, keys: Iterable[str | Column]) -> list[_Key]:
     for i, key in enumerate(keys):
         if isinstance(key, str):
             name = _column_named(df, key)
-            resolved.append(_Key(df.schema[name], _quoted(name), name))
+            resolved.append(_Key(df.schema[name], quoted(name), name))
         elif isinstance(key, Column):
             field = df.select(key).schema.fields[0]
             resolved.append(_Key(field, key, f"{_KEY_EXPRESSION}{i}"))
@@ -146,10 +147,6 @@ def _column_named(df: DataFrame, name: str) -> str:
         f"no column {name!r} to group by: {hint}the columns are {', '.join(df.columns)}; "
         "for a field of a struct give an expression, as F.col('a.b')"
     )
-
-
-def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 @dataclass(frozen=True)
@@ -256,11 +253,11 @@ class GroupedStream:
         return PackedTransport(operator.routes, self._event_time())
 
     def _run(self, operator: Operator, transport: Transport, output: StructType, mode: str) -> DataFrame:
-        hashed = self.df.select(
+        carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
-            *[_quoted(name) for name in self.df.columns],
-            F.xxhash64(*[key.expression for key in self.keys]).alias(HASH),
+            *[quoted(name) for name in self.df.columns],
         )
+        hashed = F.xxhash64(*[quoted(key.column) for key in self.keys])
 
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
             return call_shard(operator, transport, key, chunks, state)
@@ -274,7 +271,7 @@ class GroupedStream:
             freeze_modules()
             return unpack_output(read_promptly(batches), rows_each if rows_each > 0 else 2**31 - 1)
 
-        groups = transport.send(hashed).groupBy(ROUTE)
+        groups = transport.send(carried, hashed).groupBy(ROUTE)
         if self.df.isStreaming:
             packed = groups.applyInPandasWithState(shard, PACKED_OUTPUT, POINTER_STATE, mode, "NoTimeout")
         else:

@@ -22,7 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from holdfast.spark_integration.routes import shards_of
@@ -38,17 +39,28 @@ PACKED_OUTPUT = f"{BLOB} binary"
 BLOB_BYTES = 32 << 20
 
 
+def quoted(name: str) -> Column:
+    """Return a column by its bare name, whatever characters that has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
 class Transport(Protocol):
     """Carries rows from a data frame to the shards."""
 
-    def send(self, frame: DataFrame) -> DataFrame:
+    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         """Return the frame to group by `ROUTE`, on the driver.
 
         Parameters
         ----------
         frame : DataFrame
-            The columns to carry, `HASH` last: what comes after an expression over the keys makes Spark infer
-            that expression anew with each of its columns replaced, 2 to the number of keys in all.
+            The columns to carry.
+        hashed : Column
+            The hash of the keys, over columns of `frame`; carried as the last column, `HASH`.
+
+        Notes
+        -----
+        Spark infers constraints from aliases: an expression over columns once more for each of them that is renamed
+        after it, doubling their number with each key. So whatever is computed from the keys stands last.
         """
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
@@ -70,11 +82,11 @@ class PackedTransport:
     routes: list[int]
     event_time: StructField | None
 
-    def send(self, frame: DataFrame) -> DataFrame:
+    def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
         if self.event_time is not None:
             fields.append(StructField(EVENT_TIME, self.event_time.dataType, metadata=self.event_time.metadata))
-        routes, names = self.routes, frame.columns
+        routes, names = self.routes, [*frame.columns, HASH]
         event_time = self.event_time.name if self.event_time else None
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,7 +95,8 @@ class PackedTransport:
             return pack_rows(named, routes, event_time)
 
         # PySpark looks columns up by their bare names, and takes a dot or a backtick in one for syntax.
-        plain = frame.toDF(*[f"c{i}" for i in range(len(names))])
+        columns = [*map(quoted, frame.columns), hashed]
+        plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
         return plain.mapInArrow(pack, StructType(fields))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
