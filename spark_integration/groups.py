@@ -128,7 +128,8 @@ class Groups:
     def _reduce(self, function: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not len(values):
             return values
-        reduced: npt.NDArray[Any] = function.reduceat(values, self._starts)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as in Spark
+            reduced: npt.NDArray[Any] = function.reduceat(values, self._starts)
         return reduced
 
     def _count_valid(self, values: pa.Array) -> IntArray:
