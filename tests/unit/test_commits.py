@@ -134,6 +134,17 @@ def test_a_snapshot_shortens_the_chains_that_follow(shard: Shard, elsewhere: Sha
     assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(1, 5)} | {"ann": 1, "bob": 2}
 
 
+def test_commits_made_while_a_snapshot_was_written_stay_in_the_chain(shard: Shard, elsewhere: Shard) -> None:
+    """The background snapshots an accepted version, on which newer commits stand by the time it is done."""
+    accepted = shard.grow(None, 2)
+    first = shard.commit(accepted, ("ann", 1))
+    second = shard.commit(first, ("bob", 2))
+    snapshot = shard.snapshot(accepted)
+    last = shard.commit(second, ("cem", 3))
+    assert shard.chain(last) == [snapshot.key, *(f"commits/{p}" for p in (first, second, last))]
+    assert elsewhere.state(last) == {"u0": 0, "u1": 1, "ann": 1, "bob": 2, "cem": 3}
+
+
 def test_versions_before_a_snapshot_are_still_there(shard: Shard, elsewhere: Shard) -> None:
     base = shard.grow(None, 3)
     shard.snapshot(base)
