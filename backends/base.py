@@ -11,7 +11,9 @@ What a backend promises
 -----------------------
 * **atomic**: `apply` and `load` make a version whole or not at all, also when the process is killed.
 * **immutable**: a view answers the same for ever, whatever is applied or dropped meanwhile.
-* **honest**: a version that is not here is a `NotFoundError`, never an empty state.
+* **honest**: a version that is not here is a `NotFoundError`, never an empty state. A version whose files turn
+  out to be damaged is a `CorruptionError` that names the file, and is set aside: from then on it is not here,
+  so the next attempt restores it.
 * **durability**: none of its own; commits are made durable elsewhere before their pointer is used.
 * **concurrency**: any number of views; calls from several threads and, for backends on run files, from
   several processes, need no lock.
@@ -27,16 +29,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow_rows import BoolArray
+from holdfast.backends.options import parse_options
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError
 
+#: Version of this seam. A backend states the one that it was built for; another one is refused.
+CONTRACT_VERSION = 1
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 MAX_HASH = int(np.iinfo(np.uint64).max)
 
 
@@ -130,7 +136,26 @@ class View(ABC):
 
     @abstractmethod
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending, in one or more runs."""
+        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending, in any number of runs."""
+
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        """Yield the live rows that begin with one of `prefixes`, ascending, in any number of runs.
+
+        Parameters
+        ----------
+        prefixes : Keys
+            Hashes, and the first so many of the table's key columns; see `TableSchema.prefix`. Any order,
+            duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list.
+        """
+        if len(prefixes):
+            for run in self.scan(table, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
+                found = run.with_prefixes(prefixes)
+                if len(found):
+                    yield found
+
+    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
+        """Return how many live rows have a hash in [first_hash, last_hash], without reading values if possible."""
+        return sum(len(run) for run in self.scan(table, first_hash, last_hash))
 
     @abstractmethod
     def close(self) -> None:
@@ -156,12 +181,48 @@ class Backend(ABC):
         The shard's tables.
     new_id : callable
         Returns a new unique name each time.
+    options : mapping of str to str
+        What Spark's configuration has below ``spark.holdfast.<backend>.``; see `parse_options`.
+    executor_directory : pathlib.Path, optional
+        Holds the directories of all shards of this executor; by default the shard is alone.
     """
 
-    def __init__(self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]) -> None:
+    #: The `CONTRACT_VERSION` that the class was built for; every concrete class states it.
+    contract_version: ClassVar[int]
+    #: Whether the files belong into a RAM file system, and go with the executor.
+    in_memory: ClassVar[bool] = False
+    #: Whether only one process can open a directory: the state server does, and workers go through it.
+    has_one_owner: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        directory: Path,
+        tables: Mapping[str, TableSchema],
+        new_id: Callable[[], str],
+        options: Mapping[str, str] = NO_OPTIONS,
+        executor_directory: Path | None = None,
+    ) -> None:
         self.directory = directory
         self.tables = dict(tables)
         self.new_id = new_id
+        self.options = dict(options)
+        self.executor_directory = executor_directory or directory
+
+    @classmethod
+    def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
+        """Check options and return their values; called on the driver, before a query starts.
+
+        Parameters
+        ----------
+        name : str
+            The name under which the backend is registered, for errors.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An option is not known, or its value does not fit.
+        """
+        return parse_options(name, {}, options)
 
     @abstractmethod
     def view(self, pointer: Pointer) -> View:
@@ -241,6 +302,16 @@ class Backend(ABC):
             The version is not held here.
         """
         return 0
+
+    def verify(self) -> list[Path]:
+        """Check local files that a former process left, and set aside the versions that are damaged.
+
+        Returns
+        -------
+        list of pathlib.Path
+            The damaged files; empty where all is well, or where each read is checked anyway.
+        """
+        return []
 
     def remove_leftovers(self, before_ns: int) -> int:
         """Delete local files last written before `before_ns` that nothing needs, in the background.

@@ -12,3 +12,6 @@ class MemoryBackend(RunFilesBackend):
     `holdfast.spark_integration.local_dirs`) puts it into ``/dev/shm`` where that is large enough, and
     says so where it is not. Nothing is synced; a version that is lost is restored from its commits.
     """
+
+    contract_version = 1
+    in_memory = True

@@ -6,7 +6,7 @@ import difflib
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-from holdfast.backends.base import Backend
+from holdfast.backends.base import CONTRACT_VERSION, Backend
 from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
@@ -58,5 +58,17 @@ def _load(point: EntryPoint) -> type[Backend]:
         raise InvalidArgumentError(f"backend {point.name!r} is not a subclass of Backend: {point.value!r}")
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking:
-        raise InvalidArgumentError(f"backend {point.name!r} lacks methods", lacking=lacking)
+        raise InvalidArgumentError(
+            f"backend {point.name!r} lacks methods of the contract: {', '.join(lacking)}; add them to the class",
+            registered=point.value,
+        )
+    built_for = getattr(found, "contract_version", None)
+    if built_for != CONTRACT_VERSION:
+        raise InvalidArgumentError(
+            f"backend {point.name!r} was built for another version of the backend contract: install the release "
+            "of it that fits, and see that its class states contract_version",
+            built_for=built_for,
+            wanted=CONTRACT_VERSION,
+            registered=point.value,
+        )
     return found

@@ -28,7 +28,16 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from holdfast.backends import arrow_rows
-from holdfast.backends.arrow_rows import BoolArray, HashArray, IntArray, order_rows, rows_equal, take
+from holdfast.backends.arrow_rows import (
+    BoolArray,
+    HashArray,
+    IntArray,
+    filter_rows,
+    from_columns,
+    order_rows,
+    rows_equal,
+    take,
+)
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 _KEY, _VALUE = "key.", "value."
@@ -68,6 +77,18 @@ class TableSchema:
             + [f.with_name(_KEY + f.name) for f in self.key]
             + [f.with_name(_VALUE + f.name) for f in self.value]
         )
+
+    def prefix(self, columns: int) -> TableSchema:
+        """Return the schema of keys cut to their first `columns` columns.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The key has no such number of columns.
+        """
+        if not 0 < columns <= len(self.key):
+            raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
+        return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
 
     def conform(self, data: pa.Table | pa.RecordBatch, side: str) -> pa.RecordBatch:
         """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
@@ -267,6 +288,13 @@ class Run:
             found[wanted[hit]] = places[hit]
             wanted, places = wanted[~hit], places[~hit] + 1
         return found
+
+    def with_prefixes(self, prefixes: Keys) -> Run:
+        """Return the rows that have the hash and the first key columns of one of `prefixes`."""
+        cut = self.schema.prefix(prefixes.columns.num_columns)
+        columns = from_columns(self.keys.columns[: len(cut.key)], cut.key, len(self))
+        rows = Run.build(cut, prefixes, None).find(Keys(self.hashes, columns))
+        return Run(self.schema, filter_rows(self.batch, rows >= 0))
 
     def slice(self, first_hash: int, last_hash: int) -> Run:
         """Return the rows whose hash lies in [first_hash, last_hash], without copying."""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.backends import local_files, stored_file
-from holdfast.backends.base import MAX_HASH, Backend, BackendStatistics, Found, Pointer, View
+from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, look_up
@@ -139,8 +139,15 @@ class RunFilesBackend(Backend):
     #: Whether files must survive the machine's power, not only the process.
     fsync = False
 
-    def __init__(self, directory: Path, tables: Mapping[str, TableSchema], new_id: Callable[[], str]) -> None:
-        super().__init__(directory, tables, new_id)
+    def __init__(
+        self,
+        directory: Path,
+        tables: Mapping[str, TableSchema],
+        new_id: Callable[[], str],
+        options: Mapping[str, str] = NO_OPTIONS,
+        executor_directory: Path | None = None,
+    ) -> None:
+        super().__init__(directory, tables, new_id, options, executor_directory)
         self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
         for folder in (self._versions, self._merges, self._staging):
             with local_files.writing(folder):

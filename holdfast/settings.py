@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -94,6 +94,8 @@ class Settings:
         ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
+    backend_options : mapping of str to str
+        What is set below ``spark.holdfast.<backend>.``, for the backend that was chosen.
     """
 
     backend: str = _setting("backend", _text, "memory")
@@ -103,10 +105,17 @@ class Settings:
     shards: int | None = _setting("shards", _count, None)
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
     storage_names: tuple[str, ...] = ()
+    backend_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, configuration: Mapping[str, str]) -> Settings:
+    def parse(cls, configuration: Mapping[str, str], backends: Collection[str] = ()) -> Settings:
         """Read the keys below ``spark.holdfast.``; others are ignored.
+
+        Parameters
+        ----------
+        backends : collection of str
+            Names of the known backends: keys below ``spark.holdfast.<name>.`` are their options, which a backend
+            checks itself when it is chosen.
 
         Raises
         ------
@@ -116,29 +125,33 @@ class Settings:
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
         storage_names = []
+        options: dict[str, dict[str, str]] = {name: {} for name in backends}
         for full_key, value in configuration.items():
             if full_key.startswith(STORAGE_PREFIX):
                 storage_names.append(full_key.removeprefix(STORAGE_PREFIX))
             elif full_key.startswith(PREFIX):
                 key = full_key.removeprefix(PREFIX)
+                head, _, option = key.partition(".")
                 if key not in known:
-                    raise _unknown(full_key, known)
+                    if not option or head not in options:
+                        raise _unknown(full_key, known, backends)
+                    options[head][option] = value
+                    continue
                 try:
                     values[known[key].name] = known[key].metadata["parse"](value)
                 except InvalidArgumentError:
                     raise
                 except ValueError as exc:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
-        return cls(**values, storage_names=tuple(sorted(storage_names)))
+        chosen = options.get(values.get("backend", "memory"), {})
+        return cls(**values, storage_names=tuple(sorted(storage_names)), backend_options=chosen)
 
 
-def _unknown(full_key: str, known: Mapping[str, object]) -> InvalidArgumentError:
+def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:
     key = full_key.removeprefix(PREFIX)
     head, _, rest = key.partition(".")
-    if rest and difflib.get_close_matches(head, ["storage"]):
-        near = [f"storage.{rest}"]
-    else:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    names = ", ".join(PREFIX + name for name in known)
+    heads = difflib.get_close_matches(head, ["storage", *backends], n=1)
+    near = [f"{heads[0]}.{rest}"] if rest and heads else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
     return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

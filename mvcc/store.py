@@ -25,29 +25,32 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run
-from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.mvcc.transaction import Transaction
 
 
 @dataclass(frozen=True)
 class RestoredVersion:
-    """A whole version as the commit log returns it.
+    """A version as the commit log returns it: whole, or what was written since an older one.
 
     Attributes
     ----------
+    base : Pointer or None
+        The version on which `runs` build; None where they are complete state.
     runs : mapping of str to Run
-        Complete state by table.
+        By table.
     properties : mapping
         What the log keeps with the version; JSON values.
     """
 
+    base: Pointer | None
     runs: Mapping[str, Run]
     properties: Mapping[str, Any]
 
@@ -75,8 +78,8 @@ class CommitLog(Protocol):
             The properties of the version it builds on.
         """
 
-    def restore(self, pointer: Pointer) -> RestoredVersion:
-        """Return a whole version.
+    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> RestoredVersion:
+        """Return a version: what was written since the newest of `held` that it descends from, else all of it.
 
         Raises
         ------
@@ -152,9 +155,22 @@ class VersionedStore:
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
-        restored = self._log.restore(pointer)
-        self._backend.load(pointer, restored.runs, restored.properties)
+        held = self._backend.versions()
+        # A version that stands there but has lost files is loaded whole, which replaces it.
+        self._restore(self._log, pointer, () if pointer in held else held)
         return self._backend.view(pointer)
+
+    def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer]) -> None:
+        restored = log.restore(pointer, held)
+        if restored.base is None:
+            self._backend.load(pointer, restored.runs, restored.properties)
+            return
+        try:
+            self._backend.apply(restored.base, pointer, restored.runs, restored.properties)
+        except ConflictError:
+            pass  # another worker has restored it first
+        except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
+            self._restore(log, pointer, ())
 
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())

@@ -109,6 +109,37 @@ class Transaction:
         runs = [run for run in runs if len(run)]
         return iter([merge_runs(runs, drop_deletes=True)] if runs else [])
 
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        """Yield the live rows that begin with one of `prefixes`, as this transaction sees them.
+
+        Parameters
+        ----------
+        prefixes : Keys
+            As for `holdfast.backends.base.View.scan_prefix`.
+        """
+        self._schema(table)
+        below = [] if self._view is None else list(self._view.scan_prefix(table, prefixes))
+        runs = [*below, *(r.with_prefixes(prefixes) for r in self._writes.get(table, []))]
+        runs = [run for run in runs if len(run)]
+        return iter([merge_runs(runs, drop_deletes=True)] if runs else [])
+
+    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
+        """Return how many live rows have a hash in the range, as this transaction sees them."""
+        self._schema(table)
+        count = 0 if self._view is None else self._view.count(table, first_hash, last_hash)
+        writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
+        if any(len(run) for run in writes):
+            own = merge_runs(writes, drop_deletes=False)
+            keys = Keys(own.hashes, own.keys)
+            before = np.zeros(len(own), np.bool_) if self._view is None else self._view.get(table, keys).exists
+            count += int((~own.deleted).sum()) - int(before.sum())
+        return count
+
+    def delete_prefix(self, table: str, prefixes: Keys) -> None:
+        """Remove every row that begins with one of `prefixes`: all entries of some maps, say."""
+        for run in self.scan_prefix(table, prefixes):
+            self.delete(table, Keys(run.hashes, run.keys))
+
     def commit(self) -> Pointer | None:
         """Make the writes the next version.
 

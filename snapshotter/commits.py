@@ -25,7 +25,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -203,8 +203,13 @@ class ObjectCommitLog:
             return None
         return chain_of({"chain": [header]})[0]
 
-    def restore(self, pointer: Pointer) -> RestoredVersion:
-        """Read a whole version; nothing local changes.
+    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> RestoredVersion:
+        """Read a version; nothing local changes.
+
+        Parameters
+        ----------
+        held : collection of Pointer
+            Versions held locally. Commits up to the newest of them in the version's chain are not read.
 
         Raises
         ------
@@ -229,10 +234,15 @@ class ObjectCommitLog:
         commit = stored_file.decode(data, source=source, kind="commit")
         self._check_identity(commit, pointer, source)
         chain = chain_of(commit.header, source)
-        objects = [*self._executor.map(self._fetch, chain), commit]
+        names = {str(p) for p in held}
+        known = [i for i, entry in enumerate(chain) if entry.pointer in names]
+        base = Pointer.parse(chain[known[-1]].pointer) if known else None
+        objects = [*self._executor.map(self._fetch, chain[known[-1] + 1 :] if known else chain), commit]
+        runs = {t: self._merge(t, objects, drop_deletes=base is None) for t in self._tables}
         entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
         return RestoredVersion(
-            {t: run for t in self._tables if (run := self._merge(t, objects)) is not None},
+            base,
+            {t: run for t, run in runs.items() if run is not None},
             {"chain": [asdict(e) for e in [*chain, entry]]},
         )
 
@@ -255,7 +265,7 @@ class ObjectCommitLog:
                 shard=stored.header.get("shard"),
             )
 
-    def _merge(self, table: str, objects: Sequence[stored_file.StoredFile]) -> Run | None:
+    def _merge(self, table: str, objects: Sequence[stored_file.StoredFile], *, drop_deletes: bool) -> Run | None:
         schema = self._tables[table]
         runs = [
             Run.read(
@@ -266,7 +276,7 @@ class ObjectCommitLog:
             for o in objects
             if table in o.sections
         ]
-        return merge_runs(runs, drop_deletes=True) if runs else None
+        return merge_runs(runs, drop_deletes=drop_deletes) if runs else None
 
     def _encode(self, kind: str, pointer: Pointer, chain: Chain, runs: Mapping[str, Run]) -> tuple[ChainEntry, Any]:
         header = {

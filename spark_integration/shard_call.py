@@ -118,12 +118,13 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
     """Open the store of one shard in the running task."""
     settings = operator.settings
     tables = operator.tables()
-    root = local_dirs.choose_root(settings.local_dir, in_memory=settings.backend == "memory")
+    backend_class = find_backend(settings.backend)
+    root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
     executor_directory = local_dirs.executor_directory(root)
     operator_directory = executor_directory / streaming.query_id / operator.name
     task.require_one_definition(operator_directory, streaming.run_id, operator.definition_id)
     directory = operator_directory / f"shard-{shard:04d}"
-    backend = find_backend(settings.backend)(directory, tables, clock.new_id)
+    backend = backend_class(directory, tables, clock.new_id, settings.backend_options, executor_directory)
     storage = task.checkpoint_storage(settings)
     prefix = shard_prefix(operator.name, shard)
     log = None

@@ -143,6 +143,7 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
     message = Committed(
         directory=str(opened.directory),
         backend=settings.backend,
+        backend_options=dict(settings.backend_options),
         tables=encode_schemas(opened.backend.tables),
         accepted=str(accepted) if accepted else None,
         committed=str(committed),

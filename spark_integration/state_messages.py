@@ -20,6 +20,8 @@ class Committed:
     directory : str
         The shard's local directory.
     backend : str
+    backend_options : mapping of str to str
+        What the configuration has below ``spark.holdfast.<backend>.``.
     tables : mapping of str to list of str
         By table: its schemas, as `holdfast.snapshotter.operator_record.encode_schemas` gives them.
     accepted : str or None
@@ -36,6 +38,7 @@ class Committed:
 
     directory: str
     backend: str
+    backend_options: Mapping[str, str]
     tables: Mapping[str, list[str]]
     accepted: str | None
     committed: str
@@ -70,13 +73,12 @@ class Committed:
     def _require_types(self) -> None:
         texts = (self.directory, self.backend, self.committed, self.prefix)
         optional = (self.accepted, self.checkpoint_dir)
-        options = self.storage_options
+        options = (self.storage_options, self.backend_options)
         right = (
             all(isinstance(value, str) for value in texts)
             and all(value is None or isinstance(value, str) for value in optional)
             and isinstance(self.tables, dict)
-            and isinstance(options, dict)
-            and all(isinstance(value, str) for value in options.values())
+            and all(isinstance(o, dict) and all(isinstance(value, str) for value in o.values()) for o in options)
             and type(self.snapshot_max_commits) is int
         )
         if not right:

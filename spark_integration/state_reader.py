@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import STORAGE_PREFIX, Settings
@@ -84,7 +85,7 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
 
 def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     configuration = dict(spark.conf.getAll)
-    settings = Settings.parse(configuration)
+    settings = Settings.parse(configuration, backend_names())
     if settings.checkpoint_dir is None:
         raise InvalidArgumentError(
             "state can be read only where it is durable: set spark.holdfast.checkpoint.dir to the directory that "

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow.flight as flight
 
 from holdfast import clock
-from holdfast.backends.base import Pointer
+from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
@@ -103,8 +103,7 @@ class Housekeeping:
                 _log.exception("housekeeping failed for %r; it is tried again after the next commit", message)
 
     def _keep(self, message: Committed) -> None:
-        directory = Path(message.directory)
-        backend = find_backend(message.backend)(directory, message.schemas(), clock.new_id)
+        backend = _backend_of(message)
         log = self._commit_log(message)
         store = VersionedStore(backend, log)
         if message.accepted is not None:
@@ -144,9 +143,16 @@ class Housekeeping:
         shards = {}
         for directory, message in known.items():
             if Path(directory).exists():
-                backend = find_backend(message.backend)(Path(directory), message.schemas(), clock.new_id)
-                shards[directory] = asdict(backend.statistics())
+                shards[directory] = asdict(_backend_of(message).statistics())
         return {"pid": os.getpid(), "counters": dict(self.counters), "shards": shards}
+
+
+def _backend_of(message: Committed) -> Backend:
+    directory = Path(message.directory)
+    # <executor directory>/<query>/<operator>/<shard>
+    executor_directory = directory.parents[2]
+    backend = find_backend(message.backend)
+    return backend(directory, message.schemas(), clock.new_id, message.backend_options, executor_directory)
 
 
 class StateServer(flight.FlightServerBase):

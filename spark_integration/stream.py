@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast import clock
-from holdfast.backends.registry import find_backend
+from holdfast.backends.registry import backend_names, find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
@@ -200,8 +200,8 @@ class GroupedStream:
         mode = str(outputMode).lower()
         if mode not in ("append", "update"):
             raise InvalidArgumentError(f"outputMode must be 'append' or 'update', not {outputMode!r}")
-        settings = Settings.parse(_configuration(self.df))
-        find_backend(settings.backend)
+        settings = Settings.parse(_configuration(self.df), backend_names())
+        find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
         if settings.checkpoint_dir is None and self.df.isStreaming:
             warnings.warn(
                 "the state of this query is not durable: it is lost with the executors, and the query then fails; set "

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.base import MAX_HASH, Backend, Pointer
+from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
 from holdfast.backends.run import TableSchema
+from holdfast.errors import NotFoundError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -201,6 +202,60 @@ class BackendRowsContract:
             assert names(1, 1 << 63) == {"1", "new", "2"}
             assert names((1 << 63) + 1, MAX_HASH - 1) == set()
             assert names(MAX_HASH, MAX_HASH) == {"4"}
+
+    def test_a_scan_of_prefixes(self, backend: Backend) -> None:
+        """Entries of a map, elements of a list: exactly the rows whose hash and first columns are asked for."""
+        rows: list[Row] = [
+            (1, 0.0, "a"),
+            (1, 0.0, None),
+            (1, None, "a"),
+            (None, 0.0, "a"),
+            (2, 0.0, "b"),
+            (3, 0.0, "c"),
+        ]
+        hashes = [5, 5, 5, 5, 5, 9]
+        written: list[tuple[Row, Row | None]] = [(row, (str(i), None)) for i, row in enumerate(rows)]
+        backend.apply(None, P1, {"pairs": run_of(PAIRS, written, hashes)}, {})
+        change: list[tuple[Row, Row | None]] = [((1, 0.0, None), None), ((1, 7.0, "new"), ("new", None))]
+        backend.apply(P1, P2, {"pairs": run_of(PAIRS, change, [5, 5])}, {})
+
+        def notes(view: View, columns: int, wanted: list[Row], hashes: list[int]) -> set[str]:
+            keys = keys_of(PAIRS.prefix(columns), [row[:columns] for row in wanted], hashes)
+            found = [run for run in view.scan_prefix("pairs", keys) if len(run)]
+            notes = [note for run in found for note in run.values.column(0).to_pylist()]
+            assert len(set(notes)) == len(notes)
+            assert not any(run.deleted.any() for run in found)
+            return set(notes)
+
+        with backend.view(P1) as old, backend.view(P2) as new:
+            assert notes(old, 1, [(1,), (1,)], [5, 5]) == {"0", "1", "2"}
+            assert notes(new, 1, [(1,)], [5]) == {"0", "2", "new"}
+            assert notes(new, 1, [(None,), (3,)], [5, 9]) == {"3", "5"}
+            assert notes(new, 2, [(1, 0.0), (1, None)], [5, 5]) == {"0", "2"}
+            assert notes(new, 3, [(2, 0.0, "b")], [5]) == {"4"}
+            assert notes(new, 1, [(1,), (3,), (4,)], [9, 5, 5]) == set()
+            assert notes(new, 1, [], []) == set()
+
+    def test_counting(self, backend: Backend) -> None:
+        """A count is what a scan would yield: deletes, overwrites and other versions do not show."""
+        everyone = [(f"user {i}", i) for i in range(1000)]
+        backend.apply(None, P1, counts(*everyone), {})
+        change: list[tuple[Row, Row | None]] = [
+            (("user 1",), None),
+            (("user 2",), (9,)),
+            (("new",), (1,)),
+            (("no",), None),
+        ]
+        backend.apply(P1, P2, {"counts": run_of(COUNTS, change)}, {})
+        with backend.view(P1) as old, backend.view(P2) as new:
+            assert (old.count("counts"), new.count("counts"), new.count("members")) == (1000, 1000, 0)
+            half = 1 << 63
+            for view in (old, new):
+                lower, upper = view.count("counts", 0, half), view.count("counts", half + 1)
+                assert lower == len(contents(view, "counts", 0, half))
+                assert lower + upper == 1000
+            with pytest.raises(NotFoundError):
+                new.count("count")
 
     def test_tables_without_values_and_lookups_of_nothing(self, backend: Backend) -> None:
         """A table that was never written is empty; a look-up of no keys is answered."""

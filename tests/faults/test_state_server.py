@@ -152,6 +152,7 @@ class Shard:
         return Committed(
             directory=str(self.directory),
             backend="memory",
+            backend_options={},
             tables=encode_schemas(self.tables),
             accepted=str(accepted) if accepted else None,
             committed=str(self.pointer),

@@ -20,6 +20,7 @@ from holdfast.backends.run import Run, merge_runs
 from holdfast.clock import new_id
 from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
+from holdfast.mvcc.store import RestoredVersion
 from holdfast.snapshotter.commits import ChainEntry, ObjectCommitLog, SnapshotPolicy, chain_of
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.spark_integration.shard_call import ShardStore
@@ -109,6 +110,37 @@ def test_a_chain_goes_on_where_it_was_restored(shard: Shard, elsewhere: Shard, s
     there = elsewhere.commit(shard.grow(None, 2), ("ann", 1))
     assert elsewhere.chain(there) == [f"commits/{p}" for p in (*_pointers(storage), there)]
     assert shard.state(there) == {"u0": 0, "u1": 1, "ann": 1}
+
+
+def test_what_is_held_locally_is_not_read_again(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """A database that survived at an older version is brought forward by the commits since, and by nothing else."""
+    two = shard.grow(None, 2)
+    dropped = elsewhere.commit(two, ("dropped", 1))
+    four = shard.commit(shard.commit(two, ("cem", 3)), ("u1", 7), delete=["u0", "cem"])
+    storage.delete([f"{PREFIX}/commits/{p}" for p in _pointers(storage, range(1, 3))])
+    restored = shard.log.restore(four, [two, dropped])
+    assert restored.base == two
+    assert restored.runs["counts"].deleted.sum() == 2, "deletes must reach the base"
+    assert elsewhere.state(four) == shard.state(four) == {"u1": 7}
+    assert elsewhere.chain(four) == shard.chain(four)
+
+
+def test_a_base_that_vanishes_meanwhile_is_done_without(
+    shard: Shard, elsewhere: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question what is held and its use, another worker may prune."""
+    two = shard.grow(None, 2)
+    elsewhere.state(two)
+    three = shard.commit(two, ("cem", 3))
+    restore = elsewhere.log.restore
+
+    def pruned_meanwhile(pointer: Pointer, held: Sequence[Pointer] = ()) -> RestoredVersion:
+        restored = restore(pointer, held)
+        elsewhere.backend.drop([two])
+        return restored
+
+    monkeypatch.setattr(elsewhere.log, "restore", pruned_meanwhile)
+    assert elsewhere.state(three) == {"u0": 0, "u1": 1, "cem": 3}
 
 
 def _pointers(storage: ObjectStorage, versions: range = range(1, 3)) -> list[str]:

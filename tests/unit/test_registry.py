@@ -11,6 +11,7 @@ import pytest
 from holdfast.backends import registry
 from holdfast.backends.base import Backend
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files import RunFilesBackend
 from holdfast.errors import InvalidArgumentError
 
 BUILT_IN = ("memory", "holdfast.backends.memory:MemoryBackend")
@@ -20,11 +21,23 @@ class Unfinished(Backend):
     """A plug-in that forgot something."""
 
 
+class Older(MemoryBackend):
+    """A plug-in for another release."""
+
+    contract_version = 0
+
+
+class Unstated(RunFilesBackend):
+    """A plug-in that does not say which contract it was built for."""
+
+
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> object:
     plugin = types.ModuleType("a_plugin")
     plugin.Good = MemoryBackend  # type: ignore[attr-defined]
     plugin.Unfinished = Unfinished  # type: ignore[attr-defined]
+    plugin.Older = Older  # type: ignore[attr-defined]
+    plugin.Unstated = Unstated  # type: ignore[attr-defined]
     plugin.function = print  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_plugin", plugin)
 
@@ -50,7 +63,9 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
         ("absent", "cannot be loaded from 'no_such_module:X'"),
         ("attribute", "cannot be loaded from 'a_plugin:Nothing'"),
         ("function", "not a subclass of Backend"),
-        ("unfinished", "lacks methods.*apply"),
+        ("unfinished", "lacks methods of the contract: apply, close, .*view; add"),
+        ("older", "another version of the backend contract.*built_for=0 wanted=1"),
+        ("unstated", "states contract_version, built_for=None"),
     ],
 )
 def test_what_is_wrong_is_said(register: object, name: str, message: str) -> None:
@@ -63,6 +78,8 @@ def test_what_is_wrong_is_said(register: object, name: str, message: str) -> Non
         ("attribute", "a_plugin:Nothing"),
         ("function", "a_plugin:function"),
         ("unfinished", "a_plugin:Unfinished"),
+        ("older", "a_plugin:Older"),
+        ("unstated", "a_plugin:Unstated"),
     )
     with pytest.raises(InvalidArgumentError, match=message):
         registry.find_backend(name)

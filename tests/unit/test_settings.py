@@ -58,6 +58,18 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(key: str, near: str) ->
         Settings.parse({key: "1"})
 
 
+def test_options_of_backends_are_passed_on() -> None:
+    """A plug-in's options need no key of ours; those of backends that were not chosen wait for their turn."""
+    configuration = {PREFIX + "mine.host": "h", PREFIX + "memory.limit": "2g", PREFIX + "backend": "mine"}
+    assert Settings.parse(configuration, ["memory", "mine"]).backend_options == {"host": "h"}
+    del configuration[PREFIX + "backend"]
+    assert Settings.parse(configuration, ["memory", "mine"]).backend_options == {"limit": "2g"}
+    with pytest.raises(InvalidArgumentError, match=r"'spark.holdfast.mine.host'.*known are .*spark.holdfast.memory.\*"):
+        Settings.parse(configuration, ["memory"])
+    with pytest.raises(InvalidArgumentError, match=r"did you mean 'spark.holdfast.memory.limit'"):
+        Settings.parse({PREFIX + "memry.limit": "2g"}, ["memory"])
+
+
 def test_a_key_like_no_other_gets_the_list() -> None:
     with pytest.raises(InvalidArgumentError, match=r"known are .*spark\.holdfast\.backend.*storage\.\*"):
         Settings.parse({"spark.holdfast.zzzzzzzzzzzzzzzzzzzzzzzz": "1"})

@@ -1,0 +1,53 @@
+"""Options of a backend, as Spark's configuration gives them: ``spark.holdfast.<backend>.<option>``."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.errors import InvalidArgumentError
+
+PREFIX = "spark.holdfast."
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_options(
+    backend: str, known: Mapping[str, Callable[[str], Any]], options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values of `options`, each read by the function that `known` has for it.
+
+    Parameters
+    ----------
+    backend : str
+        Name under which the backend is registered.
+    known : mapping of str to callable
+        By option: takes the text, and raises ValueError with what would be right.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An unknown option or a value that does not fit; names the full key.
+    """
+    values = {}
+    for name, text in options.items():
+        key = f"{PREFIX}{backend}.{name}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            names = ", ".join(f"{PREFIX}{backend}.{n}" for n in known) or f"no options of backend {backend!r}"
+            hint = f"did you mean {PREFIX}{backend}.{near[0]}?" if near else f"known are {names}"
+            raise InvalidArgumentError(f"unknown setting {key!r}: {hint}")
+        try:
+            values[name] = known[name](text)
+        except ValueError as exc:
+            raise InvalidArgumentError(f"{key} cannot be {text!r}: {exc}") from exc
+    return values
+
+
+def parse_size(text: str) -> int:
+    """Return bytes from a size as Spark writes it: ``512m``, ``2g``, ``65536``; units are powers of 1024."""
+    found = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())
+    if found is None or int(found[1]) == 0:
+        raise ValueError("it must be a size such as 512m or 2g")
+    return int(found[1]) * _UNITS[found[2]]
