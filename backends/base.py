@@ -38,7 +38,7 @@ import pyarrow as pa
 from holdfast.backends.arrow_rows import BoolArray
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 
 #: Version of this seam. A backend states the one that it was built for; another one is refused.
 CONTRACT_VERSION = 1
@@ -301,6 +301,8 @@ class Backend(ABC):
         NotFoundError
             The version is not held here.
         """
+        if pointer not in self.versions():
+            raise NotFoundError("no such version here; it may have been dropped", version=str(pointer))
         return 0
 
     def verify(self) -> list[Path]:
