@@ -51,16 +51,28 @@ def gather(binaries: pa.Array, starts: IntArray, width: int) -> ByteArray:
     return windows[starts].view(np.uint8).reshape(-1, width)
 
 
-def cut(binaries: pa.Array, cuts: IntArray, wanted: range) -> list[pa.Array]:
-    """Cut rows at `cuts`, shape (n, k), ascending, the last of a row the first of the next; return `wanted` parts.
+def cuts_of(n: int, k: int) -> tuple[IntArray, IntArray]:
+    """Return an array to be filled for `cut`, shape (n * k + 1,), and all but its end as one line a row: (n, k)."""
+    flat = np.zeros(n * k + 1, np.int64)
+    return flat, flat[:-1].reshape(n, k)
 
-    Part i of a row lies between its cuts i and i + 1. Cheap: parts of all rows are one array over the same
-    bytes, and Arrow takes every (k - 1)th of them.
+
+def cut(binaries: pa.Array, cuts: IntArray, k: int, wanted: range) -> list[pa.Array]:
+    """Cut rows into k parts each, and return those parts that are `wanted`, each as an array of n binaries.
+
+    Part i of a row lies between its cuts i and i + 1; the last one ends where the first part of the next row begins.
+
+    Parameters
+    ----------
+    cuts : numpy.ndarray of int64, shape (n * k + 1,)
+        Places in `data_of`, ascending.
+
+    Notes
+    -----
+    The parts of all rows are one array over the same bytes, and Arrow copies every k-th of them in one go.
     """
-    n, k = len(cuts), cuts.shape[1] - 1
-    offsets = np.append(cuts[:, :-1], cuts[-1:, -1] if n else 0)
-    parts = pa.Array.from_buffers(pa.large_binary(), n * k, [None, pa.py_buffer(offsets), binaries.buffers()[2]])
-    return [parts.take(pa.array(np.arange(i, n * k, k))) for i in wanted]
+    parts = pa.Array.from_buffers(pa.large_binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), binaries.buffers()[2]])
+    return [parts.take(pa.array(np.arange(i, len(parts), k))) for i in wanted]
 
 
 def join(parts: list[pa.Array]) -> pa.Array:

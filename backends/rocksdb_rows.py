@@ -224,14 +224,14 @@ def _split_rows(rows: pa.Array, layout: _RowLayout) -> tuple[ByteArray, list[pa.
         raise _corrupt("a row is cut off")
     fixed = binaries.gather(rows, offsets[:-1], layout.width)
     lengths = binaries.get(fixed, layout.null_bytes + layout.fixed_bytes, _LENGTH_BYTES * layout.pieces).view("<u4")
-    cuts = np.empty((len(rows), layout.pieces + 2), np.int64)
-    cuts[:, 0] = offsets[:-1]
-    cuts[:, 1] = starts
-    np.cumsum(lengths, axis=1, dtype=np.int64, out=cuts[:, 2:])
-    cuts[:, 2:] += starts[:, None]
+    flat, cuts = binaries.cuts_of(len(rows), layout.pieces + 1)
+    cuts[:, 0] = starts
+    for i in range(layout.pieces):
+        np.add(cuts[:, i], lengths[:, i], out=cuts[:, i + 1])
     if (cuts[:, -1] != ends).any():
         raise _corrupt("the lengths in a row do not add up to its length")
-    return fixed, binaries.cut(rows, cuts, range(1, layout.pieces + 1))
+    flat[-1] = ends[-1] if len(ends) else 0
+    return fixed, binaries.cut(rows, flat, layout.pieces + 1, range(layout.pieces))
 
 
 def _block_widths(slots: list[_Slot]) -> list[int]:
@@ -249,20 +249,29 @@ def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], lis
     if len(widths) == 1:
         return [_equal_rows(keys, offsets, widths[0])], []
     starts, ends = offsets[:-1], offsets[1:]
-    zeros = _zeros(keys, offsets) if len(widths) > 2 else offsets
-    cuts, blocks = np.empty((len(keys), 2 * len(widths)), np.int64), []
-    for i, width in enumerate(widths):
-        if i:
-            # Nothing but the last stretch stands behind the last piece: its end need not be searched.
-            last = i == len(widths) - 1
-            starts = ends - width if last else zeros[np.searchsorted(zeros, cuts[:, 2 * i - 1])]
-        cuts[:, 2 * i], cuts[:, 2 * i + 1] = starts, starts + width
-        if (cuts[:, 2 * i + 1] > ends).any() or (i and (starts < cuts[:, 2 * i - 1]).any()):
+    pieces = len(widths) - 1
+    zeros = _zeros(keys, offsets) if pieces > 1 else offsets
+    flat, cuts = binaries.cuts_of(len(keys), 2 * pieces)  # begin and end of each piece
+    blocks = [_block(keys, starts, ends, widths[0])]
+    for i, width in enumerate(widths[1:]):
+        begin = np.add(starts, widths[i], out=cuts[:, 2 * i])
+        # Nothing but the last stretch stands behind the last piece: its end need not be searched.
+        starts = ends - width if i == pieces - 1 else zeros[np.searchsorted(zeros, begin)]
+        if (starts < begin).any():
             raise _corrupt("a key is cut off")
-        blocks.append(binaries.gather(keys, starts, width))
-        if i and blocks[i][:, 0].any():
+        cuts[:, 2 * i + 1] = starts
+        blocks.append(_block(keys, starts, ends, width))
+        if blocks[-1][:, 0].any():
             raise _corrupt("a piece of a key has no end")
-    return blocks, binaries.cut(keys, cuts, range(1, 2 * len(widths) - 1, 2))
+    flat[-1] = ends[-1] if len(ends) else 0
+    return blocks, binaries.cut(keys, flat, 2 * pieces, range(0, 2 * pieces, 2))
+
+
+def _block(keys: pa.Array, starts: IntArray, ends: IntArray, width: int) -> ByteArray:
+    """Return the bytes of keys from `starts` on, shape (n, width), if all lie before `ends`."""
+    if (starts + width > ends).any():
+        raise _corrupt("a key is cut off")
+    return binaries.gather(keys, starts, width)
 
 
 def _zeros(keys: pa.Array, offsets: IntArray) -> IntArray:
