@@ -182,9 +182,9 @@ def _values_equal(left: pa.Array, right: pa.Array) -> BoolArray:
         mine, other = _floats(left), _floats(right)
         equal = (mine == other) | (np.isnan(mine) & np.isnan(other))
     else:
-        equal = _to_bools(pc.equal(left, right))
+        equal = to_bools(pc.equal(left, right))
     if left.null_count or right.null_count:
-        left_null, right_null = _to_bools(left.is_null()), _to_bools(right.is_null())
+        left_null, right_null = to_bools(left.is_null()), to_bools(right.is_null())
         equal = (equal & ~left_null & ~right_null) | (left_null & right_null)
     return equal
 
@@ -208,7 +208,8 @@ def _floats(column: pa.Array) -> npt.NDArray[np.floating]:
     return values
 
 
-def _to_bools(column: pa.Array) -> BoolArray:
+def to_bools(column: pa.Array) -> BoolArray:
+    """Return a column of bools for numpy; null is False."""
     bools: BoolArray = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
     return bools
 

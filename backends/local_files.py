@@ -10,6 +10,10 @@ A folder is filled below ``staging`` and renamed into place; it is taken away by
 process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. A file that two
 folders hold is one file with two hard links: each folder owns its link, and the file system frees the file
 with the last one. Nobody has to count who else needs it.
+
+Every file is **sealed** when it has been written: its time of modification is moved one second back, and
+whoever notes its size and digest notes that time too. A file that was written to since has another time, so
+a reader computes the digest of that one, and of no other: digests cost a full read.
 """
 
 from __future__ import annotations
@@ -20,12 +24,31 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
+
+_SEALED_BEFORE_NS = 1_000_000_000
+
+
+class FileNote(NamedTuple):
+    """What tells whether a file is still what was written.
+
+    Attributes
+    ----------
+    size_bytes : int
+    digest : str
+        See `holdfast.backends.stored_file`.
+    modified_ns : int
+        When it was modified, as sealed.
+    """
+
+    size_bytes: int
+    digest: str
+    modified_ns: int
 
 
 class StagedFolder:
@@ -48,8 +71,8 @@ class StagedFolder:
         kind: str,
         header: Mapping[str, Any],
         sections: Mapping[str, stored_file.SectionWriter] | None = None,
-    ) -> tuple[int, str]:
-        """Write one stored file, and return its size in bytes and its digest.
+    ) -> FileNote:
+        """Write one stored file and seal it.
 
         Raises
         ------
@@ -58,11 +81,12 @@ class StagedFolder:
         """
         path = self.path / name
         with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            written = stored_file.write_to(file, kind, header, sections)
+            size_bytes, digest = stored_file.write_to(file, kind, header, sections)
+            file.flush()
+            modified_ns = _seal(file.fileno(), os.fstat(file.fileno()).st_mtime_ns - _SEALED_BEFORE_NS)
             if self._fsync:
-                file.flush()
                 os.fsync(file.fileno())
-        return written
+        return FileNote(size_bytes, digest, modified_ns)
 
     def link(self, source: Path) -> None:
         """Take a file of another folder in, under its own name; a link, not a copy.
@@ -128,13 +152,20 @@ def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFo
 
 def retire_folder(path: Path, staging: Path, name: str) -> bool:
     """Take a published folder away; tell whether it was there. Open mappings of its files stay good."""
+    moved = move_folder(path, staging / name)
+    _remove(staging / name)
+    return moved
+
+
+def move_folder(path: Path, target: Path) -> bool:
+    """Rename a published folder; tell whether it was there. Open mappings of its files stay good."""
     with writing(path):
-        make_private_folder(staging)
+        make_private_folder(target.parent)
         try:
-            os.rename(path, staging / name)
+            os.rename(path, target)
         except FileNotFoundError:
             return False
-    _remove(staging / name)
+        os.utime(target)  # its age, as `remove_stale_folders` sees it, begins now
     return True
 
 
@@ -178,7 +209,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def read_header(path: Path, kind: str) -> Mapping[str, Any]:
-    """Return the header of a small stored file.
+    """Return the header of a small stored file, whose digest is checked.
 
     Raises
     ------
@@ -189,27 +220,43 @@ def read_header(path: Path, kind: str) -> Mapping[str, Any]:
     return stored_file.decode(data, source=str(path), kind=kind).header
 
 
-def map_file(path: Path, size_bytes: int) -> pa.Buffer:
+def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> stored_file.StoredFile:
     """Map a whole file into memory; the mapping outlives the file.
+
+    Parameters
+    ----------
+    note : FileNote
+        What was noted when it was written.
+    verify : bool, default False
+        Compute the digest of a file that looks untouched, too.
 
     Raises
     ------
     NotFoundError
         It is not there.
     CorruptionError
-        Its size is not `size_bytes`.
+        It is not what was written.
     """
     with reading(path):
-        found = os.stat(path).st_size
-        if found == size_bytes:
-            with pa.memory_map(str(path)) as mapped:
-                return mapped.read_buffer()
-    raise CorruptionError(
-        f"{path} was cut or altered: remove the folder it is in, then the version is restored from the checkpoint "
-        "directory, where there is one",
-        size_bytes=found,
-        expected=size_bytes,
-    )
+        found = os.stat(path)
+        if found.st_size != note.size_bytes:
+            raise CorruptionError(f"{path} was cut or altered", size_bytes=found.st_size, expected=note.size_bytes)
+        with pa.memory_map(str(path)) as mapped:
+            data = mapped.read_buffer()
+    touched = found.st_mtime_ns != note.modified_ns
+    stored = stored_file.decode(data, source=str(path), kind=kind, verify=verify or touched)
+    if stored.digest != note.digest:
+        raise CorruptionError(f"{path} was replaced by another file", digest=stored.digest, expected=note.digest)
+    if touched and verify:
+        with writing(path):
+            _seal(path, note.modified_ns)
+    return stored
+
+
+def _seal(file: int | Path, modified_ns: int) -> int:
+    """Set a file's time of modification; return it as the file system keeps it."""
+    os.utime(file, ns=(modified_ns, modified_ns))
+    return os.stat(file).st_mtime_ns
 
 
 def make_private_folder(path: Path) -> None:

@@ -11,7 +11,10 @@ from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
 # Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
-_BUILT_IN = (EntryPoint("memory", "holdfast.backends.memory:MemoryBackend", GROUP),)
+_BUILT_IN = (
+    EntryPoint("filesystem", "holdfast.backends.filesystem:FilesystemBackend", GROUP),
+    EntryPoint("memory", "holdfast.backends.memory:MemoryBackend", GROUP),
+)
 
 
 def backend_names() -> list[str]:

@@ -18,7 +18,7 @@ holds. FORMAT.md section 2 gives them byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -244,6 +244,10 @@ class Run:
         deleted: BoolArray = self.batch.column(1).to_numpy(zero_copy_only=False)
         return deleted
 
+    def deleted_at(self, rows: IntArray) -> BoolArray:
+        """Tell which of `rows` are deletes; costs nothing for the others."""
+        return arrow_rows.to_bools(self.batch.column(1).take(pa.array(rows)))
+
     @cached_property
     def keys(self) -> pa.RecordBatch:
         """The key columns under their own names."""
@@ -311,12 +315,7 @@ class Run:
         compression : {None, "lz4"}
             Of the Arrow buffers; None keeps them mappable.
         """
-        options = ipc.IpcWriteOptions(compression=compression)
-        with ipc.new_stream(file, self._file_schema(), options=options) as writer:
-            writer.write_batch(self.batch)
-
-    def _file_schema(self) -> pa.Schema:
-        return self.schema.columns.with_metadata({"holdfast.table": self.schema.name})
+        write_stretches(file, self.schema, [self], compression=compression)
 
     @classmethod
     def read(cls, section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False) -> Run:
@@ -336,28 +335,46 @@ class Run:
         SchemaMismatchError
             The run's columns are not those of `schema`.
         """
-        try:
-            with ipc.open_stream(section) as reader:
-                stored: pa.Schema = reader.schema
-                batches = list(reader)
-                if not trusted:
-                    for batch in batches:
-                        batch.validate(full=True)
-        except (pa.ArrowException, OSError) as exc:
-            raise CorruptionError(f"{source} holds no readable run: {exc}", table=schema.name) from exc
-        if not stored.equals(schema.columns):
-            raise SchemaMismatchError(
-                f"{source} holds state of another schema than the operator now declares: "
-                "declare the stored columns again, or begin with a new operator name",
-                table=schema.name,
-                changed=_difference(stored, schema.columns),
-            )
-        if len(batches) != 1:
-            raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(batches))
-        run = cls(schema, batches[0].replace_schema_metadata(None))
-        if not trusted and (batches[0].column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all()):
+        runs = read_stretches(section, schema, source=source, trusted=trusted)
+        if len(runs) != 1:
+            raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
+        return runs[0]
+
+
+def write_stretches(
+    file: pa.NativeFile, schema: TableSchema, runs: Iterable[Run], *, compression: str | None = None
+) -> None:
+    """Write runs of ascending ranges of the hash, one after the other, as the batches of one Arrow IPC stream."""
+    options = ipc.IpcWriteOptions(compression=compression)
+    columns = schema.columns.with_metadata({"holdfast.table": schema.name})
+    with ipc.new_stream(file, columns, options=options) as writer:
+        for run in runs:
+            writer.write_batch(run.batch)
+
+
+def read_stretches(section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False) -> list[Run]:
+    """Read what `write_stretches` wrote; see `Run.read`."""
+    try:
+        with ipc.open_stream(section) as reader:
+            stored: pa.Schema = reader.schema
+            batches = list(reader)
+            if not trusted:
+                for batch in batches:
+                    batch.validate(full=True)
+    except (pa.ArrowException, OSError) as exc:
+        raise CorruptionError(f"{source} holds no readable run: {exc}", table=schema.name) from exc
+    if not stored.equals(schema.columns):
+        raise SchemaMismatchError(
+            f"{source} holds state of another schema than the operator now declares: "
+            "declare the stored columns again, or begin with a new operator name",
+            table=schema.name,
+            changed=_difference(stored, schema.columns),
+        )
+    runs = [Run(schema, batch.replace_schema_metadata(None)) for batch in batches]
+    for run in () if trusted else runs:
+        if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
-        return run
+    return runs
 
 
 def _difference(stored: pa.Schema, declared: pa.Schema) -> list[str]:
@@ -404,6 +421,16 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged
+
+
+def count_live(runs: Sequence[Run]) -> int:
+    """Return how many rows `merge_runs` would leave without the deleted ones; values are not read."""
+    deleted = np.concatenate([run.deleted for run in runs])
+    if len(runs) > 1:
+        keys = [pa.concat_arrays([run.keys.column(i) for run in runs]) for i in range(len(runs[0].schema.key))]
+        hashes = np.concatenate([run.hashes for run in runs])
+        deleted = deleted[_newest_rows(hashes, from_columns(keys, runs[0].schema.key, len(hashes)))]
+    return int((~deleted).sum())
 
 
 def _concatenate(runs: Sequence[Run]) -> pa.RecordBatch:

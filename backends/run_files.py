@@ -10,6 +10,7 @@
             merge
             <run id>.arrow
         staging/<id>/                 what is being made or taken away
+        set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
 A worker that holds a pointer needs nothing else: it links the runs of that version into a staged folder,
 writes one run and the version file, and renames the folder into place. There is no lock and no owner.
@@ -20,117 +21,40 @@ Invariants
 * **own links**: a folder holds links to all it names, so taking one away never breaks another, and a commit
   that has linked its base cannot lose it.
 * **immutable**: no file is written after its folder was put in place; no name is used twice.
+* **honest**: a file that is cut, or was written to since it was sealed, is noticed when it is mapped: every
+  version and merge that links it is set aside. `RunFilesBackend.verify` reads every byte besides.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.backends import local_files, stored_file
-from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
+from holdfast.backends import local_files
+from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
 from holdfast.backends.local_files import StagedFolder
-from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, look_up
+from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
+from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
+from holdfast.backends.run_view import RunFilesView
+from holdfast.backends.version_file import MERGE, VERSION, Merge, RunFile, Version
 from holdfast.errors import (
-    ClosedError,
     ConflictError,
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
     SchemaMismatchError,
+    UnavailableError,
 )
 
-_VERSION, _MERGE = "version", "merge"
-
-
-@dataclass(frozen=True)
-class RunFile:
-    """A version's note of one run: its file, size in the file, size in memory, rows."""
-
-    id: str
-    file_bytes: int
-    size_bytes: int
-    rows: int
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """The file's name in every folder that holds it."""
-        return f"{self.id}.arrow"
-
-
-@dataclass(frozen=True)
-class _Version:
-    """The content of a version file."""
-
-    stacks: Mapping[str, list[RunFile]]
-    properties: Mapping[str, Any]
+_log = logging.getLogger(__name__)
 
 
 def _is_high(stack: list[RunFile]) -> bool:
     """Whether there is something to merge; where there is not, earlier merges leave nothing either."""
     return bool(stack) and first_to_merge([f.size_bytes for f in stack]) < len(stack) - 1
-
-
-@dataclass(frozen=True)
-class _Merge:
-    """The content of a merge file, and where it stands."""
-
-    folder: Path
-    inputs: list[str]
-    output: RunFile
-
-    def place_in(self, stack: list[RunFile]) -> int | None:
-        """Return where in `stack` the inputs stand, or None."""
-        ids = [f.id for f in stack]
-        if self.inputs[0] not in ids:
-            return None
-        start = ids.index(self.inputs[0])
-        return start if ids[start : start + len(self.inputs)] == self.inputs else None
-
-
-class RunFilesView(View):
-    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away."""
-
-    def __init__(
-        self,
-        pointer: Pointer,
-        tables: Mapping[str, TableSchema],
-        stacks: Mapping[str, list[Run]],
-        properties: Mapping[str, Any],
-    ) -> None:
-        self.pointer = pointer
-        self._tables = tables
-        self._stacks: Mapping[str, list[Run]] | None = stacks
-        self._properties = properties
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        return self._properties
-
-    def stack(self, table: str) -> list[Run]:
-        """Return the runs of `table`, oldest first."""
-        if self._stacks is None:
-            raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
-        if table not in self._tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
-        return self._stacks.get(table, [])
-
-    def get(self, table: str, keys: Keys) -> Found:
-        return look_up(self.stack(table), keys, self._tables[table])
-
-    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        runs = [run.slice(first_hash, last_hash) for run in self.stack(table)]
-        runs = [run for run in runs if len(run)]
-        merged = merge_runs(runs, drop_deletes=True) if runs else None
-        return iter([merged] if merged else [])
-
-    def close(self) -> None:
-        self._stacks = None
 
 
 class RunFilesBackend(Backend):
@@ -149,6 +73,7 @@ class RunFilesBackend(Backend):
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
+        self._set_aside_folder = directory / "set-aside"
         for folder in (self._versions, self._merges, self._staging):
             with local_files.writing(folder):
                 local_files.make_private_folder(folder)
@@ -163,7 +88,7 @@ class RunFilesBackend(Backend):
                 "with a new operator name",
                 tables=unknown,
             )
-        stacks = {t: [self._open_run(folder, f, t) for f in files] for t, files in version.stacks.items()}
+        stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
         return RunFilesView(pointer, self.tables, stacks, version.properties)
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
@@ -174,24 +99,23 @@ class RunFilesBackend(Backend):
             for table, run in runs.items():
                 stack = self._use_merges(stacks.get(table, []), merges, staged)
                 stacks[table] = self._push(table, stack, run, staged)
-            self._write_version(staged, _Version(stacks, properties))
+            Version(stacks, properties).write(staged)
             staged.publish(self._version_folder(new))
 
     def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
-        below = [self._open_run(staged.path, f, table) for f in stack[start:]]
-        merged = merge_runs([*below, run], drop_deletes=start == 0)
-        return stack[:start] + ([self._write_run(merged, staged)] if len(merged) else [])
+        merged = merge_runs([*self._open_runs(staged.path, stack[start:], table), run], drop_deletes=start == 0)
+        return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self._require_tables(runs)
         if self._is_whole(pointer):
             return
         with self._stage() as staged:
-            stacks = {t: [self._write_run(run, staged)] for t, run in runs.items() if len(run)}
-            self._write_version(staged, _Version(stacks, properties))
+            stacks = {t: [self._write_run(t, run.size_bytes, [run], staged)] for t, run in runs.items() if len(run)}
+            Version(stacks, properties).write(staged)
             while True:
                 try:
                     staged.publish(self._version_folder(pointer))
@@ -211,8 +135,10 @@ class RunFilesBackend(Backend):
 
     def freeze(self, pointer: Pointer) -> list[Path]:
         folder = self._version_folder(pointer)
-        stacks = self._read_version(pointer).stacks
-        return [*(folder / f.name for files in stacks.values() for f in files), folder / _VERSION]
+        files = self._read_version(pointer).files
+        for file in files:
+            self._check(folder / file.name, file)
+        return [*(folder / file.name for file in files), folder / VERSION]
 
     def versions(self) -> list[Pointer]:
         found = []
@@ -249,35 +175,86 @@ class RunFilesBackend(Backend):
             if not _is_high(stack):
                 return False
             start = first_to_merge([f.size_bytes for f in stack])
-            runs = [self._open_run(staged.path, f, table) for f in stack[start:]]
-            output = self._write_run(merge_runs(runs, drop_deletes=start == 0), staged)
-            staged.keep_only({output.name})
-            staged.write(_MERGE, _MERGE, {"inputs": [f.id for f in stack[start:]], "output": asdict(output)})
+            inputs = stack[start:]
+            wanted_bytes = sum(f.size_bytes for f in inputs)
+            if not self._has_room(wanted_bytes):
+                return False
+            merged = merge_in_stretches(self._open_runs(staged.path, inputs, table), drop_deletes=start == 0)
+            Merge.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
             staged.publish(self._merges / self.new_id())
         return True
 
+    def verify(self) -> list[Path]:
+        """Read every file of the shard and set aside the versions and merges that hold a damaged one.
+
+        Notes
+        -----
+        Cost: one full read of the shard, without a copy in memory.
+        """
+        damaged: list[Path] = []
+        checked: set[str] = set()
+        for parent, read in ((self._versions, _files_of_version), (self._merges, _files_of_merge)):
+            for name in local_files.list_folder(parent):
+                damaged += self._verify_folder(parent / name, read, checked)
+        return damaged
+
+    def _verify_folder(self, folder: Path, read: Callable[[Path], list[RunFile]], checked: set[str]) -> list[Path]:
+        try:
+            files = read(folder)
+        except (NotFoundError, CorruptionError):
+            self._set_aside([folder])
+            return [folder / (VERSION if folder.parent == self._versions else MERGE)]
+        damaged = []
+        for file in files:
+            path = folder / file.name
+            if file.id not in checked:
+                checked.add(file.id)
+                try:
+                    self._check(path, file)
+                except (NotFoundError, CorruptionError):
+                    damaged.append(path)
+        return damaged
+
+    def _check(self, path: Path, file: RunFile) -> None:
+        """Read a whole run file; see `_open_run` for what is raised."""
+        try:
+            local_files.map_stored_file(path, "run", file.note, verify=True)
+        except (NotFoundError, CorruptionError):
+            self._set_aside(self._folders_with(file))
+            raise
+
+    def _set_aside(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            if local_files.move_folder(folder, self._set_aside_folder / f"{self.new_id()}-{folder.name}"):
+                _log.warning("set aside %s, which holds a damaged file", folder)
+
+    def _folders_with(self, file: RunFile) -> list[Path]:
+        """Return the versions and merges that hold a run: one file, with a link in each."""
+        folders = [p / name for p in (self._versions, self._merges) for name in local_files.list_folder(p)]
+        return [folder for folder in folders if (folder / file.name).exists()]
+
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove what killed attempts left in ``staging`` and was last written before `before_ns`.
+        """Remove what killed attempts left and what was set aside, last written before `before_ns`.
 
         The age protects an attempt that is being made.
 
         Returns
         -------
         int
-            Attempts removed.
+            Folders removed.
         """
-        return local_files.remove_stale_folders(self._staging, before_ns)
+        return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside_folder))
 
     def statistics(self) -> BackendStatistics:
         versions = self.versions()
         stacks: Mapping[str, list[RunFile]] = {}
         for pointer in reversed(versions):
-            with suppress(NotFoundError):  # dropped meanwhile
+            with suppress(NotFoundError, CorruptionError):  # dropped meanwhile, or set aside just now
                 stacks = self._read_version(pointer).stacks
                 break
         return BackendStatistics(
             versions=len(versions),
-            local_bytes=sum(local_files.folder_bytes(f) for f in (self._versions, self._merges, self._staging)),
+            local_bytes=local_files.folder_bytes(self.directory),
             rows={table: sum(f.rows for f in files) for table, files in stacks.items()},
             runs={table: len(files) for table, files in stacks.items()},
         )
@@ -301,13 +278,12 @@ class RunFilesBackend(Backend):
 
     def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
         """Link the runs of a version into a staged folder; from here on nobody can take them away."""
-        stacks = self._read_version(pointer).stacks
-        for files in stacks.values():
-            for file in files:
-                staged.link(self._version_folder(pointer) / file.name)
-        return dict(stacks)
+        version = self._read_version(pointer)
+        for file in version.files:
+            staged.link(self._version_folder(pointer) / file.name)
+        return dict(version.stacks)
 
-    def _use_merges(self, stack: list[RunFile], merges: list[_Merge], staged: StagedFolder) -> list[RunFile]:
+    def _use_merges(self, stack: list[RunFile], merges: list[Merge], staged: StagedFolder) -> list[RunFile]:
         """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
         waiting = list(merges)
         while waiting:
@@ -324,49 +300,89 @@ class RunFilesBackend(Backend):
                         stack = [*stack[:start], *output, *stack[start + len(merge.inputs) :]]
         return stack
 
-    def _read_merges(self) -> list[_Merge]:
+    def _read_merges(self) -> list[Merge]:
         merges = []
         for name in local_files.list_folder(self._merges):
-            folder = self._merges / name
-            with suppress(NotFoundError):
-                record = local_files.read_header(folder / _MERGE, _MERGE)
-                merges.append(_Merge(folder, record["inputs"], RunFile(**record["output"])))
+            try:
+                merges.append(Merge.read(self._merges / name))
+            except NotFoundError:
+                continue  # dropped meanwhile
+            except CorruptionError:  # its inputs still do
+                self._set_aside([self._merges / name])
         return merges
 
     def _held_runs(self) -> set[str]:
         held = set()
         for pointer in self.versions():
-            with suppress(NotFoundError):
-                held |= {f.id for files in self._read_version(pointer).stacks.values() for f in files}
+            with suppress(NotFoundError, CorruptionError):
+                held |= {f.id for f in self._read_version(pointer).files}
         return held
 
-    def _read_version(self, pointer: Pointer) -> _Version:
-        record = local_files.read_header(self._version_folder(pointer) / _VERSION, _VERSION)
-        stacks = {table: [RunFile(**f) for f in files] for table, files in record["stacks"].items()}
-        return _Version(stacks, record["properties"])
+    def _read_version(self, pointer: Pointer) -> Version:
+        folder = self._version_folder(pointer)
+        try:
+            return Version.read(folder)
+        except CorruptionError:
+            self._set_aside([folder])
+            raise
 
-    def _write_version(self, staged: StagedFolder, version: _Version) -> None:
-        staged.keep_only({f.name for files in version.stacks.values() for f in files})
-        stacks = {table: [asdict(f) for f in files] for table, files in version.stacks.items()}
-        staged.write(_VERSION, _VERSION, {"stacks": stacks, "properties": dict(version.properties)})
+    def _write_run(self, table: str, wanted_bytes: int, runs: Iterable[Run], staged: StagedFolder) -> RunFile:
+        """Write one run file of about `wanted_bytes` from runs of ascending ranges of the hash."""
+        self._require_room(wanted_bytes)
+        run_id, schema = self.new_id(), self.tables[table]
+        rows = size_bytes = 0
 
-    def _write_run(self, run: Run, staged: StagedFolder) -> RunFile:
-        run_id, table = self.new_id(), run.schema.name
-        header = {"table": table, "rows": len(run)}
-        size, digest = staged.write(f"{run_id}.arrow", "run", header, {table: run.write})
-        return RunFile(run_id, size, run.size_bytes, len(run), digest)
+        def counted() -> Iterator[Run]:
+            nonlocal rows, size_bytes
+            for run in runs:
+                rows, size_bytes = rows + len(run), size_bytes + run.size_bytes
+                yield run
 
-    def _open_run(self, folder: Path, file: RunFile, table: str) -> Run:
-        """Map one run.
+        sections = {table: lambda file: write_stretches(file, schema, counted())}
+        note = staged.write(f"{run_id}.arrow", "run", {"table": table}, sections)
+        return RunFile(run_id, note.size_bytes, size_bytes, rows, note.digest, note.modified_ns)
+
+    def _require_room(self, wanted_bytes: int) -> None:
+        """Raise `UnavailableError` where so many more bytes may not be written."""
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        try:
+            self._require_room(wanted_bytes)
+        except UnavailableError as exc:
+            _log.info("a merge waits: %s", exc)
+            return False
+        return True
+
+    def _open_runs(self, folder: Path, files: Iterable[RunFile], table: str) -> list[Run]:
+        return [run for file in files for run in self._open_run(folder / file.name, file, table)]
+
+    def _open_run(self, path: Path, file: RunFile, table: str) -> list[Run]:
+        """Map one run file.
 
         Raises
         ------
         NotFoundError
-            Its file is gone: the version was dropped.
+            It is gone: the version was dropped.
         CorruptionError
-            Its file is not what was written.
+            It is not what was written; what holds it is set aside.
         """
-        path = folder / file.name
-        data = local_files.map_file(path, file.file_bytes)
-        stored = stored_file.decode(data, source=str(path), kind="run", verify=False)
-        return Run.read(stored.section(table, str(path)), self.tables[table], source=str(path), trusted=True)
+        try:
+            stored = local_files.map_stored_file(path, "run", file.note)
+            runs = read_stretches(stored.section(table, str(path)), self.tables[table], source=str(path), trusted=True)
+            if sum(len(run) for run in runs) != file.rows:
+                raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
+        except CorruptionError:
+            self._set_aside(self._folders_with(file))
+            raise
+        except SchemaMismatchError:
+            self._check(path, file)  # damage may look like another schema
+            raise
+        return runs
+
+
+def _files_of_version(folder: Path) -> list[RunFile]:
+    return Version.read(folder).files
+
+
+def _files_of_merge(folder: Path) -> list[RunFile]:
+    return [Merge.read(folder).output]

@@ -13,14 +13,3 @@ class TestMemoryBackend(BackendContract):
     @pytest.fixture
     def make_backend(self) -> MakeBackend:
         return lambda directory, tables: MemoryBackend(directory, tables, clock.new_id)
-
-
-class TestMemoryBackendSynced(BackendContract):
-    """The same files with fsync, as the filesystem backend writes them."""
-
-    @pytest.fixture
-    def make_backend(self) -> MakeBackend:
-        class Synced(MemoryBackend):
-            fsync = True
-
-        return lambda directory, tables: Synced(directory, tables, clock.new_id)

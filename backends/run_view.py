@@ -1,0 +1,55 @@
+"""How one version is read from run files: a view on a stack of mapped runs for each table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.run_stack import count_rows, look_up, merge_in_stretches, merge_prefixes
+from holdfast.errors import ClosedError, NotFoundError
+
+
+class RunFilesView(View):
+    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away."""
+
+    def __init__(
+        self,
+        pointer: Pointer,
+        tables: Mapping[str, TableSchema],
+        stacks: Mapping[str, list[Run]],
+        properties: Mapping[str, Any],
+    ) -> None:
+        self.pointer = pointer
+        self._tables = tables
+        self._stacks: Mapping[str, list[Run]] | None = stacks
+        self._properties = properties
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        return self._properties
+
+    def stack(self, table: str) -> list[Run]:
+        """Return the runs of `table`, oldest first; those of one file by ascending hash."""
+        if self._stacks is None:
+            raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
+        if table not in self._tables:
+            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
+        return self._stacks.get(table, [])
+
+    def get(self, table: str, keys: Keys) -> Found:
+        return look_up(self.stack(table), keys, self._tables[table])
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        stack = self.stack(table)
+        return merge_in_stretches(stack, drop_deletes=True, first_hash=first_hash, last_hash=last_hash)
+
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        return merge_prefixes(self.stack(table), prefixes)
+
+    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
+        return count_rows(self.stack(table), first_hash, last_hash)
+
+    def close(self) -> None:
+        self._stacks = None
