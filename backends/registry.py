@@ -14,6 +14,7 @@ GROUP = "holdfast.backends"
 _BUILT_IN = (
     EntryPoint("filesystem", "holdfast.backends.filesystem:FilesystemBackend", GROUP),
     EntryPoint("memory", "holdfast.backends.memory:MemoryBackend", GROUP),
+    EntryPoint("rocksdb", "holdfast.backends.rocksdb:RocksDBBackend", GROUP),
 )
 
 

@@ -51,7 +51,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> object:
 def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
     """A plug-in needs an entry point and nothing else; one seen twice by the importer is one."""
     register(BUILT_IN, BUILT_IN, ("mine", "a_plugin:Good"))  # type: ignore[operator]
-    assert registry.backend_names() == ["filesystem", "memory", "mine"]
+    assert registry.backend_names() == ["filesystem", "memory", "mine", "rocksdb"]
     assert registry.find_backend("memory") is registry.find_backend("mine") is MemoryBackend
 
 

@@ -1,0 +1,358 @@
+"""One RocksDB database: a lineage of versions that differ by what was written between them.
+
+::
+
+    positions        0          1          2          3
+    versions         3-aa ────▶ 4-bb
+                       └────────────────▶ 4-cc ────▶ 5-dd      ← the present: what the rows say now
+    change log              keys of 4-bb  keys of    keys of
+                                          4-bb and   5-dd
+                                          of 4-cc
+
+A version is a RocksDB snapshot with its name, its properties and the position of the write that made it. The rows
+are those of the newest write. To go on from an older version (Spark dropped an attempt), what was written since is
+written back, as the older snapshot has it, in the same batch as the new version's rows: a branch costs as much as
+it undoes, and readers of all versions go on undisturbed.
+
+Invariants
+----------
+* **present**: the rows are those of the version whose position is the log's. The position moves before the
+  first row changes, and a write that fails leaves a position without version: the next one undoes it.
+* **marked**: the marker is part of each batch (`holdfast.backends.rocksdb_marker`).
+* **what survives**: a clean `close` keeps the present and the oldest version, which is the one that the query
+  has accepted (older ones were dropped). A kill, or a power cut, keeps what RocksDB last flushed: one whole older
+  version, or none while a version of several batches is written. There is no write-ahead log.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from rocksdict import AccessType, Checkpoint, Options, Rdict, Snapshot
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
+from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
+from holdfast.backends.rocksdb_reads import TableReader, read_rows
+from holdfast.backends.rocksdb_writes import ChangeLog, RowWriter, Written, encoded
+from holdfast.backends.run import Run
+from holdfast.errors import ClosedError, ConflictError, NotFoundError
+
+#: `maintain` flushes after so many versions, so that after a kill no more commits need be replayed.
+FLUSH_VERSIONS = 32
+
+
+class Version:
+    """One version of a database; its snapshot goes when the database is closed."""
+
+    def __init__(self, named: Named, position: int, snapshot: Snapshot) -> None:
+        self.pointer, self.properties = named
+        self.position = position
+        self.snapshot: Snapshot | None = snapshot
+
+    @property
+    def open_snapshot(self) -> Snapshot:
+        """The snapshot.
+
+        Raises
+        ------
+        ClosedError
+            The database was closed.
+        """
+        if self.snapshot is None:
+            raise ClosedError("the database of this version was closed: open a new view", pointer=self.pointer)
+        return self.snapshot
+
+
+class Database:
+    """See the module. Safe for threads: reads run side by side, also during a write; writes take turns.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        A directory that `create_database` made.
+    options : Options
+
+    Raises
+    ------
+    NotFoundError
+        The files hold no whole version: a kill came while one of several batches was written.
+    CorruptionError, UnavailableError, SchemaMismatchError
+        See `rocksdb_errors` and `Marker.decode`.
+    """
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self.path = path
+        self._condition = threading.Condition()
+        self._write_lock = threading.Lock()
+        self._readers = 0
+        self._log = ChangeLog(path)
+        self._versions: dict[Pointer, Version] = {}
+        self._alive: weakref.WeakSet[Version] = weakref.WeakSet()
+        self._unflushed = 0
+        with rocksdb_errors(path):
+            self._rdict: Rdict | None = Rdict(str(path), options)
+            try:
+                self._marker = self._recover(self._rdict)
+            except BaseException:
+                self._shut()
+                raise
+
+    def _recover(self, rdict: Rdict) -> Marker:
+        """Register the version that the files hold, and the older one that a clean close has kept beside it."""
+        value = rdict.get(MARKER_KEY)
+        if value is None:
+            raise damaged(self.path, "it has no marker")
+        marker = Marker.decode(value, self.path)
+        if marker.version is None:
+            raise NotFoundError(f"{self.path} holds an unfinished version")
+        self._add(rdict, marker.version)
+        older, named = marker.undo, marker.naming(marker.undo or marker.version)
+        writer = RowWriter(rdict, marker.naming(None).encode())
+        restored: list[bytes] = []
+        rest: bytes | None = UNDO_PREFIX
+        while rest is not None:
+            rows = read_rows(rdict, rest, UNDO_END)
+            rest = rows.rest
+            if older is None:
+                writer.delete(rows.keys)  # left by a close that was killed
+            else:
+                restored += writer.take_undo(rows.keys, rows.values)
+        if older is not None:
+            self._log.append(Written.of(restored))
+            writer.finish(named.encode())
+            self._add(rdict, older)
+        return named
+
+    @property
+    def marker(self) -> Marker:
+        """Tables and schemas that the database holds."""
+        return self._marker
+
+    @property
+    def pointers(self) -> list[Pointer]:
+        """The versions held."""
+        with self._condition:
+            return list(self._versions)
+
+    def version(self, pointer: Pointer) -> Version:
+        """Return a version; it can be read while the caller holds it, though it be dropped.
+
+        Raises
+        ------
+        NotFoundError
+            It is not held here.
+        """
+        with self._condition:
+            self._require_open()
+            if pointer not in self._versions:
+                raise NotFoundError("no such version", pointer=pointer)
+            return self._versions[pointer]
+
+    @contextmanager
+    def reading(self, version: Version, table_id: int) -> Iterator[TableReader]:
+        """Give a reader of one table of a version; the database is not closed while the context lasts.
+
+        Raises
+        ------
+        ClosedError
+            The database was closed.
+        """
+        with self._using(version) as (rdict, snapshot):
+            yield TableReader(rdict, snapshot, table_id, partial(self._log.keys_since, version.position, table_id))
+
+    @contextmanager
+    def _using(self, version: Version) -> Iterator[tuple[Rdict, Snapshot]]:
+        with self._condition:
+            rdict, snapshot = self._require_open(), version.open_snapshot
+            self._readers += 1
+        try:
+            with rocksdb_errors(self.path):
+                yield rdict, snapshot
+        finally:
+            del rdict, snapshot
+            with self._condition:
+                self._readers -= 1
+                self._condition.notify_all()
+
+    def apply(self, base: Pointer, new: Named, runs: Mapping[str, Run]) -> None:
+        """Make version `new` from `base`.
+
+        Raises
+        ------
+        NotFoundError, ConflictError, UnavailableError
+            No version was made.
+        """
+        with self._write_lock, rocksdb_errors(self.path):
+            rdict, old = self._require_open(), self.version(base)
+            if new.pointer in self._versions:
+                raise ConflictError("the version exists already", pointer=new.pointer)
+            runs = {table: run for table, run in runs.items() if len(run)}
+            marker = self._marker.with_tables(run.schema for run in runs.values())
+            undone = self._log.since(old.position)
+            written = [encoded(marker.tables[table], run) for table, run in runs.items()]
+            with self._condition:
+                self._log.append([*undone, *written])
+            writer = RowWriter(rdict, marker.naming(None).encode())
+            for part in undone:
+                writer.restore(part.keys, old.open_snapshot)
+            for part, run in zip(written, runs.values(), strict=True):
+                writer.write_run(part.keys, run)
+            writer.finish(marker.naming(new).encode())
+            with self._condition:
+                self._marker = marker
+                self._add(rdict, new)
+                self._unflushed += 1
+
+    def _add(self, rdict: Rdict, named: Named) -> None:
+        version = Version(named, self._log.position, rdict.snapshot())
+        self._versions[named.pointer] = version
+        self._alive.add(version)
+
+    def drop(self, pointers: set[Pointer]) -> None:
+        """Forget versions; unknown ones are fine."""
+        with self._condition:
+            for pointer in pointers & self._versions.keys():
+                del self._versions[pointer]
+
+    def trim(self) -> bool:
+        """Forget changes that no version needs which is held or read; tell whether there is any such version."""
+        with self._write_lock, self._condition:
+            positions = [version.position for version in self._alive]
+            self._log.trim(min(positions, default=self._log.position))
+            return bool(positions)
+
+    def copy(self, pointer: Pointer, target: Path, options: Options) -> None:
+        """Make a database at `target` that holds one version; its files are hard links where they can be.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+        with self._write_lock, rocksdb_errors(self.path):
+            rdict, version = self._require_open(), self.version(pointer)
+            Checkpoint(rdict).create_checkpoint(str(target))
+            self._unflushed = 0
+            marker, undone = self._marker, self._log.since(version.position)
+        if undone:
+            with rocksdb_errors(target):
+                self._undo_in(target, options, version, undone, marker)
+
+    def _undo_in(self, target: Path, options: Options, version: Version, undone: list[Written], marker: Marker) -> None:
+        """Write back in a copy what was written since a version."""
+        copy = Rdict(str(target), options)
+        try:
+            writer = RowWriter(copy, marker.naming(None).encode())
+            for part in undone:
+                with self._using(version) as (_, snapshot):
+                    writer.restore(part.keys, snapshot)
+            writer.finish(marker.naming(Named(version.pointer, version.properties)).encode())
+            copy.flush()
+        finally:
+            copy.close()
+
+    def flush(self, least: int = 1) -> bool:
+        """Write to disk what is in memory only, where at least so many versions are; tell whether it was done."""
+        with self._write_lock, rocksdb_errors(self.path):
+            rdict = self._require_open()
+            if self._unflushed < least:
+                return False
+            rdict.flush()
+            self._unflushed = 0
+        return True
+
+    def close(self) -> None:
+        """Flush, so that the next opening finds the present and the oldest version, and close.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is full or failing. The database is closed; it holds what was flushed before.
+        """
+        with self._write_lock, rocksdb_errors(self.path):
+            if self._rdict is not None:
+                try:
+                    self._settle(self._rdict)
+                finally:
+                    self._shut()
+
+    def abandon(self) -> None:
+        """Close without writing more; the files hold what RocksDB flushes by itself, as after a kill."""
+        with self._write_lock, rocksdb_errors(self.path):
+            self._shut()
+
+    def _settle(self, rdict: Rdict) -> None:
+        """Make the present a version that is held, note beside it what the oldest one has, and flush."""
+        held = sorted(self._versions.values(), key=lambda version: version.pointer)
+        if not held:
+            return
+        oldest = held[0]
+        present = next((v for v in held if v.position == self._log.position), oldest)
+        writer = RowWriter(rdict, self._marker.naming(None).encode())
+        for written in self._log.since(present.position):
+            writer.restore(written.keys, present.open_snapshot)
+        undo = None if present is oldest else Named(oldest.pointer, oldest.properties)
+        for written in self._log.since(oldest.position) if undo else ():
+            writer.keep_undo(written.keys, oldest.open_snapshot)
+        writer.finish(self._marker.naming(Named(present.pointer, present.properties), undo).encode())
+        rdict.flush()
+
+    def _shut(self) -> None:
+        # An open snapshot or iterator would keep the database, and its lock.
+        with self._condition:
+            rdict, self._rdict = self._rdict, None
+            self._condition.wait_for(lambda: not self._readers)
+            for version in self._alive:
+                version.snapshot = None
+            self._versions.clear()
+        if rdict is not None:
+            rdict.close()
+
+    def _require_open(self) -> Rdict:
+        if self._rdict is None:
+            raise ClosedError("the database was closed: open a new view", path=self.path)
+        return self._rdict
+
+
+def create_database(path: Path, options: Options, named: Named, runs: Iterable[Run]) -> None:
+    """Write a database that holds one version into an empty directory, flush and close it.
+
+    Parameters
+    ----------
+    options : Options
+        With ``create_if_missing``.
+    runs : iterable of Run
+        Complete state, of any tables.
+    """
+    with rocksdb_errors(path):
+        rdict = Rdict(str(path), options)
+        try:
+            marker = Marker()
+            writer = RowWriter(rdict, marker.encode())
+            for run in runs:
+                if len(run):
+                    marker = marker.with_tables([run.schema])
+                    writer.write_run(encoded(marker.tables[run.schema.name], run).keys, run)
+            writer.finish(marker.naming(named).encode())
+            rdict.flush()
+        finally:
+            rdict.close()
+
+
+def read_marker(path: Path, options: Options) -> Marker:
+    """Return the marker of a database that nobody has open, without changing its table files."""
+    with rocksdb_errors(path):
+        rdict = Rdict(str(path), options, access_type=AccessType.read_only())
+        try:
+            value = rdict.get(MARKER_KEY)
+        finally:
+            rdict.close()
+    if value is None:
+        raise damaged(path, "it has no marker")
+    return Marker.decode(value, path)

@@ -1,0 +1,68 @@
+"""The one place where exceptions of rocksdict become errors of holdfast.
+
+rocksdict raises plain `Exception` with RocksDB's status as its text, such as ``Corruption: block checksum
+mismatch … in /x/000009.sst offset 0 size 2339`` or ``IO error: No space left on device: While appending to file: …``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
+
+# Not only "Corruption": a file that is named in the manifest and is gone, or is no longer the file that was written.
+_DAMAGE = re.compile(r"^Corruption|No such file or directory|does not exist|Invalid SST|unknown footer", re.IGNORECASE)
+_FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
+_HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
+_FILE = re.compile(r"(/[^\s:]+/(?:\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY))")
+
+
+@contextmanager
+def rocksdb_errors(path: Path) -> Iterator[None]:
+    """Map what rocksdict raises while the database at `path` is used.
+
+    Raises
+    ------
+    CorruptionError
+        Bytes or files of the database are damaged or gone; names the file where RocksDB does.
+    UnavailableError
+        Local storage is full or failing, or another process holds the database.
+    ClosedError
+        The database was closed.
+    """
+    try:
+        yield
+    except Exception as exc:
+        if type(exc) is not Exception:
+            if type(exc).__name__ == "DbClosedError":
+                raise ClosedError(f"the database at {path} was closed: open a new view") from exc
+            raise
+        raise _mapped(str(exc), path) from exc
+
+
+def _mapped(text: str, path: Path) -> HoldfastError:
+    if _HELD.search(text):
+        return UnavailableError(f"another process holds the database at {path}: stop it, or wait until it ended")
+    if _FULL.search(text):
+        return UnavailableError(
+            f"no space left for local state at {path}: free space there, or name a larger directory in "
+            f"spark.holdfast.local.dir (RocksDB: {text})"
+        )
+    if _DAMAGE.search(text):
+        found = _FILE.search(text)
+        return damaged(Path(found[1]) if found else path, text)
+    return UnavailableError(
+        f"local state at {path} cannot be used: check that the directory exists and is writable, or name "
+        f"another in spark.holdfast.local.dir (RocksDB: {text})"
+    )
+
+
+def damaged(file: Path, what: str) -> CorruptionError:
+    """Return the error for a damaged database, in which `file` is the part to name."""
+    return CorruptionError(
+        f"{file} is damaged, and its database is set aside: the next attempt restores its versions from the "
+        f"checkpoint directory, where there is one ({what})"
+    )
