@@ -38,13 +38,14 @@ test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [
 check: $(STAMP) types ## format, lint, types, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	MYPYPATH=build/types $(BIN)/mypy -p holdfast
+	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet
 	$(BIN)/pytest --quiet tests/test_tidy.py
 
-# One package tree of links, as an installation would make it: type checkers do not follow package-dir mappings.
+# Packages as links, as an installation would make them: type checkers do not follow package-dir mappings.
 types:
 	@rm -rf build/types && mkdir -p build/types/holdfast
 	@ln -s $(foreach entry,$(filter-out %__pycache__,$(wildcard holdfast/*)) $(FOLDERS),../../../$(entry)) build/types/holdfast/
+	@ln -s ../../examples/parquet_backend/src/holdfast_parquet build/types/
 
 bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor [ARGS=]
 	$(BIN)/holdfast bench job-a $(ARGS)

@@ -23,6 +23,18 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ("backends", "mvcc", "snapshotter", "spark_integration")
 FOLDERS = ("holdfast", *LAYERS, "benches", "examples")
 
+# A plug-in, as an example in a distribution of its own: outside the package, held to the rules on style, and to these
+# modules, which docs/backends.md names as the ones that a plug-in builds on.
+PLUG_IN = "examples/parquet_backend/src/holdfast_parquet"
+PLUG_INS_MAY_IMPORT = {
+    "holdfast.backends.base",
+    "holdfast.backends.local_files",
+    "holdfast.backends.options",
+    "holdfast.backends.run",
+    "holdfast.backends.run_stack",
+    "holdfast.errors",
+}
+
 # What the layers and the modules of holdfast itself may import of holdfast, besides the layers below.
 EVERYONE = {"holdfast.errors", "holdfast.clock"}
 ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings"}}
@@ -37,7 +49,7 @@ PLACES = {
     "fsspec": ("snapshotter/storage*.py",),
     "mmh3": ("spark_integration/*",),
     "psutil": ("spark_integration/processes.py", "benches/*"),
-    "pyarrow.flight": ("spark_integration/state_server.py", "spark_integration/state_client.py"),
+    "pyarrow.flight": ("spark_integration/state_client.py", "spark_integration/state_service.py"),
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "examples/*"),
     "rich": ("holdfast/cli*.py", "examples/*", "benches/*"),
@@ -75,8 +87,19 @@ FUNCTION_LINES_MAX = 80
 
 def sources() -> list[str]:
     """Return the modules of the package, as paths from the root."""
-    found = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py") if "__pycache__" not in p.parts]
-    return sorted(p.relative_to(ROOT).as_posix() for p in found)
+    distribution = PLUG_IN.rpartition("/src/")[0]
+    return [path for folder in FOLDERS for path in modules(folder) if not path.startswith(distribution)]
+
+
+def modules(folder: str) -> list[str]:
+    """Return the modules below a folder, as paths from the root."""
+    found = (p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.py"))
+    return sorted(p.as_posix() for p in found if "__pycache__" not in p.parts)
+
+
+def all_sources() -> list[str]:
+    """Return the modules of the package and of the example of a plug-in."""
+    return [*sources(), *modules(PLUG_IN)]
 
 
 @functools.cache
@@ -136,6 +159,8 @@ def calls(path: str) -> Iterator[tuple[int, str]]:
 def test_the_rules_see_the_package() -> None:
     assert len(sources()) > 10
     assert {path.split("/")[0] for path in sources()} == set(FOLDERS)
+    assert modules(PLUG_IN)
+    assert not set(modules(PLUG_IN)) & set(sources())
 
 
 @pytest.mark.parametrize("path", sources())
@@ -156,6 +181,19 @@ def test_imports_point_downwards(path: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("path", modules(PLUG_IN))
+def test_a_plug_in_builds_on_what_the_guide_names(path: str) -> None:
+    ours = [(line, name) for line, name in imports(path) if within(name, "holdfast")]
+    assert not [f"{path}:{line} {name}" for line, name in ours if not _is_for_plug_ins(name)]
+    guide = (ROOT / "docs/backends.md").read_text()
+    assert not [module for module in PLUG_INS_MAY_IMPORT if f"`{module}`" not in guide]
+
+
+def _is_for_plug_ins(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return bool({name, module} & PLUG_INS_MAY_IMPORT) and not last.startswith("_")
+
+
 @pytest.mark.parametrize("path", sources())
 def test_top_level_folders_are_not_imported_by_their_bare_names(path: str) -> None:
     bare = {*FOLDERS, "tests"} - {"holdfast"}
@@ -174,7 +212,7 @@ def test_third_party_libraries_stay_in_their_place(path: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_time_and_chance_are_handed_in(path: str) -> None:
     if is_in(path, MAY_ASK_TIME):
         return
@@ -182,7 +220,7 @@ def test_time_and_chance_are_handed_in(path: str) -> None:
     assert not wrong, "take it as an argument; the default comes from holdfast.clock"
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_threads_are_started_in_named_files_only(path: str) -> None:
     if is_in(path, MAY_START_THREADS):
         return
@@ -190,14 +228,14 @@ def test_threads_are_started_in_named_files_only(path: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_no_pickles(path: str) -> None:
     if is_in(path, MAY_PICKLE):
         return
     assert not [f"{path}:{line} {name}" for line, name in imports(path) if name.split(".")[0] in PICKLES]
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_modules_and_functions_stay_small(path: str) -> None:
     lines = len((ROOT / path).read_text().splitlines())
     assert lines <= MODULE_LINES_MAX, f"{path} has {lines} lines; aim at 400"
@@ -206,21 +244,21 @@ def test_modules_and_functions_stay_small(path: str) -> None:
     assert not long
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_names_say_what_a_thing_is(path: str) -> None:
     assert Path(path).stem not in {"util", "utils", "helpers", "misc", "common"}
     classes = [n for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
     assert not [f"{path}:{c.lineno} {c.name}" for c in classes if re.search(r"(Manager|Utils?|Helper)$", c.name)]
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_nothing_is_left_for_later_without_an_issue(path: str) -> None:
     left = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     lines = (ROOT / path).read_text().splitlines()
     assert not [f"{path}:{n} {line.strip()}" for n, line in enumerate(lines, 1) if left.search(line)]
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_every_module_says_what_it_is(path: str) -> None:
     assert ast.get_docstring(tree(path)), f"{path} has no module docstring"
 
@@ -241,7 +279,7 @@ def described_methods() -> frozenset[str]:
     return frozenset(f.name for f in methods if ast.get_docstring(f))
 
 
-@pytest.mark.parametrize("path", sources())
+@pytest.mark.parametrize("path", all_sources())
 def test_every_public_method_is_described_here_or_where_it_is_abstract(path: str) -> None:
     methods = [*public_methods(path, abstract=True), *public_methods(path, abstract=False)]
     bare = [f for f in methods if not ast.get_docstring(f) and f.name not in described_methods()]

@@ -1,0 +1,226 @@
+"""A holdfast backend whose versions are Parquet files: small and complete, a template for your own.
+
+::
+
+    <shard directory>/
+        versions/17-9f3c…/            one version; never changed once it stands here
+            version                   small JSON with a checksum: properties, and the file of each table
+            <digest>.parquet          all live rows of one table, sorted; any Parquet reader opens it
+        staging/<id>/                 a version on its way in or out, or set aside because it is damaged
+
+A version is made whole below ``staging`` and renamed into place, so a killed process leaves whole versions and
+leftovers, nothing between. Each file is named after the digest of its bytes, which every reading checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.backends import local_files
+from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
+from holdfast.backends.local_files import StagedFolder
+from holdfast.backends.options import parse_options
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run_stack import look_up
+from holdfast.errors import ClosedError, ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
+
+__all__ = ["ParquetBackend", "ParquetView"]
+
+_COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
+_VERSION, _VERSION_KIND = "version", "parquet-version"
+
+
+def _compression(text: str) -> str:
+    if text not in _COMPRESSIONS:
+        raise ValueError(f"it must be one of {', '.join(_COMPRESSIONS)}")
+    return text
+
+
+class ParquetView(View):
+    """A version, read into memory when the view is opened: nothing that happens to its files can change it."""
+
+    def __init__(self, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._runs: Mapping[str, Run] | None = runs
+        self._properties = properties
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        return self._properties
+
+    def run(self, table: str) -> Run:
+        """Return all live rows of a table."""
+        if self._runs is None:
+            raise ClosedError("the view was closed: open a new one")
+        if table not in self._runs:
+            raise NotFoundError("no such table", table=table, tables=sorted(self._runs))
+        return self._runs[table]
+
+    def get(self, table: str, keys: Keys) -> Found:
+        run = self.run(table)
+        return look_up([run], keys, run.schema)
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        return iter([self.run(table).slice(first_hash, last_hash)])
+
+    def close(self) -> None:
+        self._runs = None
+
+
+class ParquetBackend(Backend):
+    """Versions as folders of Parquet files; see the module.
+
+    ``spark.holdfast.parquet.compression`` is one of zstd (the default), snappy, lz4 and none.
+    """
+
+    contract_version = 1
+
+    def __init__(
+        self,
+        directory: Path,
+        tables: Mapping[str, TableSchema],
+        new_id: Callable[[], str],
+        options: Mapping[str, str] = NO_OPTIONS,
+        executor_directory: Path | None = None,
+    ) -> None:
+        super().__init__(directory, tables, new_id, options, executor_directory)
+        self._compression = self.parse_options("parquet", options).get("compression", "zstd")
+        self._versions, self._staging = directory / "versions", directory / "staging"
+        for folder in (self._versions, self._staging):
+            with local_files.writing(folder):
+                local_files.make_private_folder(folder)
+
+    @classmethod
+    def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
+        return parse_options(name, {"compression": _compression}, options)
+
+    def view(self, pointer: Pointer) -> ParquetView:
+        folder = self._folder(pointer)
+        try:
+            version = self._read_version(folder)
+            runs = {table: self._read_run(folder / name, table) for table, name in version["files"].items()}
+        except CorruptionError:
+            # Out of the way: from now on the version is not here, and the next attempt restores it.
+            local_files.move_folder(folder, self._staging / self.new_id())
+            raise
+        empty = {t: Run(s, pa.RecordBatch.from_pylist([], s.columns)) for t, s in self.tables.items()}
+        return ParquetView({**empty, **runs}, version["properties"])
+
+    def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._require_tables(runs)
+        held: dict[str, Run] = {}
+        if base is not None:
+            with self.view(base) as view:
+                held = {table: view.run(table) for table in self.tables}
+        merged = {t: merge_runs([held[t], run] if t in held else [run], drop_deletes=True) for t, run in runs.items()}
+        with self._staged() as staged:
+            self._fill(staged, {**held, **merged}, properties)
+            staged.publish(self._folder(new))
+
+    def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._require_tables(runs)
+        with self._staged() as staged:
+            self._fill(staged, runs, properties)
+            while True:
+                try:
+                    staged.publish(self._folder(pointer))
+                    return
+                except ConflictError:
+                    # Another process has restored it first, or what stands there has lost files.
+                    if self._is_whole(pointer):
+                        return
+                    self.drop([pointer])
+
+    def freeze(self, pointer: Pointer) -> list[Path]:
+        self.view(pointer).close()  # reads and so checks everything: nobody is given damaged files
+        folder = self._folder(pointer)
+        return [folder / _VERSION, *(folder / name for name in set(self._read_version(folder)["files"].values()))]
+
+    def versions(self) -> list[Pointer]:
+        return sorted(Pointer.parse(name) for name in local_files.list_folder(self._versions))
+
+    def drop(self, pointers: Iterable[Pointer]) -> None:
+        for pointer in set(pointers):
+            local_files.retire_folder(self._folder(pointer), self._staging, self.new_id())
+
+    def remove_leftovers(self, before_ns: int) -> int:
+        return local_files.remove_stale_folders(self._staging, before_ns)
+
+    def statistics(self) -> BackendStatistics:
+        versions = self.versions()
+        rows = {}
+        if versions:
+            with suppress(NotFoundError), self.view(versions[-1]) as view:  # it may be dropped meanwhile
+                rows = {table: len(view.run(table)) for table in self.tables}
+        size = local_files.folder_bytes(self.directory)
+        return BackendStatistics(len(versions), size, rows, dict.fromkeys(rows, 1))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _folder(self, pointer: Pointer) -> Path:
+        return self._versions / str(Pointer.parse(str(pointer)))  # checked, since it names a folder
+
+    def _staged(self) -> AbstractContextManager[StagedFolder]:
+        # Not synced: what a power cut damages is noticed, set aside, and restored from durable storage.
+        return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
+
+    def _require_tables(self, runs: Mapping[str, Run]) -> None:
+        for table in runs:
+            if table not in self.tables:
+                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
+
+    def _is_whole(self, pointer: Pointer) -> bool:
+        try:
+            self.view(pointer).close()
+        except (NotFoundError, CorruptionError):
+            return False
+        return True
+
+    def _read_version(self, folder: Path) -> Mapping[str, Any]:
+        version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
+        undeclared = sorted(version["files"].keys() - self.tables.keys())
+        if undeclared:
+            raise SchemaMismatchError("the state has tables that the operator does not declare", tables=undeclared)
+        return version
+
+    def _read_run(self, path: Path, table: str) -> Run:
+        with local_files.reading(path):
+            data = path.read_bytes()
+        if _file_name(data) != path.name:
+            raise CorruptionError(f"{path} is damaged: its bytes do not have the digest in its name", table=table)
+        rows = pq.ParquetFile(pa.BufferReader(data)).read().replace_schema_metadata(None)
+        if rows.schema != self.tables[table].columns:
+            raise SchemaMismatchError(
+                f"{path} has other columns than the operator declares: declare them again, or begin with a new "
+                "operator name",
+                table=table,
+            )
+        return Run(self.tables[table], rows.combine_chunks().to_batches()[0])
+
+    def _fill(self, staged: StagedFolder, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        files = {table: self._write_run(run, staged) for table, run in runs.items() if len(run)}
+        staged.write(_VERSION, _VERSION_KIND, {"files": files, "properties": dict(properties)})
+
+    def _write_run(self, run: Run, staged: StagedFolder) -> str:
+        sink = pa.BufferOutputStream()
+        try:
+            pq.write_table(pa.Table.from_batches([run.batch]), sink, compression=self._compression)
+        except pa.ArrowNotImplementedError as exc:
+            raise SchemaMismatchError(f"Parquet cannot hold this table: {exc}", table=run.schema.name) from exc
+        data = sink.getvalue()
+        path = staged.path / _file_name(data)
+        with local_files.writing(path):
+            path.touch(mode=0o600)
+            path.write_bytes(data)
+        return path.name
+
+
+def _file_name(data: bytes | pa.Buffer) -> str:
+    return f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.parquet"

@@ -1,0 +1,103 @@
+"""The Parquet backend keeps what every backend promises, and what it promises beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from holdfast_parquet import ParquetBackend
+
+from holdfast import clock
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import TableSchema
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
+from holdfast.testing import BackendContract, MakeBackend
+from holdfast.testing.state_rows import P1, P2, TABLES, contents, counts, run_of
+
+
+class TestParquetBackend(BackendContract):
+    @pytest.fixture
+    def make_backend(self) -> MakeBackend:
+        return lambda directory, tables: ParquetBackend(directory, tables, clock.new_id)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[ParquetBackend]:
+    with ParquetBackend(tmp_path / "shard", TABLES, clock.new_id, {"compression": "none"}) as backend:
+        backend.apply(None, P1, counts(("ann", 1), ("bob", 2)), {"step": 1})
+        yield backend
+
+
+def test_it_is_found_by_its_name() -> None:
+    """The entry point is right, so `spark.holdfast.backend=parquet` is enough."""
+    assert find_backend("parquet") is ParquetBackend
+
+
+def test_a_wrong_option_is_refused_before_a_query_starts() -> None:
+    """A misspelt or unknown value is an error that names key and remedy, not a default."""
+    assert ParquetBackend.parse_options("parquet", {"compression": "snappy"}) == {"compression": "snappy"}
+    with pytest.raises(InvalidArgumentError, match=r"did you mean spark\.holdfast\.parquet\.compression"):
+        ParquetBackend.parse_options("parquet", {"compresion": "snappy"})
+    with pytest.raises(InvalidArgumentError, match=r"spark\.holdfast\.parquet\.compression cannot be 'zip'.*zstd"):
+        ParquetBackend.parse_options("parquet", {"compression": "zip"})
+
+
+def test_any_parquet_reader_opens_the_state(backend: ParquetBackend) -> None:
+    """The files are plain Parquet: no framing, one row a live key."""
+    (path,) = [path for path in backend.freeze(P1) if path.suffix == ".parquet"]
+    rows = pq.read_table(str(path)).select(["key.user", "value.n"]).to_pylist()
+    assert sorted(rows, key=str) == [{"key.user": "ann", "value.n": 1}, {"key.user": "bob", "value.n": 2}]
+
+
+def test_damage_anywhere_is_noticed_and_set_aside(backend: ParquetBackend) -> None:
+    """Honesty: one flipped byte of any file is an error that names the file; then the version can be restored."""
+    state = counts(("ann", 1), ("bob", 2))
+    for name in [path.name for path in backend.freeze(P1)]:
+        path = next(path for path in backend.freeze(P1) if path.name == name)
+        good = path.read_bytes()
+        for place in range(0, len(good), max(1, len(good) // 50)):
+            path.write_bytes(good[:place] + bytes([good[place] ^ 0x40]) + good[place + 1 :])
+            with pytest.raises(CorruptionError, match=name):
+                backend.view(P1)
+            with pytest.raises(NotFoundError):
+                backend.view(P1)
+            assert backend.versions() == []
+            backend.load(P1, state, {"step": 1})
+    with backend.view(P1) as view:
+        assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
+
+
+def test_nothing_is_built_on_damage(backend: ParquetBackend) -> None:
+    """A damaged base makes no new version, and what was set aside goes in the end."""
+    for path in backend.freeze(P1):
+        if path.suffix == ".parquet":
+            path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptionError):
+        backend.apply(P1, P2, counts(("ann", 3)), {})
+    assert backend.versions() == []
+    assert backend.remove_leftovers(before_ns=2**63) == 1
+    assert not [path for path in backend.directory.rglob("*") if path.is_file()]
+
+
+def test_a_version_that_lost_a_file_is_not_here_and_is_replaced(backend: ParquetBackend) -> None:
+    """Somebody cleaned the directory: never an empty state instead, and restoring puts a whole one there."""
+    for path in backend.freeze(P1):
+        if path.suffix == ".parquet":
+            path.unlink()
+    with pytest.raises(NotFoundError):
+        backend.view(P1)
+    backend.load(P1, counts(("ann", 1)), {})
+    with backend.view(P1) as view:
+        assert contents(view, "counts") == {("ann",): (1,)}
+
+
+def test_a_type_that_parquet_lacks_is_named(tmp_path: Path) -> None:
+    """A struct without fields: an error that names the table, and no half version."""
+    table = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("v", pa.struct([]))]))
+    with ParquetBackend(tmp_path / "shard", {"state": table}, clock.new_id) as backend:
+        with pytest.raises(SchemaMismatchError, match=r"Parquet cannot hold.*table=state"):
+            backend.apply(None, P1, {"state": run_of(table, [((1,), ({},))])}, {})
+        assert backend.versions() == []

@@ -1,0 +1,57 @@
+"""The backend in examples/parquet_backend, as a user has it who installs it beside holdfast."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.test_demo import require_right_totals, run_demo
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "parquet_backend"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy, in which building leaves what it leaves."""
+    folder = tmp_path_factory.mktemp("plug-in") / "source"
+    left = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*_cache")
+    return shutil.copytree(EXAMPLE, folder, ignore=left)
+
+
+@pytest.fixture(scope="module")
+def environment(source: Path) -> dict[str, str]:
+    """Install the distribution, without asking any index, and return variables under which Python finds it."""
+    installed = source.parent / "installed"
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    run([sys.executable, "-m", "pip", "install", *options, "--target", str(installed), str(source)], source)
+    shutil.rmtree(source / "src")
+    paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: dict[str, str]) -> None:
+    """Whoever copies the example begins with a backend that is right, found by its entry point."""
+    shown = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], source, environment)
+    assert "passed" in shown
+    assert "skipped" not in shown
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_it_runs_the_demo(environment: dict[str, str], tmp_path: Path) -> None:
+    """Driver, workers and state server find the plug-in, its option arrives, and a kill changes no total."""
+    compression = ["--conf", "spark.holdfast.parquet.compression=snappy"]
+    require_right_totals(run_demo(tmp_path, environment, "--backend", "parquet", *compression), "parquet")
