@@ -288,8 +288,6 @@ def _key_leaves(slots: list[_Slot], blocks: list[ByteArray], pieces: list[pa.Arr
             raise _corrupt("a key has a mark that is neither null nor present")
         nulls = None if present.all() else present == 0
         fixed = sortable_bytes.from_sortable(slot.type, binaries.get(blocks[block], at + 1, slot.width))
-        if nulls is not None:
-            fixed[nulls] = 0
         yield _Leaf(nulls, fixed, [sortable_bytes.unescape(p) for p in pieces[piece : piece + slot.pieces]])
         piece += slot.pieces
         block, at = (block + slot.pieces, 1) if slot.pieces else (block, at + 1 + slot.width)

@@ -218,6 +218,12 @@ def test_every_type_of_state_goes_through(t: pa.DataType, one: Any, other: Any) 
 #: Type, values, and of each value the bytes of a key (without its header) and of a value.
 GOLDEN: list[tuple[pa.DataType, list[Any], list[str], list[str]]] = [
     (
+        pa.uint16(),
+        [258, 65535, None],
+        ["010102", "01ffff", "000000"],
+        ["000201", "00ffff", "010000"],
+    ),
+    (
         pa.string(),
         ["añ", None, "\0\1\2", ""],
         ["0161c3b100", "0000", "01010101020200", "0100"],
@@ -424,6 +430,7 @@ def test_damaged_keys_are_refused_or_decode_into_valid_columns(batch: pa.RecordB
         (pa.string(), "00 01000000 ff"),
         (pa.list_(pa.int64()), "00 04000000 00000000"),
         (pa.list_(pa.string()), "00 03000000 06000000 060000 000100000061"),
+        (pa.list_(pa.string()), "00 05000000 06000000 0600000000 000100000061"),
         (pa.list_(pa.string()), "00 04000000 06000000 05000000 000100000061"),
         (pa.list_(pa.string()), "00 04000000 06000000 ffffffff 000100000061"),
         (pa.list_(pa.string()), "00 04000000 06000000 06000000 000200000061"),
