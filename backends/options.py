@@ -35,8 +35,9 @@ def parse_options(
         key = f"{PREFIX}{backend}.{name}"
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            names = ", ".join(f"{PREFIX}{backend}.{n}" for n in known) or f"no options of backend {backend!r}"
-            hint = f"did you mean {PREFIX}{backend}.{near[0]}?" if near else f"known are {names}"
+            names = ", ".join(f"{PREFIX}{backend}.{n}" for n in known)
+            listed = f"known are {names}" if known else f"backend {backend!r} has no options"
+            hint = f"did you mean {PREFIX}{backend}.{near[0]}?" if near else listed
             raise InvalidArgumentError(f"unknown setting {key!r}: {hint}")
         try:
             values[name] = known[name](text)

@@ -125,7 +125,9 @@ class Settings:
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
         storage_names = []
-        options: dict[str, dict[str, str]] = {name: {} for name in backends}
+        # The chosen one, too: if it is not known, that is another error, which the user shall hear of first.
+        named = {*backends, configuration.get(PREFIX + "backend", cls.backend).strip()}
+        options: dict[str, dict[str, str]] = {name: {} for name in named}
         for full_key, value in configuration.items():
             if full_key.startswith(STORAGE_PREFIX):
                 storage_names.append(full_key.removeprefix(STORAGE_PREFIX))

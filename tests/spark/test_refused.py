@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -9,10 +12,25 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from holdfast.backends import registry
+from holdfast.backends.base import Backend
+from holdfast.backends.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 
 pytestmark = pytest.mark.spark
+
+
+class HalfDone(Backend):
+    """A plug-in whose author is not finished."""
+
+    contract_version = 1
+
+
+class Older(MemoryBackend):
+    """A plug-in for an older holdfast."""
+
+    contract_version = 0
 
 
 def test_not_a_data_frame() -> None:
@@ -79,7 +97,6 @@ def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
     ("setting", "value", "expected"),
     [
         ("backnd", "memory", r"unknown setting 'spark.holdfast.backnd'.*did you mean 'spark.holdfast.backend'"),
-        ("backend", "memry", r"memry"),
         ("transport", "carrier pigeon", r"spark.holdfast.transport.*'packed' or 'rows'"),
         ("shards", "0", r"spark.holdfast.shards.*at least 1"),
         ("local.dir", "relative", r"spark.holdfast.local.dir.*absolute"),
@@ -87,6 +104,37 @@ def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
 )
 def test_settings(lab: Lab, setting: str, value: str, expected: str) -> None:
     lab.spark.conf.set(f"spark.holdfast.{setting}", value)
+    frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+    with pytest.raises(InvalidArgumentError, match=expected):
+        holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"backend": "rockdb"}, r"no backend named 'rockdb': did you mean 'rocksdb'\? known are .*memory.*rocksdb"),
+        ({"backend": "mine", "mine.level": "9"}, r"no backend named 'mine': known are.*entry point group"),
+        ({"memory.limt": "2g"}, r"'spark\.holdfast\.memory\.limt': did you mean spark\.holdfast\.memory\.limit"),
+        ({"memory.limit": "lots"}, r"spark\.holdfast\.memory\.limit cannot be 'lots'.*512m"),
+        ({"memroy.limit": "2g"}, r"unknown setting.*did you mean 'spark\.holdfast\.memory\.limit'"),
+        ({"backend": "filesystem", "filesystem.limit": "2g"}, r"backend 'filesystem' has no options"),
+        ({"backend": "rocksdb", "rocksdb.blocksize": "8k"}, r"did you mean spark\.holdfast\.rocksdb\.blockSize"),
+        ({"backend": "rocksdb", "rocksdb.compression": "zip"}, r"compression cannot be 'zip'.*lz4"),
+        ({"backend": "rocksdb", "rocksdb.memory": "1m"}, r"spark\.holdfast\.rocksdb\.memory is too small.*set it to"),
+        ({"backend": "half_done"}, r"'half_done' lacks methods of the contract: apply, close, .*view; add them"),
+        ({"backend": "older"}, r"'older' was built for another version.*install.*built_for=0 wanted=1"),
+        ({"backend": "gone"}, r"'gone' cannot be loaded from 'no_such_package:Backend'"),
+    ],
+)
+def test_backends_and_their_options(
+    lab: Lab, settings: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it shows when the operator is defined: no query is started that could only fail."""
+    monkeypatch.setitem(sys.modules, "unusable", SimpleNamespace(HalfDone=HalfDone, Older=Older))
+    points = {"half_done": "unusable:HalfDone", "older": "unusable:Older", "gone": "no_such_package:Backend"}
+    installed = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in points.items())
+    monkeypatch.setattr(registry, "entry_points", lambda group: installed.select(group=group))
+    lab.configure(settings)
     frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
     with pytest.raises(InvalidArgumentError, match=expected):
         holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")

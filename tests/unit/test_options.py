@@ -34,5 +34,5 @@ def test_values_are_read_and_mistakes_named() -> None:
         InvalidArgumentError, match=r"spark.holdfast.rocksdb.memory cannot be 'much': it must be a size"
     ):
         parse_options("rocksdb", known, {"memory": "much"})
-    with pytest.raises(InvalidArgumentError, match="no options of backend 'mine'"):
+    with pytest.raises(InvalidArgumentError, match="backend 'mine' has no options"):
         parse_options("mine", {}, {"a": "1"})

@@ -68,6 +68,9 @@ def test_options_of_backends_are_passed_on() -> None:
         Settings.parse(configuration, ["memory"])
     with pytest.raises(InvalidArgumentError, match=r"did you mean 'spark.holdfast.memory.limit'"):
         Settings.parse({PREFIX + "memry.limit": "2g"}, ["memory"])
+    # Whoever chose a backend that is not installed shall hear of that, not of its options.
+    configuration[PREFIX + "backend"] = "mine"
+    assert Settings.parse(configuration, ["memory"]).backend_options == {"host": "h"}
 
 
 def test_a_key_like_no_other_gets_the_list() -> None:
