@@ -10,8 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from holdfast.benches.engines import ENGINES, Places
-from holdfast.benches.job_a import Job
+from holdfast.benches.engines import ENGINES
+from holdfast.benches.jobs import read_job
+from holdfast.benches.measured import Places
+from holdfast.benches.processes import adopt_orphans
 
 
 def main() -> None:
@@ -19,7 +21,8 @@ def main() -> None:
     order = json.load(sys.stdin)
     profile = order["profile"]
     places = Places(Path(order["disk"]), Path(order["memory"]), Path(profile) if profile else None)
-    measured = ENGINES[order["engine"]].run(Job(**order["job"]), places)
+    adopt_orphans()
+    measured = ENGINES[order["engine"]].run(read_job(order["job"]), places)
     Path(order["result"]).write_text(json.dumps(asdict(measured)))
 
 

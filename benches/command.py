@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from holdfast.benches import report
-from holdfast.benches.engines import ENGINES
-from holdfast.benches.job_a import Job
+from holdfast.benches import micro_report, report
+from holdfast.benches.commits import Commits
+from holdfast.benches.engines import engines_for
+from holdfast.benches.job import Job
+from holdfast.benches.job_a import JobA
+from holdfast.benches.job_b import JobB
 from holdfast.benches.machine import machine, versions
 from holdfast.benches.paired import Entry, Run, run_paired
 from holdfast.benches.results import Document, document
 from holdfast.errors import InvalidArgumentError
 
 _console = Console()
+_Command = Callable[..., None]
 
 
 @click.group(context_settings={"show_default": True})
@@ -27,24 +32,34 @@ def bench() -> None:
     """Measure holdfast against Spark's own state, in paired runs on this machine."""
 
 
-def _options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the options of a job; `defaults` replace those of `Job`."""
-    job = Job(**{k: v for k, v in defaults.items() if k not in ("engines", "repeats")})
+def _options(job: Job, *, repeats: int = 2, without: str = "") -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command the fields of a job as options, and those of every bench.
+
+    Parameters
+    ----------
+    job : Job
+        Its values are the options' defaults.
+    without : str
+        A field that the command sets itself.
+    """
     options = [
-        click.option("--rows", default=job.rows, help="rows of a micro-batch"),
-        click.option("--keys", default=job.keys, help="possible keys"),
-        click.option("--batches", default=job.batches, help="micro-batches of a run"),
-        click.option("--warmup", default=job.warmup, help="first micro-batches, which are not counted"),
-        click.option("--repeats", default=defaults.get("repeats", 2), help="runs of each engine, in turns"),
-        click.option("--slots", default=job.slots, help="task slots: local[slots]"),
-        click.option("--partitions", default=job.partitions, help="partitions of source and shuffle"),
-        click.option("--transport", type=click.Choice(["packed", "rows"]), default=job.transport),
+        click.option(
+            f"--{field.name.replace('_', '-')}",
+            default=getattr(job, field.name),
+            type=field.metadata["type"],
+            help=field.metadata["help"],
+        )
+        for field in fields(job)
+        if field.name != without
+    ]
+    options += [
+        click.option("--repeats", default=repeats, help="runs of each engine, in turns"),
         click.option("--profile", is_flag=True, help="also say where a micro-batch's time goes; costs a little"),
         click.option("--disk", type=click.Path(file_okay=False), help="directory on the disk to measure with"),
         click.option("--json", "json_file", type=click.Path(dir_okay=False), help="file for all that was measured"),
     ]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
         return command
@@ -52,78 +67,96 @@ def _options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., N
     return decorate
 
 
-def _engines(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(
-        "--engines", default=default, help=f"the first is compared with all others: {', '.join(ENGINES)}"
-    )
+def _engines(job: type[Job], default: str) -> Callable[[_Command], _Command]:
+    known = ", ".join(engines_for(job))
+    return click.option("--engines", default=default, help=f"each is compared with all that follow it: {known}")
 
 
 @bench.command("job-a")
-@_engines("holdfast-memory,spark-agg-rocksdb,floor")
-@_options()
+@_engines(JobA, "holdfast-memory,spark-agg-rocksdb,floor")
+@_options(JobA())
 def job_a(engines: str, **options: Any) -> None:
     """Running count and sum for each of a million keys."""
-    _compare("job-a", engines, options)
+    _compare("job-a", JobA(), engines, options)
+
+
+@bench.command("job-b")
+@_engines(JobB, "holdfast-memory,spark-agg-rocksdb")
+@_options(JobB(), repeats=1)
+def job_b(engines: str, **options: Any) -> None:
+    """Micro-batches that touch a few of many keys: --keys 20000000 --fill-rows 1000000 is the large one."""
+    _compare("job-b", JobB(), engines, options)
 
 
 @bench.command("small-batch")
-@_engines("holdfast-memory,spark-aiwps-count")
-@_options(rows=1000, batches=45, warmup=15, transport="rows")
+@_engines(JobA, "holdfast-memory,spark-aiwps-count")
+@_options(JobA(rows=1000, batches=45, warmup=15, transport="rows"))
 def small_batch(engines: str, **options: Any) -> None:
     """Job A with few rows a micro-batch: the fixed cost, against Spark's applyInPandasWithState."""
-    _compare("small-batch", engines, options)
+    _compare("small-batch", JobA(), engines, options)
+
+
+@bench.command("stalls")
+@_engines(Commits, "store-memory")
+@_options(Commits(), repeats=1)
+def stalls(engines: str, **options: Any) -> None:
+    """Commits to the store alone, one after another: how long merges and compaction hold one back."""
+    _compare("stalls", Commits(), engines, options)
 
 
 @bench.command("scaling")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="holdfast-memory")
-@_options()
-def scaling(engine: str, **options: Any) -> None:
+@click.option("--engine", type=click.Choice(engines_for(JobA)), default="holdfast-memory")
+@click.option("--slots", default=2, help="task slots to compare with one")
+@_options(JobA(), without="slots")
+def scaling(engine: str, slots: int, **options: Any) -> None:
     """Job A with one task slot and with --slots of them, and what limits the gain."""
-    many = options.pop("slots")
-    plan = _Plan.of(options)
-    entries = {f"{slots} slots": Entry(engine, Job(slots=slots, **plan.job)) for slots in (many, 1)}
-    found = plan.carry_out("scaling", f"--engine {engine} --slots {many}", entries)
+    plan = _Plan.of(JobA(), options)
+    entries = {f"{n} slots": Entry(engine, replace(plan.job, slots=n)) for n in (slots, 1)}  # type: ignore[call-arg]
+    found = plan.carry_out("scaling", f"--engine {engine} --slots {slots}", entries)
     _console.print(report.what_limits(found))
 
 
 @bench.command("report")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 def report_files(files: tuple[str, ...]) -> None:
-    """Print stored measurements as Markdown."""
+    """Print stored measurements as Markdown: of this command, or of pytest-benchmark (--benchmark-json)."""
     for file in files:
-        click.echo(report.markdown(json.loads(Path(file).read_text())))
+        found = json.loads(Path(file).read_text())
+        click.echo(micro_report.markdown(found) if "benchmarks" in found else report.markdown(found))
 
 
-def _compare(name: str, engines: str, options: dict[str, Any]) -> None:
-    labels = engines.split(",")
-    unknown = [label for label in labels if label not in ENGINES]
-    if unknown or len(set(labels)) != len(labels):
+def _compare(name: str, job: Job, engines: str, options: dict[str, Any]) -> None:
+    labels, known = engines.split(","), engines_for(type(job))
+    if not set(labels) <= set(known) or len(set(labels)) != len(labels):
         raise InvalidArgumentError(
-            "engines must be different known names with a comma between", given=engines, known=list(ENGINES)
+            "engines must be different known names with a comma between", given=engines, known=known
         )
-    plan = _Plan.of(options)
-    plan.carry_out(name, f"--engines {engines}", {label: Entry(label, Job(**plan.job)) for label in labels})
+    plan = _Plan.of(job, options)
+    plan.carry_out(name, f"--engines {engines}", {label: Entry(label, plan.job) for label in labels})
 
 
+@dataclass(frozen=True)
 class _Plan:
-    """The options of a command, sorted: those of the job, and how to run it."""
+    """The options of a command, sorted: the job, and how to run it."""
 
-    def __init__(self, job: Mapping[str, Any], repeats: int, profile: bool, disk: str | None, file: str | None) -> None:
-        self.job, self.repeats, self.profile, self.disk, self.file = job, repeats, profile, disk, file
+    job: Job
+    repeats: int
+    profile: bool
+    disk: str | None
+    file: str | None
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> _Plan:
-        """Return the plan of a command's options; those that are not named here are the job's."""
-        run = {name: options.pop(name) for name in ("repeats", "profile", "disk")}
-        return cls(file=options.pop("json_file"), job=options, **run)
+    def of(cls, job: Job, options: dict[str, Any]) -> _Plan:
+        """Return the plan of a command's options; those that are fields of `job` change it."""
+        sizes = {field.name: options.pop(field.name) for field in fields(job) if field.name in options}
+        return cls(replace(job, **sizes), file=options.pop("json_file"), **options)
 
     def carry_out(self, bench_name: str, engine_options: str, entries: Mapping[str, Entry]) -> Document:
         """Run, print and store."""
         if self.file and not Path(self.file).parent.is_dir():
             raise InvalidArgumentError("the folder of --json does not exist", file=self.file)
-        shown = [f"--{name} {value}" for name, value in self.job.items() if value is not None]
         facts = {
-            "command": " ".join(["holdfast bench", bench_name, engine_options, *shown, f"--repeats {self.repeats}"]),
+            "command": self._command(bench_name, engine_options),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": versions(),
@@ -136,9 +169,23 @@ class _Plan:
             Path(self.file).write_text(json.dumps(found, indent=1) + "\n")
         return found
 
+    def _command(self, bench_name: str, engine_options: str) -> str:
+        shown = [
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in asdict(self.job).items()
+            if value is not None and f"--{name} " not in engine_options
+        ]
+        return " ".join(["holdfast bench", bench_name, engine_options, *shown, f"--repeats {self.repeats}"])
+
     def _tell(self, label: str, repeat: int, run: Run | None) -> None:
         where = f"{label}, repeat {repeat + 1} of {self.repeats}"
         if run is None:
             _console.print(f"[dim]{where} …[/dim]")
         else:
-            _console.print(f"{where}: {run['rows_per_second']:,.0f} rows a second, ms: {run['batch_ms']}")
+            _console.print(f"{where}: {run['rows_per_second']:,.0f} rows a second, ms: {_first_ms(run)}")
+
+
+def _first_ms(run: Run, shown: int = 40) -> str:
+    times = run["batch_ms"]
+    more = f" … ({len(times)} in all)" if len(times) > shown else ""
+    return " ".join(f"{ms:.0f}" for ms in times[:shown]) + more

@@ -1,4 +1,4 @@
-"""The engines that can be compared: each runs job A its own way and returns what was measured.
+"""The engines that can be compared: each runs a job its own way and returns what was measured.
 
 A new engine is a subclass of `Engine` in `ENGINES`. It runs in a fresh process (`holdfast.benches.child`), with a
 directory of its own on disk and one in RAM; both are removed afterwards.
@@ -7,73 +7,33 @@ directory of its own on disk and one in RAM; both are removed afterwards.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.benches import job_a
-from holdfast.benches.job_a import Job
+from holdfast.benches import queries
+from holdfast.benches.commits import Commits, run_commits
+from holdfast.benches.job import Job, SparkJob
+from holdfast.benches.measured import Measured, Places
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROCKSDB = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-}
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a run may write.
-
-    Attributes
-    ----------
-    disk : pathlib.Path
-        Checkpoints and Spark's own local files.
-    memory : pathlib.Path
-        Local state in RAM where the machine has room for it.
-    profile : pathlib.Path or None
-        Where workers leave their spans; None does not profile.
-    """
-
-    disk: Path
-    memory: Path
-    profile: Path | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one run yields; JSON values.
-
-    Attributes
-    ----------
-    batch_ms : list of int
-        Every micro-batch, warm-up included.
-    phases_ms : list of dict
-        Of each micro-batch, what Spark's progress says of its parts.
-    cpu : dict
-        Over the counted micro-batches: seconds by kind of process, and of the wall.
-    settings : dict
-        All Spark settings of the run.
-    state_bytes : dict or None
-        ``live_arrow``, ``local_peak``, ``local_final``, ``ratio`` and the sizes after each micro-batch.
-    """
-
-    batch_ms: list[int]
-    phases_ms: list[dict[str, int]]
-    cpu: dict[str, float]
-    settings: dict[str, str]
-    state_bytes: dict[str, Any] | None = None
+_STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 class Engine(ABC):
-    """One way to run job A."""
+    """One way to run jobs of a kind.
+
+    Attributes
+    ----------
+    runs : type
+        Of the jobs.
+    """
 
     name: str
+    runs: ClassVar[type[Job]]
 
     @abstractmethod
     def run(self, job: Job, places: Places) -> Measured:
@@ -89,55 +49,147 @@ class SparkEngine(Engine):
     name : str
     query : callable
         Takes the source and the job, returns the frame to write.
-    settings : dict
-        Spark settings besides the base.
-    holdfast : bool
-        Whether ``spark.holdfast.*`` is set: durable commits on local disk, local state in its default place.
-    live_bytes : callable or None
-        Takes the local state's directory, returns the Arrow size of the live state.
+    state_settings : dict
+        Spark settings that say how state is kept.
+    budget : dict
+        Spark settings that bound the memory, where the job does; ``{mb}`` stands for the MiB.
     """
 
     name: str
-    query: Callable[[DataFrame, Job], DataFrame]
-    settings: dict[str, str] = field(default_factory=dict)
-    holdfast: bool = False
-    live_bytes: Callable[[Path], int] | None = None
+    query: Callable[[DataFrame, SparkJob], DataFrame]
+    state_settings: Mapping[str, str] = field(default_factory=dict)
+    budget: Mapping[str, str] = field(default_factory=dict)
+    runs = SparkJob
 
-    def all_settings(self, job: Job, places: Places) -> dict[str, str]:
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
         """Return every Spark setting of a run."""
-        settings = job.base_settings() | {"spark.local.dir": str(places.disk / "spark")} | self.settings
-        if self.holdfast:
-            settings["spark.holdfast.checkpoint.dir"] = f"file://{places.disk / 'holdfast'}"
-            settings["spark.holdfast.local.dir"] = str(places.memory)
-            if job.transport is not None:
-                settings["spark.holdfast.transport"] = job.transport
+        settings = job.settings() | {"spark.local.dir": str(places.disk / "spark")} | dict(self.state_settings)
+        if job.memory_mb is not None:
+            settings |= {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()}
         return settings
 
-    def run(self, job: Job, places: Places) -> Measured:
-        from holdfast.benches.spark_run import run_query
+    def local_state(self, places: Places) -> list[Path]:
+        """Return the folders of the working state, as far as they are there."""
+        return list((places.disk / "spark").glob("spark-*/StateStoreId*"))
 
-        live_bytes = self.live_bytes
+    def durable_state(self, places: Places) -> list[Path]:
+        """Return the folders from which the state is restored."""
+        return [places.checkpoint / "state"]
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        """Return the Arrow size of the live state after a run, or None where that is not measured."""
+        return None
+
+    def run(self, job: Job, places: Places) -> Measured:
+        from holdfast.benches.spark_run import StateFolders, run_query
+
+        assert isinstance(job, SparkJob)
         return run_query(
-            self.all_settings(job, places),
-            lambda spark: self.query(job_a.source(spark, job), job),
+            self.settings(job, places),
+            lambda spark: self.query(job.source(spark), job),
             job,
             places,
-            (lambda: live_bytes(places.memory)) if live_bytes else None,
+            StateFolders(
+                lambda: self.local_state(places),
+                lambda: self.durable_state(places),
+                lambda: self.live_bytes(job, places),
+            ),
         )
+
+
+@dataclass(frozen=True)
+class HoldfastEngine(SparkEngine):
+    """A query whose state holdfast keeps: commits durable on local disk, local state in RAM or on disk.
+
+    Attributes
+    ----------
+    backend : str
+    in_memory : bool
+        Whether local state goes to RAM, as `Backend.in_memory` says.
+    """
+
+    backend: str = "memory"
+    in_memory: bool = False
+
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
+        settings = super().settings(job, places) | {
+            "spark.holdfast.backend": self.backend,
+            "spark.holdfast.checkpoint.dir": f"file://{places.disk / 'holdfast'}",
+            "spark.holdfast.local.dir": str(self._local(places)),
+        }
+        return settings | ({"spark.holdfast.transport": job.transport} if job.transport is not None else {})
+
+    def _local(self, places: Places) -> Path:
+        return places.memory if self.in_memory else places.disk / "local"
+
+    def local_state(self, places: Places) -> list[Path]:
+        return [self._local(places)]
+
+    def durable_state(self, places: Places) -> list[Path]:
+        return [places.disk / "holdfast"]
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        from holdfast.backends.registry import find_backend
+
+        backend = find_backend(self.backend)
+        # One that has an owner cannot be opened beside it.
+        return None if backend.has_one_owner else queries.live_bytes(self._local(places), backend, job)
+
+
+@dataclass(frozen=True)
+class StoreEngine(Engine):
+    """The store on one backend, without Spark.
+
+    Attributes
+    ----------
+    name : str
+    backend : str
+    budget : dict
+        As for `SparkEngine`, but options of the backend.
+    """
+
+    name: str
+    backend: str
+    budget: Mapping[str, str] = field(default_factory=dict)
+    runs = Commits
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, Commits)
+        options = {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()} if job.memory_mb else {}
+        return run_commits(self.backend, options, job, places)
 
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        SparkEngine(
-            "holdfast-memory",
-            job_a.holdfast_query,
-            {"spark.holdfast.backend": "memory"},
-            holdfast=True,
-            live_bytes=job_a.live_state_bytes,
+        HoldfastEngine("holdfast-memory", queries.with_state, backend="memory", in_memory=True),
+        HoldfastEngine("holdfast-filesystem", queries.with_state, backend="filesystem"),
+        HoldfastEngine(
+            "holdfast-rocksdb", queries.with_state, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
         ),
-        SparkEngine("floor", job_a.floor_query, holdfast=True),
-        SparkEngine("spark-agg-rocksdb", job_a.spark_aggregation, _ROCKSDB),
-        SparkEngine("spark-aiwps-count", job_a.spark_counting),
+        HoldfastEngine("floor", queries.without_state, in_memory=True),
+        SparkEngine(
+            "spark-agg-rocksdb",
+            queries.spark_aggregation,
+            {
+                f"{_STATE_STORE}providerClass": (
+                    "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+                ),
+                f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled": "true",
+            },
+            {
+                f"{_STATE_STORE}rocksdb.boundedMemoryUsage": "true",
+                f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
+            },
+        ),
+        SparkEngine("spark-aiwps-count", queries.spark_counting),
+        StoreEngine("store-memory", "memory"),
+        StoreEngine("store-filesystem", "filesystem"),
+        StoreEngine("store-rocksdb", "rocksdb", {"memory": "{mb}m"}),
     )
 }
+
+
+def engines_for(job: type[Job]) -> list[str]:
+    """Return the names of the engines that run jobs of a kind."""
+    return [name for name, engine in ENGINES.items() if issubclass(job, engine.runs)]

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -16,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.benches import spans
-from holdfast.benches.job_a import Job
+from holdfast.benches.job import Job
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.local_dirs import choose_root
 
@@ -53,7 +54,7 @@ def run_engine(engine: str, job: Job, *, profile: bool = False, disk: str | None
         folder.mkdir()
     order = {
         "engine": engine,
-        "job": asdict(job),
+        "job": job.stored(),
         "disk": str(folders["disk"]),
         "memory": str(memory),
         "profile": str(folders["spans"]) if profile else None,
@@ -77,16 +78,16 @@ def run_engine(engine: str, job: Job, *, profile: bool = False, disk: str | None
             raise BenchError(f"a run of {engine} failed:\n{log}", exit_status=done.returncode)
         run: Run = json.loads((work / "result.json").read_text())
         if profile:
-            run["spans"] = spans.collect(folders["spans"], range(job.warmup, job.batches))
+            run["spans"] = spans.collect(folders["spans"], job.counted)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
     return run | summarize(run["batch_ms"], job) | {"load_before": round(load, 2)}
 
 
-def summarize(batch_ms: Sequence[int], job: Job) -> dict[str, float]:
+def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:
     """Return rows a second over the counted micro-batches, and their median time."""
-    counted = batch_ms[job.warmup : job.batches]
+    counted = [batch_ms[batch] for batch in job.counted]
     return {
         "rows_per_second": round(job.rows * len(counted) / sum(counted) * 1000, 1),
         "median_batch_ms": statistics.median(counted),
@@ -134,19 +135,19 @@ def run_paired(
 
 
 def ratios(runs: Mapping[str, list[Run]]) -> dict[str, dict[str, Any]]:
-    """Return the throughput of the first entry by that of each other one.
+    """Return the throughput of each entry by that of each later one.
 
     Returns
     -------
     dict
-        ``ratios``: the median over the pairs; ``ratios_by_pair``: each pair's. Keys are ``first/other``.
+        ``ratios``: the median over the pairs; ``ratios_by_pair``: each pair's. Keys are ``first/second``.
     """
-    first, *others = runs
     by_pair = {
-        f"{first}/{other}": [
-            round(a["rows_per_second"] / b["rows_per_second"], 3) for a, b in zip(runs[first], runs[other], strict=True)
+        f"{first}/{second}": [
+            round(a["rows_per_second"] / b["rows_per_second"], 3)
+            for a, b in zip(runs[first], runs[second], strict=True)
         ]
-        for other in others
+        for first, second in itertools.combinations(runs, 2)
     }
     return {
         "ratios": {name: round(statistics.median(values), 3) for name, values in by_pair.items()},

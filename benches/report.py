@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
-from holdfast.benches.results import Document, usage
+from holdfast.benches.results import Document, counted_ms, job_of, memory, usage, written
 
 # Parts of Spark's progress, as it names them.
 _PHASES = ("addBatch", "queryPlanning", "walCommit", "commitOffsets", "latestOffset", "getBatch")
+# Kinds of process, as tables name them.
+_KINDS = {"jvm": "JVM", "python": "Python", "server": "state server", "store": "store", "background": "background"}
+_NOT_MEASURED = "-"
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,16 @@ class Sheet:
 
 def sheets(document: Document) -> Iterator[Sheet]:
     """Yield the tables of a document."""
-    yield _engines(document)
+    yield _throughput(document)
+    yield _latencies(document)
     if document["ratios"]:
         yield _ratios(document)
     yield _usage(document)
-    if document["state_bytes"]:
-        yield _state(document)
+    yield _memory(document)
+    yield _written(document)
+    yield _state(document)
+    if any(job_of(document, label).fill_batches for label in document["engines"]):
+        yield _filling(document)
     if document["targets"]:
         yield _targets(document)
     for label, engine in document["engines"].items():
@@ -62,29 +70,41 @@ def markdown(document: Document) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['os']}",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
-    return (
-        "\n\n".join([f"## {document['bench']}", "\\\n".join(facts), *(s.markdown() for s in sheets(document))]) + "\n"
-    )
+    return page(document["bench"], facts, sheets(document))
 
 
-def _engines(document: Document) -> Sheet:
+def page(title: str, facts: Sequence[str], tables: Iterator[Sheet]) -> str:
+    """Return a title, facts line by line, and tables as Markdown."""
+    return "\n\n".join([f"## {title}", "\\\n".join(facts), *(sheet.markdown() for sheet in tables)]) + "\n"
+
+
+def _throughput(document: Document) -> Sheet:
+    rows = [
+        (
+            label,
+            f"{engine['rows_per_second']:,.0f}",
+            " ".join(f"{run['rows_per_second']:,.0f}" for run in engine["runs"]),
+            " ".join(f"{run['load_before']:.1f}" for run in engine["runs"]),
+        )
+        for label, engine in document["engines"].items()
+    ]
+    return Sheet("Throughput", ("engine", "rows a second", "by run", "load before"), rows)
+
+
+def _latencies(document: Document) -> Sheet:
     rows = []
     for label, engine in document["engines"].items():
-        job = document["settings"]["jobs"][label]
-        runs = engine["runs"]
-        counted = [ms for run in runs for ms in run["batch_ms"][job["warmup"] :]]
-        rows.append(
-            (
-                label,
-                f"{engine['rows_per_second']:,.0f}",
-                f"{engine['median_batch_ms']:,.0f}",
-                f"{min(counted):,} to {max(counted):,}",
-                " ".join(f"{run['rows_per_second']:,.0f}" for run in runs),
-                " ".join(f"{run['load_before']:.1f}" for run in runs),
-            )
-        )
-    columns = ("engine", "rows a second", "batch ms, median", "batch ms, range", "rows a second by run", "load before")
-    return Sheet("Throughput", columns, rows)
+        rows.append(_latency(label, counted_ms(document, label)))
+        phases = [] if "triggerExecution" in engine["runs"][0]["phases_ms"][0] else engine["runs"][0]["phases_ms"][0]
+        rows += [_latency(f"{label}: {phase}", counted_ms(document, label, phase)) for phase in phases]
+    columns = ("engine", "batches", "median", "p95", "p99", "max", "max / median", "min")
+    return Sheet("A micro-batch, ms", columns, rows)
+
+
+def _latency(label: str, ms: Sequence[float]) -> tuple[str, ...]:
+    median, p95, p99 = np.percentile(ms, (50, 95, 99))
+    shown = [f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in (median, p95, p99, max(ms), min(ms))]
+    return (label, f"{len(ms)}", *shown[:4], f"{max(ms) / max(median, 1e-3):.1f}", shown[4])
 
 
 def _ratios(document: Document) -> Sheet:
@@ -95,24 +115,79 @@ def _ratios(document: Document) -> Sheet:
     return Sheet("Throughput of the first by that of the second", ("pair", "ratio", "by repeat"), rows)
 
 
+def _kinds(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the kinds of process that some entry has, in the order of tables."""
+    return [kind for kind in _KINDS if any(kind in of for of in measured.values())]
+
+
 def _usage(document: Document) -> Sheet:
-    rows = []
-    for label in document["engines"]:
-        used = usage(document, label)
-        rows.append(
-            (
-                label,
-                f"{used['wall_s']:.2f}",
-                f"{used['cpu_s']:.2f}",
-                f"{used['jvm_s']:.2f}",
-                f"{used['python_s']:.2f}",
-                f"{used['server_s']:.3f}",
-                f"{used['cores']:.2f}",
-                f"{used['outside_ms']:.0f}",
-            )
+    used = {label: usage(document, label) for label in document["engines"]}
+    kinds = [kind for kind in _KINDS if any(f"{kind}_s" in of for of in used.values())]
+    rows = [
+        (
+            label,
+            f"{of['wall_s']:.2f}",
+            f"{of['cpu_s']:.2f}",
+            *(f"{of.get(f'{kind}_s', 0):.3f}" for kind in kinds),
+            f"{of['cores']:.2f}",
+            f"{of['outside_ms']:.0f}" if of["outside_ms"] else _NOT_MEASURED,
         )
-    columns = ("engine", "wall s", "CPU s", "of it JVM", "Python", "state server", "cores busy", "driver alone, ms")
+        for label, of in used.items()
+    ]
+    columns = ("engine", "wall s", "CPU s", *(_KINDS[kind] for kind in kinds), "cores busy", "driver alone, ms")
     return Sheet("What a micro-batch uses", columns, rows)
+
+
+def _memory(document: Document) -> Sheet:
+    held = {label: memory(document, label) for label in document["engines"]}
+    rows = [
+        (label, _KINDS[kind], *(f"{of[kind][name] / 2**20:,.0f}" for name in ("rss", "pss", "anonymous")))
+        for label, of in held.items()
+        for kind in _kinds({label: of})
+    ]
+    columns = ("engine", "processes", "all pages", "shared ones divided", "asked for by themselves")
+    return Sheet("Memory, peak of the whole run, MiB", columns, rows)
+
+
+def _written(document: Document) -> Sheet:
+    bytes_of = {label: written(document, label) for label in document["engines"]}
+    kinds = _kinds(bytes_of)
+    rows = [
+        (
+            label,
+            f"{sum(of.get(kind, 0) for kind in kinds) / 2**20:.2f}",
+            *(f"{of.get(kind, 0) / 2**20:.2f}" for kind in kinds),
+            f"{of['durable'] / 2**20:.2f}" if "durable" in of else _NOT_MEASURED,
+        )
+        for label, of in bytes_of.items()
+    ]
+    columns = ("engine", "in all", *(_KINDS[kind] for kind in kinds), "durable state grows by")
+    return Sheet("Written to disk in a micro-batch, MiB (shuffle files too)", columns, rows)
+
+
+def _state(document: Document) -> Sheet:
+    rows = [
+        (
+            label,
+            _NOT_MEASURED if state["live_arrow"] is None else f"{state['live_arrow']:,}",
+            f"{state['local_peak']:,}",
+            f"{state['local_final']:,}",
+            f"{state['local_final'] / job_of(document, label).keys:.0f}",
+            _NOT_MEASURED if state["ratio"] is None else f"{state['ratio']:.2f}",
+        )
+        for label, state in document["state_bytes"].items()
+    ]
+    columns = ("engine", "live state as Arrow", "local, peak", "local, at the end", "a possible key", "peak / live")
+    return Sheet("State, bytes", columns, rows)
+
+
+def _filling(document: Document) -> Sheet:
+    rows = []
+    for label, engine in document["engines"].items():
+        job = job_of(document, label)
+        seconds = [sum(run["batch_ms"][: job.fill_batches]) / 1000 for run in engine["runs"]]
+        rows.append((label, f"{job.keys:,}", f"{job.fill_batches}", " ".join(f"{s:,.1f}" for s in seconds)))
+    return Sheet("Filling the state, not counted", ("engine", "keys", "micro-batches", "s by run"), rows)
 
 
 def what_limits(document: Document) -> str:
@@ -130,22 +205,6 @@ def what_limits(document: Document) -> str:
     )
 
 
-def _state(document: Document) -> Sheet:
-    rows = [
-        (
-            label,
-            f"{state['live_arrow']:,}",
-            f"{state['local_peak']:,}",
-            f"{state['local_final']:,}",
-            f"{state['ratio']:.2f}",
-        )
-        for label, state in document["state_bytes"].items()
-    ]
-    return Sheet(
-        "State, bytes", ("engine", "live state as Arrow", "local, peak", "local, at the end", "peak / live"), rows
-    )
-
-
 def _targets(document: Document) -> Sheet:
     rows = [(t["what"], t["wanted"], f"{t['measured']:.2f}", "yes" if t["met"] else "NO") for t in document["targets"]]
     return Sheet("Targets", ("figure", "wanted", "measured", "met"), rows)
@@ -153,9 +212,8 @@ def _targets(document: Document) -> Sheet:
 
 def _profile(label: str, document: Document) -> Sheet:
     runs = document["engines"][label]["runs"]
-    warmup = document["settings"]["jobs"][label]["warmup"]
     rows = [
-        (f"progress: {phase}", "1", f"{_mean_phase(runs, warmup, phase):.1f}", "")
+        (f"progress: {phase}", "1", f"{statistics.mean(counted_ms(document, label, phase)):.1f}", "")
         for phase in ("triggerExecution", *_PHASES)
     ]
     spans: dict[str, list[dict[str, Any]]] = {}
@@ -172,7 +230,3 @@ def _profile(label: str, document: Document) -> Sheet:
     ]
     title = f"Where a micro-batch of {label} goes (workers: added up over tasks; spans hold others)"
     return Sheet(title, ("span", "calls", "ms", "CPU ms"), rows)
-
-
-def _mean_phase(runs: list[dict[str, Any]], warmup: int, phase: str) -> float:
-    return statistics.mean(p.get(phase, 0) for run in runs for p in run["phases_ms"][warmup:])

@@ -3,20 +3,25 @@
 ::
 
     {"bench", "command", "started", "machine", "versions",
-     "settings": {"jobs": {label: …}, "spark": {label: …}},
-     "engines": {label: {"rows_per_second", "median_batch_ms", "runs": [{"batch_ms", "phases_ms", "cpu", …}]}},
-     "ratios": {"first/other": …}, "ratios_by_pair": {"first/other": […]},
+     "settings": {"jobs": {label: …}, "engines": {label: …}},
+     "engines": {label: {"rows_per_second", "median_batch_ms", "runs": [{"batch_ms", "phases_ms", "cpu", "memory",
+                                                                         "written", …}]}},
+     "ratios": {"first/second": …}, "ratios_by_pair": {"first/second": […]},
      "state_bytes": {label: {"live_arrow", "local_peak", "local_final", "ratio", "after_batch"}},
      "targets": [{"what", "wanted", "measured", "met"}]}
+
+What a run holds is described at `holdfast.benches.measured.Measured`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from holdfast.benches.job import Job
+from holdfast.benches.jobs import read_job
 from holdfast.benches.paired import Entry, Run, ratios
 
 Document = dict[str, Any]
@@ -29,7 +34,8 @@ class Target:
     Attributes
     ----------
     what : str
-        A key of ``ratios``, or ``"state_bytes <label>"``.
+        A key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state; or
+        ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget.
     at_least, at_most : float or None
         One of the two.
     """
@@ -49,11 +55,17 @@ class Target:
 TARGETS = {
     "job-a": (
         Target("holdfast-memory/spark-agg-rocksdb", at_least=4.5),
+        Target("holdfast-filesystem/spark-agg-rocksdb", at_least=3.5),
+        Target("holdfast-rocksdb/spark-agg-rocksdb", at_least=2.5),
         Target("holdfast-memory/floor", at_least=0.8),
         Target("state_bytes holdfast-memory", at_most=3.0),
     ),
+    "job-b": (Target("budget holdfast-rocksdb", at_most=1.0),),
     "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=0.8),),
+    "stalls": (Target("budget store-rocksdb", at_most=1.0),),
 }
+# The process that holds RocksDB, where it holds nothing else of size.
+_BUDGETED = {"holdfast-rocksdb": "server", "store-rocksdb": "store"}
 
 
 def document(
@@ -66,24 +78,25 @@ def document(
     facts : mapping
         ``command``, ``started``, ``machine`` and ``versions``.
     """
-    state = {label: worst for label, of in runs.items() if (worst := _largest_state(of)) is not None}
     found: Document = {
         "bench": bench,
         **facts,
         "settings": {
-            "jobs": {label: asdict(entry.job) for label, entry in entries.items()},
-            "spark": {label: of[0]["settings"] for label, of in runs.items()},
+            "jobs": {label: entry.job.stored() for label, entry in entries.items()},
+            "engines": {label: of[0]["settings"] for label, of in runs.items()},
         },
         "engines": {label: _summary(of) for label, of in runs.items()},
         **ratios(runs),
-        "state_bytes": state,
+        "state_bytes": {label: _largest_state(of) for label, of in runs.items()},
     }
-    return found | {"targets": _check_targets(bench, found)}
+    measured = {**found["ratios"], **dict(_sizes(found))}
+    targets = [t.check(measured[t.what]) for t in TARGETS.get(bench, ()) if t.what in measured]
+    return found | {"targets": targets}
 
 
-def _largest_state(runs: list[Run]) -> dict[str, Any] | None:
-    measured = [run["state_bytes"] for run in runs if run["state_bytes"] is not None]
-    return max(measured, key=lambda state: state["ratio"], default=None)
+def _largest_state(runs: list[Run]) -> dict[str, Any]:
+    largest: dict[str, Any] = max((run["state_bytes"] for run in runs), key=lambda state: state["local_peak"])
+    return largest
 
 
 def _summary(runs: list[Run]) -> dict[str, Any]:
@@ -94,10 +107,48 @@ def _summary(runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def _check_targets(bench: str, found: Document) -> list[dict[str, Any]]:
-    measured = dict(found["ratios"])
-    measured |= {f"state_bytes {label}": state["ratio"] for label, state in found["state_bytes"].items()}
-    return [t.check(measured[t.what]) for t in TARGETS.get(bench, ()) if t.what in measured]
+def _sizes(found: Document) -> Iterator[tuple[str, float]]:
+    """Yield what targets bound besides ratios, as far as it was measured."""
+    for label, state in found["state_bytes"].items():
+        if state["ratio"] is not None:
+            yield f"state_bytes {label}", state["ratio"]
+    for label, kind in _BUDGETED.items():
+        if label in found["engines"] and (budget_mb := job_of(found, label).memory_mb) is not None:
+            peak = memory(found, label).get(kind)
+            if peak is not None:
+                yield f"budget {label}", round(peak["rss"] / (budget_mb << 20), 3)
+
+
+def job_of(document: Document, label: str) -> Job:
+    """Return the job that an entry ran."""
+    return read_job(document["settings"]["jobs"][label])
+
+
+def counted_ms(document: Document, label: str, phase: str | None = None) -> list[float]:
+    """Return the times of an entry's counted micro-batches, of all runs; or those of one of their parts."""
+    counted = job_of(document, label).counted
+    runs = document["engines"][label]["runs"]
+    if phase is None:
+        return [run["batch_ms"][batch] for run in runs for batch in counted]
+    return [run["phases_ms"][batch].get(phase, 0) for run in runs for batch in counted]
+
+
+def memory(document: Document, label: str) -> dict[str, dict[str, int]]:
+    """Return by kind of process the largest ``rss``, ``pss`` and ``anonymous`` bytes of all runs."""
+    peaks: dict[str, dict[str, int]] = {}
+    for run in document["engines"][label]["runs"]:
+        for kind, held in run["memory"].items():
+            before = peaks.get(kind, held)
+            peaks[kind] = {name: max(size, before[name]) for name, size in held.items()}
+    return peaks
+
+
+def written(document: Document, label: str) -> dict[str, float]:
+    """Return by kind of process the bytes written in a counted micro-batch, the mean of the runs; and ``durable``."""
+    runs = document["engines"][label]["runs"]
+    counted = len(job_of(document, label).counted)
+    kinds = dict.fromkeys(kind for run in runs for kind in run["written"])
+    return {kind: statistics.mean(run["written"].get(kind, 0) for run in runs) / counted for kind in kinds}
 
 
 def usage(document: Document, label: str) -> dict[str, float]:
@@ -106,21 +157,18 @@ def usage(document: Document, label: str) -> dict[str, float]:
     Returns
     -------
     dict
-        ``wall_s``; ``cpu_s`` and its parts ``jvm_s``, ``python_s``, ``server_s``, which a busy machine changes
-        least; ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
+        ``wall_s``; ``cpu_s``, which a busy machine changes least, and its parts by kind of process, as ``jvm_s``;
+        ``cores`` busy; ``outside_ms``: the wall time of the driver's own work, during which no task runs.
     """
-    job = document["settings"]["jobs"][label]
-    counted = job["batches"] - job["warmup"]
+    counted = len(job_of(document, label).counted)
     runs = document["engines"][label]["runs"]
-    means = {
-        f"{kind}_s": statistics.mean(run["cpu"][kind] for run in runs) / counted
-        for kind in ("wall", "jvm", "python", "server")
-    }
-    phases = [p for run in runs for p in run["phases_ms"][job["warmup"] :]]
-    outside = statistics.mean(p["triggerExecution"] - p.get("addBatch", 0) for p in phases)
-    busy = means["jvm_s"] + means["python_s"] + means["server_s"]
-    return {k: round(v, 3) for k, v in means.items()} | {
+    kinds = dict.fromkeys(kind for run in runs for kind in run["cpu"])
+    means = {kind: statistics.mean(run["cpu"].get(kind, 0) for run in runs) / counted for kind in kinds}
+    busy = sum(means.values()) - means["wall"]
+    in_all = counted_ms(document, label, "triggerExecution")
+    of_tasks = counted_ms(document, label, "addBatch")
+    return {f"{kind}_s": round(seconds, 3) for kind, seconds in means.items()} | {
         "cpu_s": round(busy, 3),
-        "cores": round(busy / means["wall_s"], 2),
-        "outside_ms": round(outside, 1),
+        "cores": round(busy / means["wall"], 2),
+        "outside_ms": round(statistics.mean(a - b for a, b in zip(in_all, of_tasks, strict=True)), 1),
     }

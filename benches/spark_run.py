@@ -5,30 +5,50 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from holdfast.benches.engines import Measured, Places
-from holdfast.benches.job_a import Job
+from holdfast.benches.job import SparkJob
+from holdfast.benches.measured import Measured, Places
+from holdfast.benches.processes import Processes, since, spark_kind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_EVERY_S = 0.05
+_LOOK_AT_PROCESSES_EVERY_S = 0.5
 _SETTLE_S = 1.0
 _PROFILED_DAEMON = "holdfast.benches.profiled_daemon"
+
+
+@dataclass(frozen=True)
+class StateFolders:
+    """Where a query's state is: asked again and again, since folders appear while it runs.
+
+    Attributes
+    ----------
+    local : callable
+        Returns the folders of the working state.
+    durable : callable
+        Returns those from which it is restored.
+    live_bytes : callable
+        Returns the Arrow size of the live state, after the last micro-batch, or None where that is not measured.
+    """
+
+    local: Callable[[], Iterable[Path]]
+    durable: Callable[[], Iterable[Path]]
+    live_bytes: Callable[[], int | None]
 
 
 def run_query(
     settings: dict[str, str],
     query: Callable[[SparkSession], DataFrame],
-    job: Job,
+    job: SparkJob,
     places: Places,
-    live_bytes: Callable[[], int] | None,
+    folders: StateFolders,
 ) -> Measured:
     """Run a query until its last micro-batch is done.
 
@@ -38,8 +58,6 @@ def run_query(
         All Spark settings.
     query : callable
         Returns the frame to write to the noop sink.
-    live_bytes : callable or None
-        Returns the Arrow size of the live state, after the last micro-batch; None measures no state.
     """
     from pyspark.sql import SparkSession
 
@@ -58,82 +76,85 @@ def run_query(
         query(spark)
         .writeStream.format("noop")
         .outputMode("update")
-        .option("checkpointLocation", str(places.disk / "checkpoint"))
+        .option("checkpointLocation", str(places.checkpoint))
         .start()
     )
-    watch = Watch(job, places.memory)
+    watch = Watch(job, folders)
     try:
         watch.until_done(started)
-        progress = [p for p in started.recentProgress if p["batchId"] < job.batches]
+        progress = [p for p in started.recentProgress if p["batchId"] < job.all_batches]
     finally:
         started.stop()
-    state = None
-    if live_bytes is not None:
-        time.sleep(_SETTLE_S)  # let the state server finish what the last commit announced
-        state = watch.state_bytes(live_bytes())
+    time.sleep(_SETTLE_S)  # let the state server finish what the last commit announced
+    state = watch.state_bytes()
     spark.stop()
     return Measured(
         batch_ms=[p["durationMs"]["triggerExecution"] for p in progress],
         phases_ms=[dict(p["durationMs"]) for p in progress],
         cpu=watch.cpu,
+        memory=watch.memory,
+        written=watch.written,
         settings={k: v for k, v in settings.items() if not v.startswith(("/", "file:"))},
         state_bytes=state,
     )
 
 
 class Watch:
-    """Looks at a running query many times a second: its progress, its processes, its local files."""
+    """Looks at a running query many times a second: its progress, its processes, its files."""
 
-    def __init__(self, job: Job, local_dir: Path) -> None:
+    def __init__(self, job: SparkJob, folders: StateFolders) -> None:
         self._job = job
-        self._local_dir = local_dir
+        self._folders = folders
+        self._processes = Processes(spark_kind)
         self._peak = 0
         self._after_batch: list[int] = []
         self.cpu: dict[str, float] = {}
+        self.memory: dict[str, dict[str, int]] = {}
+        self.written: dict[str, float] = {}
 
     def until_done(self, query: StreamingQuery) -> None:
         """Return when the last micro-batch is done; raise what stopped the query."""
-        done, before = -1, process_seconds()
-        while done < self._job.batches - 1:
+        done, before, looked_s = -1, self._so_far(), 0.0
+        while done < self._job.all_batches - 1:
             time.sleep(_LOOK_EVERY_S)
             failure = query.exception()
             if failure is not None:
                 raise failure
-            size = folder_bytes(self._local_dir)
-            self._peak = max(self._peak, size)
+            size = self._local_bytes()
+            if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_EVERY_S:
+                self._processes.look()
+                looked_s = time.monotonic()
             last = query.lastProgress
             if last is not None and last["batchId"] > done:
                 done = last["batchId"]
                 self._after_batch.append(size)
-                if done < self._job.warmup:
-                    before = process_seconds()
-        after = process_seconds()
-        self.cpu = {kind: round(after[kind] - before.get(kind, 0.0), 3) for kind in after}
+                if done < self._job.counted.start:
+                    before = self._so_far()
+        after = self._so_far()
+        self.cpu = since(before[0], after[0])
+        self.written = since(before[1], after[1])
+        self.memory = self._processes.peak()
 
-    def state_bytes(self, live_arrow: int) -> dict[str, Any]:
-        """Return the sizes of the local state against the Arrow size of the live state."""
+    def _so_far(self) -> tuple[dict[str, float], dict[str, float]]:
+        self._processes.look()
+        durable = sum(map(folder_bytes, self._folders.durable()))
+        return self._processes.seconds(), {**self._processes.written(), "durable": durable}
+
+    def _local_bytes(self) -> int:
+        size = sum(map(folder_bytes, self._folders.local()))
+        self._peak = max(self._peak, size)
+        return size
+
+    def state_bytes(self) -> dict[str, Any]:
+        """Return the sizes of the local state, and of the live state where that is measured."""
+        live = self._folders.live_bytes()
         return {
-            "live_arrow": live_arrow,
+            "live_arrow": live,
+            "local_final": self._local_bytes(),
             "local_peak": self._peak,
-            "local_final": folder_bytes(self._local_dir),
-            "ratio": round(self._peak / max(live_arrow, 1), 3),
+            "ratio": round(self._peak / max(live, 1), 3) if live is not None else None,
             "after_batch": self._after_batch,
         }
-
-
-def process_seconds() -> dict[str, float]:
-    """Return seconds so far: of the wall, and of CPU by kind of process below this one."""
-    seconds = {"wall": time.monotonic(), "jvm": 0.0, "python": 0.0, "server": 0.0}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times, name, command = process.cpu_times(), process.name(), process.cmdline()
-        except psutil.Error:
-            continue  # ended between being listed and being asked
-        kind = "jvm" if "java" in name else "python"
-        if any(part.endswith("state_server") for part in command):
-            kind = "server"
-        seconds[kind] += times.user + times.system
-    return seconds
 
 
 def folder_bytes(folder: Path) -> int:

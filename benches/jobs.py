@@ -1,0 +1,19 @@
+"""All jobs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.benches.commits import Commits
+from holdfast.benches.job import Job
+from holdfast.benches.job_a import JobA
+from holdfast.benches.job_b import JobB
+
+JOBS: dict[str, type[Job]] = {job.name: job for job in (JobA, JobB, Commits)}
+
+
+def read_job(stored: Mapping[str, Any]) -> Job:
+    """Return the job that `Job.stored` wrote."""
+    sizes = dict(stored)
+    return JOBS[sizes.pop("name")](**sizes)

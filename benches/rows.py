@@ -1,0 +1,51 @@
+"""Rows of state for benches that use the store alone.
+
+The key is a string of 16 digits; the value is two integers and, where it is wider than these, a string, half of it
+random letters and half of it the same everywhere, as page addresses and names are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow_rows import HashArray, IntArray
+from holdfast.backends.run import Keys, TableSchema
+
+TABLE = "state"
+KEY_CHARACTERS = 16
+_NUMBERS_BYTES = 16
+
+
+def table_of(value_bytes: int) -> TableSchema:
+    """Return the table whose values have `value_bytes` bytes, 16 or more."""
+    numbers = [pa.field("n", pa.int64()), pa.field("total", pa.int64())]
+    text = [pa.field("page", pa.large_string())] if value_bytes > _NUMBERS_BYTES else []
+    return TableSchema.of(TABLE, pa.schema([("key", pa.large_string())]), pa.schema(numbers + text))
+
+
+def keys_of(table: TableSchema, numbers: IntArray) -> Keys:
+    """Return the keys with these numbers; no two numbers make the same key or the same hash."""
+    digits = pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), KEY_CHARACTERS, "0")
+    return Keys.of(table, _hashes(numbers), pa.table({"key": digits}))
+
+
+def values_of(table: TableSchema, n: int, value_bytes: int, chance: np.random.Generator) -> pa.RecordBatch:
+    """Return `n` values of `value_bytes` bytes each."""
+    columns = {"n": pa.array(chance.integers(0, 1000, n)), "total": pa.array(chance.integers(0, 1 << 40, n))}
+    width = value_bytes - _NUMBERS_BYTES
+    if width:
+        letters = np.full((n, width), ord("."), np.uint8)
+        letters[:, width // 2 :] = chance.integers(ord("a"), ord("z") + 1, (n, width - width // 2), np.uint8)
+        offsets = pa.py_buffer(np.arange(n + 1, dtype=np.int64) * width)
+        columns["page"] = pa.LargeStringArray.from_buffers(n, offsets, pa.py_buffer(letters))
+    return table.conform(pa.table(columns), "value")
+
+
+def _hashes(numbers: IntArray) -> HashArray:
+    """Mix 64 bits so that neighbours fall far apart. Source: splitmix64 (Steele, Lea, Flood 2014)."""
+    z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
