@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.backends.registry import find_backend
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import Settings
+from holdfast.testing import BackendContract
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+BUILT_IN = ("memory", "filesystem", "rocksdb")
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text()
 
 
 def python_blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+    """Return the code that a document shows, also where it is indented as part of a list."""
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", read(document), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
+
+
+def block_with(document: str, text: str) -> str:
+    (block,) = [block for block in python_blocks(document) if text in block]
+    return block
 
 
 @pytest.mark.spark
@@ -41,6 +59,50 @@ def test_the_quickstart_of_the_readme_gives_right_totals(spark: SparkSession, tm
 
 def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The store works without Spark as docs/operators.md shows it."""
-    block = next(b for b in python_blocks("docs/operators.md") if "VersionedStore" in b)
+    block = block_with("docs/operators.md", "VersionedStore")
     exec(block.replace("/tmp/shard", str(tmp_path / "shard")), {})
     assert "[1,2]" in re.sub(r"\s", "", capsys.readouterr().out)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("document", ["docs/backends.md", "examples/parquet_backend/README.md"])
+def test_backends_are_chosen_as_the_guides_show(document: str, spark: SparkSession) -> None:
+    """Names of backends and options in the guides are those that exist."""
+    known = {"parquet": {"compression": "snappy"}, "rocksdb": {"memory": "1g"}}
+    try:
+        exec(block_with(document, '"spark.holdfast.backend"'), {"spark": spark})
+        settings = Settings.parse(dict(spark.conf.getAll), known)
+    finally:
+        for name in dict(spark.conf.getAll):
+            if name.startswith("spark.holdfast."):
+                spark.conf.unset(name)
+    assert settings.backend_options == known[settings.backend]
+
+
+def test_the_guide_lists_every_option_with_its_default() -> None:
+    """An option that a backend has stands in docs/backends.md, and no other does."""
+    rows = re.findall(
+        r"^\| `spark\.holdfast\.(\w+)\.(\w+)` \| `?(\w[^`|]*?)`? \|", read("docs/backends.md"), re.MULTILINE
+    )
+    for name in BUILT_IN:
+        with pytest.raises(InvalidArgumentError, match="unknown setting") as failure:
+            find_backend(name).parse_options(name, {"zzzzzzzz": "1"})
+        known = set(re.findall(rf"spark\.holdfast\.{name}\.(\w+)", str(failure.value))) - {"zzzzzzzz"}
+        assert known == {option for backend, option, _ in rows if backend == name}
+        for backend, option, default in rows:
+            if backend == name and default != "none":
+                find_backend(name).parse_options(name, {option: default})
+
+
+def test_a_backend_of_ones_own_begins_as_the_guide_shows(tmp_path: Path) -> None:
+    """The skeleton reads its options, and the suite runs on it: of a class without methods it says what lacks."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/backends.md", "class MyBackend"), names)
+    exec(block_with("docs/backends.md", "class TestMyBackend"), names)
+    parsed = names["MyBackend"].parse_options("mine", {"level": "fast", "cache": "1g"})
+    assert parsed == {"level": "fast", "cache": 1 << 30}
+    with pytest.raises(InvalidArgumentError, match="fast or small"):
+        names["MyBackend"].parse_options("mine", {"level": "slow"})
+    assert issubclass(names["TestMyBackend"], BackendContract)
+    with pytest.raises(TypeError, match="abstract"):
+        names["MyBackend"](tmp_path, {}, str)
