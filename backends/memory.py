@@ -37,6 +37,8 @@ class MemoryBackend(RunFilesBackend):
         executor_directory: Path | None = None,
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
+        # Beside it may lie the shards of backends that keep their state on disk.
+        self._limited = directory if executor_directory is None else executor_directory / "memory"
         self._limit_bytes: int | None = self.parse_options("memory", self.options).get("limit")
 
     @classmethod
@@ -46,7 +48,7 @@ class MemoryBackend(RunFilesBackend):
     def _require_room(self, wanted_bytes: int) -> None:
         if self._limit_bytes is None:
             return
-        held_bytes = local_files.folder_bytes(self.executor_directory)
+        held_bytes = local_files.folder_bytes(self._limited)
         if held_bytes + wanted_bytes > self._limit_bytes:
             raise UnavailableError(
                 "the state of this executor would pass spark.holdfast.memory.limit: raise the limit, give the query "

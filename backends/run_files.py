@@ -106,7 +106,8 @@ class RunFilesBackend(Backend):
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
-        merged = merge_runs([*self._open_runs(staged.path, stack[start:], table), run], drop_deletes=start == 0)
+        below = self._open_runs(staged.path, stack[start:], table, verify=True)
+        merged = merge_runs([*below, run], drop_deletes=start == 0)
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
@@ -179,7 +180,8 @@ class RunFilesBackend(Backend):
             wanted_bytes = sum(f.size_bytes for f in inputs)
             if not self._has_room(wanted_bytes):
                 return False
-            merged = merge_in_stretches(self._open_runs(staged.path, inputs, table), drop_deletes=start == 0)
+            runs = self._open_runs(staged.path, inputs, table, verify=True)
+            merged = merge_in_stretches(runs, drop_deletes=start == 0)
             Merge.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
             staged.publish(self._merges / self.new_id())
         return True
@@ -353,11 +355,16 @@ class RunFilesBackend(Backend):
             return False
         return True
 
-    def _open_runs(self, folder: Path, files: Iterable[RunFile], table: str) -> list[Run]:
-        return [run for file in files for run in self._open_run(folder / file.name, file, table)]
+    def _open_runs(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Run]:
+        return [run for file in files for run in self._open_run(folder / file.name, file, table, verify)]
 
-    def _open_run(self, path: Path, file: RunFile, table: str) -> list[Run]:
+    def _open_run(self, path: Path, file: RunFile, table: str, verify: bool) -> list[Run]:
         """Map one run file.
+
+        Parameters
+        ----------
+        verify : bool
+            Compute its digest: where it is read as a whole anyway, and what is damaged would get a new digest.
 
         Raises
         ------
@@ -367,7 +374,7 @@ class RunFilesBackend(Backend):
             It is not what was written; what holds it is set aside.
         """
         try:
-            stored = local_files.map_stored_file(path, "run", file.note)
+            stored = local_files.map_stored_file(path, "run", file.note, verify=verify)
             runs = read_stretches(stored.section(table, str(path)), self.tables[table], source=str(path), trusted=True)
             if sum(len(run) for run in runs) != file.rows:
                 raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)

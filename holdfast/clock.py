@@ -21,6 +21,11 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def sleep_ms(milliseconds: int) -> None:
+    """Let the calling thread rest."""
+    time.sleep(milliseconds / 1000)
+
+
 def new_id() -> str:
     """Return 16 random hexadecimal characters (64 bits), different in every process, forks included."""
     return secrets.token_hex(8)

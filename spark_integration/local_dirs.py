@@ -1,14 +1,16 @@
-"""Where an executor keeps its local state, and what dead executors left there.
+"""Where an executor keeps its local state.
 
 ::
 
     <root>/holdfast-<user id>/                      0700, owned by the user
-        executor-<pid>-<start>/                     of one executor; gone when it ends
+        executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
-            <query id>/<operator>/
-                runs/<run id>                       which operator definition runs under this name
-                shard-0003/                         see holdfast.backends.run_files
+            memory/                                 of backends that keep state in RAM: gone when it ends
+            disk/                                   of all others: kept for the next executor
+                <query id>/<operator>/
+                    runs/<run id>                   which operator definition runs under this name
+                    shard-0003-1f0c77ab/            see holdfast.backends.run_files
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….log            stays when the executor ends, for `LOG_KEPT_MS`
         executor-<pid>-<start>.sock                 the socket, where its own place has too long a name
@@ -16,6 +18,8 @@
 The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend that keeps state in RAM takes
 ``/dev/shm`` if that is large enough, else it falls back to the temporary directory, and says so. (Containers
 often give ``/dev/shm`` 64 MB.)
+
+What becomes of the directory of an executor that has ended: `holdfast.spark_integration.dead_executors`.
 """
 
 from __future__ import annotations
@@ -29,12 +33,17 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import xxhash
+
 from holdfast.backends import local_files
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.processes import ProcessId, executor_process
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES = 256 << 20
+IN_MEMORY, ON_DISK = "memory", "disk"
+LOCK_NAME = "state-server.lock"
+SHARD_PREFIX = "shard-"
 LOG_KEPT_MS = 7 * 24 * 60 * 60_000
 _SOCKET_PATH_LIMIT = 100
 
@@ -111,6 +120,22 @@ def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
     return private_directory(user_directory(root) / f"executor-{executor or executor_process()}")
 
 
+def state_directory(executor_directory: Path, *, in_memory: bool) -> Path:
+    """Return the directory of all shards of an executor whose backends keep state in RAM, or on disk."""
+    return private_directory(executor_directory / (IN_MEMORY if in_memory else ON_DISK))
+
+
+def shard_name(shard: int, shards: int, backend: str, checkpoint_dir: str | None) -> str:
+    """Return the name of a shard's directory.
+
+    It holds a digest of what makes local versions useless when it changes: another backend has other files,
+    another number of shards other rows, and in another checkpoint directory are not the commits on which the
+    next one would build.
+    """
+    kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), checkpoint_dir or ""]).encode())
+    return f"{SHARD_PREFIX}{shard:04d}-{kind}"
+
+
 def socket_path(executor_directory: Path) -> Path:
     """Return where the state server of an executor listens; Unix allows some 107 bytes for it."""
     path = executor_directory / "state-server.sock"
@@ -142,8 +167,13 @@ def remove_old_logs(now_ms: int) -> None:
                 path.unlink()
 
 
-def take_lock(executor_directory: Path) -> int | None:
+def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
     """Return a descriptor that holds the executor's server lock, or None if another process holds it.
+
+    Parameters
+    ----------
+    shared : bool, default False
+        Hold it together with others that share it.
 
     Raises
     ------
@@ -151,39 +181,17 @@ def take_lock(executor_directory: Path) -> int | None:
         The directory is not there, or not writable.
     """
     with local_files.writing(executor_directory):
-        descriptor = os.open(executor_directory / "state-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        if not try_lock(descriptor, shared=shared):
             os.close(descriptor)
             return None
     return descriptor
 
 
-def remove_dead_executors(root: Path) -> None:
-    """Delete and report the local state of executors that no longer run.
-
-    Notes
-    -----
-    An executor whose state server runs is alive, even where its process cannot be seen from here: containers
-    may share a directory. The lock also lets only one of several servers delete.
-    """
-    for path in user_directory(root).glob("executor-*"):
-        executor = ProcessId.parse(path.name.removeprefix("executor-"))
-        if executor is None or executor.is_alive() or not path.is_dir():
-            continue
-        with suppress(UnavailableError):  # another server was faster
-            lock = take_lock(path)
-            if lock is not None:
-                size = remove_executor_directory(path)
-                os.close(lock)
-                _log.warning("removed %d bytes that a dead executor left in %s", size, path)
-
-
-def remove_executor_directory(path: Path) -> int:
-    """Delete an executor's local state and its state server's socket; return how many bytes the files had."""
-    with suppress(OSError):
-        socket_path(path).unlink()
-    size = local_files.folder_bytes(path)
-    shutil.rmtree(path, ignore_errors=True)
-    return size
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file or directory until it is closed; tell whether no other process holds it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

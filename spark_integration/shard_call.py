@@ -26,11 +26,12 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
+from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
 from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
-from holdfast.spark_integration import local_dirs, state_client, task
+from holdfast.spark_integration import dead_executors, local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
 from holdfast.spark_integration.transport import BLOB, HASH, Transport, pack_output
@@ -111,6 +112,12 @@ class ShardStore:
 
     def _bound_chain(self, pointer: Pointer, view: View) -> None:
         if self.log is not None and self.policy.is_overdue(self.log.shorten(chain_of(view.properties))):
+            damaged = self.backend.verify()  # what is damaged must not become durable
+            if damaged:
+                raise CorruptionError(
+                    "local state was damaged; it was set aside, and the next attempt restores it",
+                    files=[str(path) for path in damaged],
+                )
             self.log.write_snapshot(pointer, view)
 
 
@@ -121,10 +128,19 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
     backend_class = find_backend(settings.backend)
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
     executor_directory = local_dirs.executor_directory(root)
-    operator_directory = executor_directory / streaming.query_id / operator.name
+    state_directory = local_dirs.state_directory(executor_directory, in_memory=backend_class.in_memory)
+    operator_directory = state_directory / streaming.query_id / operator.name
     task.require_one_definition(operator_directory, streaming.run_id, operator.definition_id)
-    directory = operator_directory / f"shard-{shard:04d}"
-    backend = backend_class(directory, tables, clock.new_id, settings.backend_options, executor_directory)
+    directory = operator_directory / local_dirs.shard_name(
+        shard, len(operator.routes), settings.backend, settings.checkpoint_dir
+    )
+
+    def open_backend(path: Path) -> Backend:
+        return backend_class(path, tables, clock.new_id, settings.backend_options, executor_directory)
+
+    if not backend_class.in_memory:
+        dead_executors.adopt_shard(directory, executor_directory, open_backend)
+    backend = open_backend(directory)
     storage = task.checkpoint_storage(settings)
     prefix = shard_prefix(operator.name, shard)
     log = None

@@ -31,7 +31,7 @@ from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
-from holdfast.spark_integration import local_dirs
+from holdfast.spark_integration import dead_executors, local_dirs
 from holdfast.spark_integration.processes import ProcessId
 from holdfast.spark_integration.state_messages import Committed
 
@@ -110,19 +110,22 @@ class Housekeeping:
             accepted = Pointer.parse(message.accepted)
             self.counters["dropped"] += len(store.prune(accepted))
             if log is not None:
-                self._snapshot(log, store, accepted, SnapshotPolicy(message.snapshot_max_commits))
+                self._snapshot(backend, log, accepted, SnapshotPolicy(message.snapshot_max_commits))
         self.counters["merged"] += backend.maintain(Pointer.parse(message.committed))
         now_ms = clock.now_ms()
         if now_ms - self._swept_ms.get(message.directory, 0) >= LEFTOVER_EVERY_MS:
             self._swept_ms[message.directory] = now_ms
             self.counters["leftovers"] += backend.remove_leftovers((now_ms - LEFTOVER_AGE_MS) * 1_000_000)
 
-    def _snapshot(self, log: ObjectCommitLog, store: VersionedStore, pointer: Pointer, policy: SnapshotPolicy) -> None:
-        with store.pin(pointer) as view:
-            if policy.is_due(log.shorten(chain_of(view.properties))):
-                entry = log.write_snapshot(pointer, view)
-                self.counters["snapshots"] += 1
-                _log.info("wrote snapshot %s of %d bytes", entry.key, entry.size_bytes)
+    def _snapshot(self, backend: Backend, log: ObjectCommitLog, pointer: Pointer, policy: SnapshotPolicy) -> None:
+        with backend.view(pointer) as view:
+            if not policy.is_due(log.shorten(chain_of(view.properties))):
+                return
+        backend.verify()  # what is damaged must not become durable
+        with backend.view(pointer) as view:
+            entry = log.write_snapshot(pointer, view)
+        self.counters["snapshots"] += 1
+        _log.info("wrote snapshot %s of %d bytes", entry.key, entry.size_bytes)
 
     def _commit_log(self, message: Committed) -> ObjectCommitLog | None:
         if message.checkpoint_dir is None:
@@ -149,8 +152,8 @@ class Housekeeping:
 
 def _backend_of(message: Committed) -> Backend:
     directory = Path(message.directory)
-    # <executor directory>/<query>/<operator>/<shard>
-    executor_directory = directory.parents[2]
+    # <executor directory>/<memory or disk>/<query>/<operator>/<shard>
+    executor_directory = directory.parents[3]
     backend = find_backend(message.backend)
     return backend(directory, message.schemas(), clock.new_id, message.backend_options, executor_directory)
 
@@ -178,7 +181,7 @@ class StateServer(flight.FlightServerBase):
 
 
 def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
-    """Run the server until its executor ends, then remove the executor's local state."""
+    """Run the server until its executor ends, then remove what no later executor can use."""
     socket.unlink(missing_ok=True)
     housekeeping = Housekeeping()
     worker = threading.Thread(target=housekeeping.run, name="housekeeping", daemon=True)
@@ -189,14 +192,14 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     has_ended = False
     while not has_ended:
         # executor_directory = <root>/holdfast-<user>/executor-…
-        local_dirs.remove_dead_executors(executor_directory.parent.parent)
+        dead_executors.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
         local_dirs.remove_old_logs(clock.now_ms())
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
     server.shutdown()
     housekeeping.end()
     worker.join(END_WITHIN_SECONDS)
-    local_dirs.remove_executor_directory(executor_directory)
+    dead_executors.leave_executor_directory(executor_directory)
 
 
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:

@@ -89,7 +89,7 @@ class Lab:
 
     def lose_local_state(self) -> None:
         """Remove what executors keep of all queries, as a new machine would."""
-        for directory in self.local.glob("*/executor-*/*-*-*"):
+        for directory in self.local.glob("*/executor-*/*/*-*-*"):
             if directory.is_dir():
                 shutil.rmtree(directory)
 

@@ -1,4 +1,4 @@
-"""Where local state goes: into directories nobody else can enter, and away when its executor is dead."""
+"""Where local state goes: into directories nobody else can enter, one for each kind of state."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import logging
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,61 +141,7 @@ def test_enough_shared_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert local_dirs.choose_root(None, in_memory=True) == tmp_path
 
 
-# What dead executors left
-
-
-@pytest.fixture
-def executor() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        yield process
-        process.kill()
-
-
-def fill(path: Path) -> Path:
-    (path / "query" / "versions").mkdir(parents=True)
-    (path / "query" / "versions" / "run").write_bytes(b"x" * 1000)
-    os.link(path / "query" / "versions" / "run", path / "query" / "versions" / "same")
-    return path
-
-
-def test_dead_executors_are_removed_and_live_ones_and_other_files_kept(
-    tmp_path: Path, executor: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    living = fill(local_dirs.executor_directory(tmp_path, ProcessId.of(executor.pid)))
-    reused = fill(local_dirs.executor_directory(tmp_path, ProcessId(executor.pid, 1)))
-    dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
-    other = fill(local_dirs.user_directory(tmp_path) / "executor-notes")
-    local_dirs.remove_dead_executors(tmp_path)
-    assert [p.exists() for p in (living, reused, dead, other)] == [True, False, False, True]
-    assert sorted(r.message for r in caplog.records) == sorted(
-        f"removed 1000 bytes that a dead executor left in {p}" for p in (reused, dead)
-    )
-
-
-def test_an_executor_that_cannot_be_seen_but_whose_server_runs_is_kept(tmp_path: Path) -> None:
-    """Containers with process numbers of their own may share a directory."""
-    elsewhere = fill(local_dirs.executor_directory(tmp_path, DEAD))
-    lock = local_dirs.take_lock(elsewhere)
-    assert lock is not None
-    local_dirs.remove_dead_executors(tmp_path)
-    assert elsewhere.exists()
-    os.close(lock)
-    local_dirs.remove_dead_executors(tmp_path)
-    assert not elsewhere.exists()
-
-
-def test_another_server_that_removes_first_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
-    take = local_dirs.take_lock
-
-    def take_too_late(path: Path) -> int | None:
-        shutil.rmtree(path)
-        return take(path)
-
-    monkeypatch.setattr(local_dirs, "take_lock", take_too_late)
-    local_dirs.remove_dead_executors(tmp_path)
-    assert not dead.exists()
+# The lock, the socket, the logs
 
 
 def test_the_lock_has_one_holder(tmp_path: Path) -> None:
@@ -212,6 +155,40 @@ def test_the_lock_has_one_holder(tmp_path: Path) -> None:
     os.close(again)
 
 
+def test_those_who_share_the_lock_keep_others_out(tmp_path: Path) -> None:
+    """Several workers take over shards of one dead executor; nobody removes it meanwhile, nor serves it."""
+    shared = [local_dirs.take_lock(tmp_path, shared=True) for _ in range(2)]
+    assert None not in shared
+    assert local_dirs.take_lock(tmp_path) is None
+    for descriptor in shared:
+        assert descriptor is not None
+        os.close(descriptor)
+    alone = local_dirs.take_lock(tmp_path)
+    assert alone is not None
+    assert local_dirs.take_lock(tmp_path, shared=True) is None
+    os.close(alone)
+
+
+def test_state_in_ram_and_on_disk_lies_apart(tmp_path: Path) -> None:
+    """One goes with the executor, the other is kept."""
+    memory, disk = (local_dirs.state_directory(tmp_path, in_memory=in_memory) for in_memory in (True, False))
+    assert (memory.name, disk.name) == ("memory", "disk")
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (memory, disk)] == [0o700, 0o700]
+
+
+def test_the_name_of_a_shard_changes_with_what_its_versions_need() -> None:
+    """Local versions on which no commit can build, or with other rows in them, must not be found."""
+    name = local_dirs.shard_name(3, 4, "filesystem", "/data/app")
+    assert name == local_dirs.shard_name(3, 4, "filesystem", "/data/app") == "shard-0003-ccf8803f"
+    others = [
+        local_dirs.shard_name(3, 4, "filesystem", None),
+        local_dirs.shard_name(3, 4, "filesystem", "/data/other"),
+        local_dirs.shard_name(3, 5, "filesystem", "/data/app"),
+        local_dirs.shard_name(3, 4, "rocksdb", "/data/app"),
+    ]
+    assert len({name, *others}) == 5
+
+
 def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
     tmp_path: Path, own_temporary_directory: Path
 ) -> None:
@@ -220,10 +197,6 @@ def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
     assert local_dirs.socket_path(short) == short / "state-server.sock"
     long = local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD)
     assert local_dirs.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
-    local_dirs.socket_path(long).touch()
-    local_dirs.remove_dead_executors(tmp_path / ("x" * 120))
-    assert not long.exists()
-    assert not local_dirs.socket_path(long).exists()
 
 
 def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path) -> None:
