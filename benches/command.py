@@ -73,7 +73,7 @@ def _engines(job: type[Job], default: str) -> Callable[[_Command], _Command]:
 
 
 @bench.command("job-a")
-@_engines(JobA, "holdfast-memory,spark-agg-rocksdb,floor")
+@_engines(JobA, "holdfast-memory,holdfast-filesystem,holdfast-rocksdb,spark-agg-rocksdb,floor")
 @_options(JobA())
 def job_a(engines: str, **options: Any) -> None:
     """Running count and sum for each of a million keys."""
@@ -81,7 +81,7 @@ def job_a(engines: str, **options: Any) -> None:
 
 
 @bench.command("job-b")
-@_engines(JobB, "holdfast-memory,spark-agg-rocksdb")
+@_engines(JobB, "holdfast-rocksdb,holdfast-filesystem,spark-agg-rocksdb")
 @_options(JobB(), repeats=1)
 def job_b(engines: str, **options: Any) -> None:
     """Micro-batches that touch a few of many keys: --keys 20000000 --fill-rows 1000000 is the large one."""
@@ -97,7 +97,7 @@ def small_batch(engines: str, **options: Any) -> None:
 
 
 @bench.command("stalls")
-@_engines(Commits, "store-memory")
+@_engines(Commits, "store-memory,store-filesystem,store-rocksdb")
 @_options(Commits(), repeats=1)
 def stalls(engines: str, **options: Any) -> None:
     """Commits to the store alone, one after another: how long merges and compaction hold one back."""
