@@ -53,7 +53,7 @@ PLACES = {
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "examples/*"),
     "rich": ("holdfast/cli*.py", "examples/*", "benches/*"),
-    "rocksdict": ("backends/rocksdb*.py",),
+    "rocksdict": ("backends/rocksdb*.py", "benches/rocksdb_*.py"),
     "s3fs": ("snapshotter/storage*.py",),
 }
 
