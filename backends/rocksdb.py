@@ -250,7 +250,8 @@ class RocksDBBackend(Backend):
 
     def _open_one(self, path: Path) -> None:
         try:
-            self._databases.append(Database(path, database_options(self._parsed, self._memory, create=False)))
+            options = database_options(self._parsed, self._memory, create=False)
+            self._databases.append(Database(path, options, lambda: self._memory.write_buffer_bytes))
         except NotFoundError:  # an unfinished version, and nothing else
             self._put_aside(path)
         except CorruptionError:

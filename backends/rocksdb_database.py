@@ -19,26 +19,28 @@ Invariants
 * **present**: the rows are those of the version whose position is the log's. The position moves before the
   first row changes, and a write that fails leaves a position without version: the next one undoes it.
 * **marked**: the marker is part of each batch (`holdfast.backends.rocksdb_marker`).
-* **what survives**: a clean `close` keeps the present and the oldest version, which is the one that the query
-  has accepted (older ones were dropped). A kill, or a power cut, keeps what RocksDB last flushed: one whole older
-  version, or none while a version of several batches is written. There is no write-ahead log.
+* **what survives**: a clean `close` keeps two versions: the oldest one, which is the one that the query has accepted
+  (older ones were dropped), and the present or, where that is the oldest, the newest. A kill, or a power cut, keeps
+  what RocksDB last flushed: one whole older version, or none while a version of several batches is written. There is
+  no write-ahead log.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 from rocksdict import AccessType, Checkpoint, Options, Rdict, Snapshot
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
-from holdfast.backends.rocksdb_reads import TableReader, read_rows
+from holdfast.backends.rocksdb_reads import CHUNK_KEYS, TableReader, read_rows
 from holdfast.backends.rocksdb_writes import ChangeLog, RowWriter, Written, encoded
 from holdfast.backends.run import Run
 from holdfast.errors import ClosedError, ConflictError, NotFoundError
@@ -77,6 +79,8 @@ class Database:
     path : pathlib.Path
         A directory that `create_database` made.
     options : Options
+    write_buffer_bytes : callable
+        Returns what may be gathered in memory before it is flushed; it changes with the number of shards.
 
     Raises
     ------
@@ -86,7 +90,7 @@ class Database:
         See `rocksdb_errors` and `Marker.decode`.
     """
 
-    def __init__(self, path: Path, options: Options) -> None:
+    def __init__(self, path: Path, options: Options, write_buffer_bytes: Callable[[], int]) -> None:
         self.path = path
         self._condition = threading.Condition()
         self._write_lock = threading.Lock()
@@ -95,6 +99,8 @@ class Database:
         self._versions: dict[Pointer, Version] = {}
         self._alive: weakref.WeakSet[Version] = weakref.WeakSet()
         self._unflushed = 0
+        self._write_buffer_bytes = write_buffer_bytes
+        self._buffer_bytes = 0
         with rocksdb_errors(path):
             self._rdict: Rdict | None = Rdict(str(path), options)
             try:
@@ -104,7 +110,7 @@ class Database:
                 raise
 
     def _recover(self, rdict: Rdict) -> Marker:
-        """Register the version that the files hold, and the older one that a clean close has kept beside it."""
+        """Register the version that the files hold, and the other one that a clean close has kept beside it."""
         value = rdict.get(MARKER_KEY)
         if value is None:
             raise damaged(self.path, "it has no marker")
@@ -112,21 +118,21 @@ class Database:
         if marker.version is None:
             raise NotFoundError(f"{self.path} holds an unfinished version")
         self._add(rdict, marker.version)
-        older, named = marker.undo, marker.naming(marker.undo or marker.version)
+        other, named = marker.undo, marker.naming(marker.undo or marker.version)
         writer = RowWriter(rdict, marker.naming(None).encode())
         restored: list[bytes] = []
         rest: bytes | None = UNDO_PREFIX
         while rest is not None:
             rows = read_rows(rdict, rest, UNDO_END)
             rest = rows.rest
-            if older is None:
+            if other is None:
                 writer.delete(rows.keys)  # left by a close that was killed
             else:
                 restored += writer.take_undo(rows.keys, rows.values)
-        if older is not None:
+        if other is not None:
             self._log.append(Written.of(restored))
             writer.finish(named.encode())
-            self._add(rdict, older)
+            self._add(rdict, other)
         return named
 
     @property
@@ -194,13 +200,13 @@ class Database:
                 raise ConflictError("the version exists already", pointer=new.pointer)
             runs = {table: run for table, run in runs.items() if len(run)}
             marker = self._marker.with_tables(run.schema for run in runs.values())
-            undone = self._log.since(old.position)
+            undone, undo_keys = self._log.since(old.position), self._log.undo_since(old.position)
             written = [encoded(marker.tables[table], run) for table, run in runs.items()]
             with self._condition:
                 self._log.append([*undone, *written])
+            self._fit_buffer(rdict)
             writer = RowWriter(rdict, marker.naming(None).encode())
-            for part in undone:
-                writer.restore(part.keys, old.open_snapshot)
+            writer.restore(undo_keys, old.open_snapshot)
             for part, run in zip(written, runs.values(), strict=True):
                 writer.write_run(part.keys, run)
             writer.finish(marker.naming(new).encode())
@@ -208,6 +214,12 @@ class Database:
                 self._marker = marker
                 self._add(rdict, new)
                 self._unflushed += 1
+
+    def _fit_buffer(self, rdict: Rdict) -> None:
+        size = self._write_buffer_bytes()
+        if size != self._buffer_bytes:
+            rdict.set_options({"write_buffer_size": str(size)})
+            self._buffer_bytes = size
 
     def _add(self, rdict: Rdict, named: Named) -> None:
         version = Version(named, self._log.position, rdict.snapshot())
@@ -239,19 +251,20 @@ class Database:
             rdict, version = self._require_open(), self.version(pointer)
             Checkpoint(rdict).create_checkpoint(str(target))
             self._unflushed = 0
-            marker, undone = self._marker, self._log.since(version.position)
-        if undone:
+            marker, is_present = self._marker, version.position == self._log.position
+            undo_keys = self._log.undo_since(version.position)
+        if not is_present:
             with rocksdb_errors(target):
-                self._undo_in(target, options, version, undone, marker)
+                self._undo_in(target, options, version, undo_keys, marker)
 
-    def _undo_in(self, target: Path, options: Options, version: Version, undone: list[Written], marker: Marker) -> None:
+    def _undo_in(self, target: Path, options: Options, version: Version, keys: pa.Array, marker: Marker) -> None:
         """Write back in a copy what was written since a version."""
         copy = Rdict(str(target), options)
         try:
             writer = RowWriter(copy, marker.naming(None).encode())
-            for part in undone:
+            for start in range(0, len(keys), CHUNK_KEYS):
                 with self._using(version) as (_, snapshot):
-                    writer.restore(part.keys, snapshot)
+                    writer.restore(keys.slice(start, CHUNK_KEYS), snapshot)
             writer.finish(marker.naming(Named(version.pointer, version.properties)).encode())
             copy.flush()
         finally:
@@ -268,7 +281,7 @@ class Database:
         return True
 
     def close(self) -> None:
-        """Flush, so that the next opening finds the present and the oldest version, and close.
+        """Flush, so that the next opening finds two versions, the oldest among them, and close.
 
         Raises
         ------
@@ -288,18 +301,18 @@ class Database:
             self._shut()
 
     def _settle(self, rdict: Rdict) -> None:
-        """Make the present a version that is held, note beside it what the oldest one has, and flush."""
+        """Make the present a version that is held, note beside it what one other has, and flush."""
         held = sorted(self._versions.values(), key=lambda version: version.pointer)
         if not held:
             return
-        oldest = held[0]
-        present = next((v for v in held if v.position == self._log.position), oldest)
+        present = next((v for v in held if v.position == self._log.position), held[0])
+        other = held[0] if present is not held[0] else held[-1]
         writer = RowWriter(rdict, self._marker.naming(None).encode())
-        for written in self._log.since(present.position):
-            writer.restore(written.keys, present.open_snapshot)
-        undo = None if present is oldest else Named(oldest.pointer, oldest.properties)
-        for written in self._log.since(oldest.position) if undo else ():
-            writer.keep_undo(written.keys, oldest.open_snapshot)
+        writer.restore(self._log.undo_since(present.position), present.open_snapshot)
+        undo = None
+        if other is not present:
+            undo = Named(other.pointer, other.properties)
+            writer.keep_undo(self._log.undo_since(other.position), other.open_snapshot)
         writer.finish(self._marker.naming(Named(present.pointer, present.properties), undo).encode())
         rdict.flush()
 

@@ -8,10 +8,10 @@
              pointer    version that the rows make up; null while a version of several batches is written
              properties what was kept with the version
              tables     by name: id (the first byte of each key), key and value schema (Arrow IPC, base64)
-             undo       null, or pointer and properties of an older version, whose rows that differ stand below 0x00 'u'
+             undo       null, or pointer and properties of another version, whose rows that differ stand below 0x00 'u'
 
     key      0x00 'u' <key>      undo row, only in a database that was closed cleanly
-    value    0x01 <value>        the row's value in the older version
+    value    0x01 <value>        the row's value in the other version
              0x00                the row is absent there
 
 The marker is part of each batch that is written, so it tells the truth after any crash.

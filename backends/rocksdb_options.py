@@ -6,14 +6,23 @@ Set as ``spark.holdfast.rocksdb.<option>``:
 option             default    meaning
 =================  =========  ==========================================================================
 memory             512m       budget of the whole process that holds the databases (the state server)
-compression        lz4        of all levels: none, lz4, zstd, snappy
-blockSize          4k         bytes of a data block before compression
+compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
+blockSize          4k         of a data block before compression
 bloomBitsPerKey    10         bits of bloom filter for each key; 0: none
 maxOpenFiles       512        files that each database keeps open
 writeBufferRatio   0.4        share of the cache that unflushed writes may take
 backgroundJobs     2          threads for flushes and compactions, in the process
 compactionStyle    level      level or universal
 =================  =========  ==========================================================================
+
+The budget is divided so::
+
+    process without databases   measured, 160m at most
+    batch in flight             96m      Python and Arrow objects; about 25m for 100,000 rows
+    block cache                 the rest; it also holds indexes, filters and write buffers
+
+RocksDB's limit of write buffers only flushes the database that is being written; so each database has a write
+buffer so small that all together stay within the limit. The defaults are measured: docs/decisions/0009-rocksdb.md.
 """
 
 from __future__ import annotations
@@ -29,6 +38,7 @@ from typing import Any
 from rocksdict import (
     BlockBasedOptions,
     Cache,
+    ChecksumType,
     DBCompactionStyle,
     DBCompressionType,
     Options,
@@ -42,9 +52,10 @@ _COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 _STYLES = ("level", "universal")
 #: Room for what a batch in flight takes in Python and Arrow objects.
 _BATCH_ROOM_BYTES = 96 << 20
-#: What a database needs at least: part of a write buffer, indexes and filters.
-_DATABASE_BYTES = 4 << 20
+#: What a shard needs at least: part of a write buffer, indexes and filters.
+_SHARD_BYTES = 4 << 20
 _CACHE_BYTES_MIN = 16 << 20
+_WRITE_BUFFER_BYTES_MAX = 16 << 20
 #: Assumed where the process cannot be measured.
 _BASE_BYTES = 160 << 20
 
@@ -129,7 +140,7 @@ class RocksDBOptions:
         """
         values = parse_options(name, _KNOWN, options)
         found = cls(**{_FIELDS.get(option, option): value for option, value in values.items()})
-        _cache_bytes(found.memory_bytes, databases=1)
+        _cache_bytes(found.memory_bytes, shards=1)
         return found
 
 
@@ -142,27 +153,33 @@ class ProcessMemory:
     """
 
     def __init__(self, options: RocksDBOptions) -> None:
-        self._databases: weakref.WeakSet[object] = weakref.WeakSet()
+        self._shards: weakref.WeakSet[object] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._budget = options.memory_bytes
         self._ratio = options.write_buffer_ratio
-        size = _cache_bytes(self._budget, databases=1)
+        size = _cache_bytes(self._budget, shards=1)
         self.cache = Cache(size)
         self.write_buffers = WriteBufferManager.new_write_buffer_manager_with_cache(
             int(size * self._ratio), False, self.cache
         )
 
+    @property
+    def write_buffer_bytes(self) -> int:
+        """What one database may gather before it flushes: it has two write buffers."""
+        with self._lock:
+            return min(_WRITE_BUFFER_BYTES_MAX, self.write_buffers.get_buffer_size() // (2 * max(1, len(self._shards))))
+
     def resize(self, options: RocksDBOptions) -> None:
         """Take the budget of the newest query; it is one for the process."""
         with self._lock:
             if (options.memory_bytes, options.write_buffer_ratio) != (self._budget, self._ratio):
-                size = _cache_bytes(options.memory_bytes, databases=len(self._databases))
+                size = _cache_bytes(options.memory_bytes, shards=len(self._shards))
                 self._budget, self._ratio = options.memory_bytes, options.write_buffer_ratio
                 self.cache.set_capacity(size)
                 self.write_buffers.set_buffer_size(int(size * self._ratio))
 
-    def admit(self, database: object) -> None:
-        """Count one more open database, as long as it lives.
+    def admit(self, shard: object) -> None:
+        """Count one more open shard, as long as it lives.
 
         Raises
         ------
@@ -170,13 +187,13 @@ class ProcessMemory:
             The budget is too small for so many.
         """
         with self._lock:
-            _cache_bytes(self._budget, databases=len(self._databases) + 1)
-            self._databases.add(database)
+            _cache_bytes(self._budget, shards=len(self._shards) + 1)
+            self._shards.add(shard)
 
-    def release(self, database: object) -> None:
+    def release(self, shard: object) -> None:
         """Count it no longer."""
         with self._lock:
-            self._databases.discard(database)
+            self._shards.discard(shard)
 
 
 _shared: weakref.ref[ProcessMemory] | None = None
@@ -195,7 +212,7 @@ def process_memory(options: RocksDBOptions) -> ProcessMemory:
     return memory
 
 
-def _cache_bytes(budget: int, databases: int) -> int:
+def _cache_bytes(budget: int, shards: int) -> int:
     """Return what the budget leaves for the cache; it also holds write buffers, indexes and filters.
 
     Raises
@@ -203,12 +220,12 @@ def _cache_bytes(budget: int, databases: int) -> int:
     InvalidArgumentError
         It leaves too little for so many databases.
     """
-    least_cache = max(_CACHE_BYTES_MIN, databases * _DATABASE_BYTES)
+    least_cache = max(_CACHE_BYTES_MIN, shards * _SHARD_BYTES)
     size = budget - _base_bytes() - _BATCH_ROOM_BYTES
     if size < least_cache:
         least = -(-(budget - size + least_cache) >> 20) + 1
         raise InvalidArgumentError(
-            f"spark.holdfast.rocksdb.memory is too small for {databases} open shards: it is the budget of the whole "
+            f"spark.holdfast.rocksdb.memory is too small for {shards} open shards: it is the budget of the whole "
             f"process; set it to {least}m or more, or use fewer shards",
             memory=f"{budget >> 20}m",
         )
@@ -239,12 +256,19 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: 
     blocks.set_block_size(options.block_size_bytes)
     if options.bloom_bits_per_key:
         blocks.set_bloom_filter(options.bloom_bits_per_key, False)
+    blocks.set_checksum_type(ChecksumType.xxh3())
     found = Options(raw_mode=True)
     found.create_if_missing(create)
     found.set_error_if_exists(create)
     found.set_block_based_table_factory(blocks)
     found.set_write_buffer_manager(memory.write_buffers)
-    found.set_compression_type(getattr(DBCompressionType, options.compression)())
+    found.set_write_buffer_size(memory.write_buffer_bytes)
+    found.set_max_write_buffer_number(2)
+    if options.compression == "zstd":
+        found.set_compression_type(DBCompressionType.lz4())
+        found.set_bottommost_compression_type(DBCompressionType.zstd())
+    else:
+        found.set_compression_type(getattr(DBCompressionType, options.compression)())
     found.set_compaction_style(getattr(DBCompactionStyle, options.compaction_style)())
     found.set_max_open_files(options.max_open_files)
     found.set_max_background_jobs(options.background_jobs)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
@@ -187,6 +188,11 @@ class ChangeLog:
     def since(self, position: int) -> list[Written]:
         """Return what was written after `position`; keys are repeated where they were written repeatedly."""
         return [written for at, change in self._changes if at > position for written in change]
+
+    def undo_since(self, position: int) -> pa.Array:
+        """Return the different keys of all tables written after `position`."""
+        keys = [written.keys for written in self.since(position)]
+        return pc.unique(pa.concat_arrays(keys)) if keys else pa.array([], pa.large_binary())
 
     def keys_since(self, position: int, table_id: int, first_hash: int, last_hash: int) -> list[bytes]:
         """Return the different keys of a table written after `position` whose hash is in a range."""
