@@ -13,6 +13,7 @@ accept is never seen again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +32,20 @@ from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
 from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
-from holdfast.spark_integration import dead_executors, local_dirs, state_client, task
+from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
+from holdfast.spark_integration.open_shards import open_backend
+from holdfast.spark_integration.remote_backend import RemoteBackend
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
+from holdfast.spark_integration.state_client import ServerLostError
+from holdfast.spark_integration.state_messages import ShardAddress
 from holdfast.spark_integration.transport import BLOB, HASH, Transport, pack_output
 from holdfast.spark_integration.worker_garbage import freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
+
+_log = logging.getLogger(__name__)
 
 ShardFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
 
@@ -86,7 +93,7 @@ class Operator:
 class ShardStore:
     """The open components of one shard during one call."""
 
-    directory: Path
+    shard: ShardAddress
     executor_directory: Path
     prefix: str
     backend: Backend
@@ -134,13 +141,12 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
     directory = operator_directory / local_dirs.shard_name(
         shard, len(operator.routes), settings.backend, settings.checkpoint_dir
     )
-
-    def open_backend(path: Path) -> Backend:
-        return backend_class(path, tables, clock.new_id, settings.backend_options, executor_directory)
-
-    if not backend_class.in_memory:
-        dead_executors.adopt_shard(directory, executor_directory, open_backend)
-    backend = open_backend(directory)
+    address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
+    backend: Backend
+    if backend_class.has_one_owner:
+        backend = RemoteBackend(state_client.client_of(executor_directory), address, tables, clock.new_id)
+    else:
+        backend = open_backend(address, tables, executor_directory)
     storage = task.checkpoint_storage(settings)
     prefix = shard_prefix(operator.name, shard)
     log = None
@@ -157,7 +163,7 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
         log = ObjectCommitLog(storage, prefix, tables, task.io_executor(), directory / "snapshots")
     policy = SnapshotPolicy(settings.snapshot_max_commits)
     store = VersionedStore(backend, log)
-    return ShardStore(directory, executor_directory, prefix, backend, log, store, policy)
+    return ShardStore(address, executor_directory, prefix, backend, log, store, policy)
 
 
 def call_shard(
@@ -174,11 +180,20 @@ def call_shard(
     assert streaming is not None
     watermark_ms = state.getCurrentWatermarkMs() if operator.has_watermark else None
     pointer = Pointer(*state.get) if state.exists else None
-    opened = open_shard(operator, shard, streaming)
-    freeze_modules()
-    with opened.begin(pointer, streaming.batch_id + 1) as transaction:
-        output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
-        committed = transaction.commit()
+
+    def attempt() -> tuple[ShardStore, pa.RecordBatch | None, Pointer | None]:
+        opened = open_shard(operator, shard, streaming)
+        freeze_modules()
+        with opened.begin(pointer, streaming.batch_id + 1) as transaction:
+            output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
+            return opened, output, transaction.commit()
+
+    try:
+        opened, output, committed = attempt()
+    except (ServerLostError, CorruptionError) as exc:
+        # What was lost or damaged is restored by beginning again. Spark would do so too, but not in local mode.
+        _log.warning("shard %d of %r begins its micro-batch again: %s", shard, operator.name, exc)
+        opened, output, committed = attempt()
     if committed is not None:
         # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
         state.update(tuple(committed))

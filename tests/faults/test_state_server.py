@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,97 +27,36 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.clock import new_id
-from holdfast.errors import UnavailableError
+from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog, chain_of
 from holdfast.snapshotter.operator_record import encode_schemas
 from holdfast.snapshotter.storage import open_storage
 from holdfast.spark_integration import local_dirs, state_client
-from holdfast.spark_integration.processes import ProcessId
 from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import Committed
+from holdfast.spark_integration.state_messages import Committed, ShardAddress
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
+from tests.faults.executor_process import (
+    PATIENCE_SECONDS,
+    Executor,
+    StartExecutor,
+    eventually,
+    started_executors,
+)
 
 PREFIX = "totals/shard-0000"
 SECRET = "sEcReT-42"
-PATIENCE_SECONDS = 30.0
-
-
-def eventually(is_so: Callable[[], Any]) -> Any:
-    """Return the first true answer; fail when there is none in time."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
-        with suppress(UnavailableError):
-            if answer := is_so():
-                return answer
-        time.sleep(0.05)
-    pytest.fail("it did not come true in time")
-
-
-class Executor:
-    """A process that stands for an executor, its directory, and a client as one of its workers has it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
-        self.id = ProcessId.of(self.process.pid)
-        self.directory = local_dirs.executor_directory(root, self.id)
-        self.clients: list[StateClient] = []
-
-    def client(self) -> StateClient:
-        self.clients.append(StateClient(self.directory))
-        return self.clients[-1]
-
-    def start(self, client: StateClient) -> dict[str, Any]:
-        """Start a server and return its statistics when it answers."""
-        client.start_server()
-        statistics: dict[str, Any] = eventually(lambda: client.call("statistics"))
-        return statistics
-
-    @property
-    def log(self) -> str:
-        return local_dirs.log_path(self.directory).read_text()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        self.kill()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        for client in self.clients:
-            client.close()
-            if client._started is not None:
-                with suppress(subprocess.TimeoutExpired):
-                    client._started.wait(PATIENCE_SECONDS)
-                client._started.kill()
-                client._started.wait()
 
 
 @pytest.fixture
-def executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Executor]]:
-    """Return a function that starts executors, by default all below one root."""
-    temporary = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
-    monkeypatch.setattr(tempfile, "tempdir", temporary)
-    monkeypatch.setenv("TMPDIR", temporary)
-    started: list[Executor] = []
-
-    def start(root: Path | None = None) -> Executor:
-        executor = Executor(root or Path(temporary) / "root")
-        started.append(executor)
-        monkeypatch.setattr(state_client, "executor_process", lambda: executor.id)
-        return executor
-
-    yield start
-    for executor in started:
-        executor.close()
-    shutil.rmtree(temporary)
+def executors(tmp_path: Path) -> Iterator[StartExecutor]:
+    # tmp_path first: pytest's own directory must not lie in the temporary directory of these executors.
+    with started_executors() as start:
+        yield start
 
 
 @pytest.fixture
-def executor(executors: Callable[..., Executor]) -> Executor:
+def executor(executors: StartExecutor) -> Executor:
     return executors()
 
 
@@ -150,12 +87,9 @@ class Shard:
             transaction.put("counts", keys_of(COUNTS, users), values_of(COUNTS, [(first,)] * count))
             self.pointer = transaction.commit()
         return Committed(
-            directory=str(self.directory),
-            backend="memory",
-            backend_options={},
-            tables=encode_schemas(self.tables),
-            accepted=str(accepted) if accepted else None,
-            committed=str(self.pointer),
+            shard=ShardAddress.of(self.directory, "memory", {}, self.tables),
+            accepted=accepted,
+            committed=self.pointer,
             prefix=PREFIX,
             checkpoint_dir=self.checkpoint_dir,
             **self.more,
@@ -185,7 +119,7 @@ def shards() -> Iterator[Callable[..., Shard]]:
 
 def counters(client: StateClient) -> dict[str, int]:
     """Return the counters when no work waits any more."""
-    assert client.call("drain", b"20", 25.0) is True
+    assert client.call("drain", b'{"timeout_seconds": 20.0}', 25.0) is True
     found: dict[str, int] = client.call("statistics")["counters"]
     return found
 
@@ -200,19 +134,20 @@ def test_it_starts_on_demand_and_answers(executor: Executor) -> None:
     statistics = executor.start(client)
     assert psutil.Process(statistics["pid"]).is_running()
     assert client.call("ping") is None
-    assert client.call("drain", b"1") is True
+    assert client.call("drain", b'{"timeout_seconds": 1.0}') is True
     assert statistics["shards"] == {}
     mode = local_dirs.socket_path(executor.directory).stat().st_mode
     assert mode & 0o077 == 0, "only this user may connect"
 
 
-def test_of_several_that_start_at_once_one_stays(executor: Executor) -> None:
+def test_of_several_that_start_at_once_one_starts(executor: Executor) -> None:
+    """Every worker of the executor finds none at its first batch; more would cost a second of CPU each."""
     clients = [executor.client() for _ in range(3)]
     for client in clients:
         client.start_server()
-    eventually(lambda: sum(c._started is not None and c._started.poll() == 0 for c in clients) == 2)
-    pids = {eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients}
-    assert pids == {c._started.pid for c in clients if c._started is not None and c._started.returncode is None}
+    started = [c._started.pid for c in clients if c._started is not None]
+    pids = [eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients]
+    assert pids == started * 3
 
 
 def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
@@ -226,7 +161,7 @@ def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
     eventually(lambda: client.call("statistics"))
 
 
-def test_two_executors_of_one_machine_have_their_own(executors: Callable[..., Executor]) -> None:
+def test_two_executors_of_one_machine_have_their_own(executors: StartExecutor) -> None:
     one = executors()
     first = one.start(one.client())["pid"]
     two = executors()
@@ -360,7 +295,9 @@ def test_it_ends_while_calls_wait(executor: Executor) -> None:
     client = executor.client()
     executor.start(client)
     other = executor.client()
-    waiting = threading.Thread(target=lambda: _ignore_errors(lambda: other.call("drain", b"0.5", 5.0)))
+    waiting = threading.Thread(
+        target=lambda: _ignore_errors(lambda: other.call("drain", b'{"timeout_seconds": 0.5}', 5.0))
+    )
     waiting.start()
     executor.kill()
     assert client._started is not None
@@ -384,7 +321,7 @@ def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
 
 
 def test_what_executor_and_server_left_the_next_server_removes_and_reports(
-    executors: Callable[..., Executor], shards: Callable[..., Shard]
+    executors: StartExecutor, shards: Callable[..., Shard]
 ) -> None:
     dead = executors()
     client = dead.client()
@@ -411,9 +348,7 @@ def test_a_stale_socket_is_replaced(executor: Executor) -> None:
     executor.start(client)
 
 
-def test_a_directory_with_a_long_name_has_its_socket_elsewhere(
-    executors: Callable[..., Executor], tmp_path: Path
-) -> None:
+def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartExecutor, tmp_path: Path) -> None:
     executor = executors(tmp_path / ("x" * 120))
     path = local_dirs.socket_path(executor.directory)
     assert not path.is_relative_to(executor.directory)
@@ -456,10 +391,14 @@ def test_a_server_that_hangs_is_not_waited_for_again_and_again(executor: Executo
 
 
 def good_message(executor: Executor) -> dict[str, Any]:
-    return {
+    shard = {
         "directory": str(executor.directory / "query" / "totals" / "shard-0000"),
         "backend": "memory",
+        "backend_options": {},
         "tables": encode_schemas({"counts": COUNTS}),
+    }
+    return {
+        "shard": shard,
         "accepted": None,
         "committed": "1-aa",
         "prefix": PREFIX,
@@ -473,20 +412,23 @@ def test_garbage_gets_an_error_and_the_server_lives(executor: Executor) -> None:
     client = executor.client()
     pid = executor.start(client)["pid"]
     message = good_message(executor)
-    garbage = [b"", b"\xff", b"[]", b"{}", b"3", b"[" * 100_000, json.dumps({**message, "more": 1}).encode()]
+    shard = message["shard"]
+    garbage = [b"", b"\xff", b"[]", b"{}", b"3", b"[" * 100_000]
     garbage += [json.dumps({**message, name: 7.5}).encode() for name in message]
+    garbage += [json.dumps({**message, "shard": {**shard, name: 7.5}}).encode() for name in shard]
+    garbage += [json.dumps({**message, "accepted": "../.."}).encode()]
     for body in garbage:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(InvalidArgumentError):
             client.call("committed", body)
-    for action, body in (("no such action", b""), ("drain", b"soon"), ("drain", b"")):
-        with pytest.raises(UnavailableError):
+    for action, body in (("no such action", b"{}"), ("drain", b"soon"), ("drain", b"")):
+        with pytest.raises(InvalidArgumentError):
             client.call(action, body)
     assert counters(client)["announced"] == 0
     # Well-formed, but naming things that are not there: found out later, counted, never fatal.
     for change in (
-        {"backend": "pigeon"},
-        {"tables": {"counts": ["AAAA", "AAAA"]}},
-        {"accepted": "../..", "committed": "1-aa"},
+        {"shard": {**shard, "backend": "pigeon"}},
+        {"shard": {**shard, "tables": {"counts": ["AAAA", "AAAA"]}}},
+        {"shard": {**shard, "directory": str(executor.root)}},
         {"accepted": "1-aa", "committed": "2-bb", "checkpoint_dir": "pigeon://x"},
     ):
         client.call("committed", json.dumps({**message, **change}).encode())
@@ -548,7 +490,8 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     )
     directory = executor.directory / "query" / "totals" / "shard-0000"
     backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
-    opened = ShardStore(directory, executor.directory, PREFIX, backend, None, VersionedStore(backend), SnapshotPolicy())
+    shard = ShardAddress.of(directory, "memory", {}, {"counts": COUNTS})
+    opened = ShardStore(shard, executor.directory, PREFIX, backend, None, VersionedStore(backend), SnapshotPolicy())
     logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))
     logs.write_text("in the way")

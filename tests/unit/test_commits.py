@@ -24,6 +24,7 @@ from holdfast.mvcc.store import RestoredVersion
 from holdfast.snapshotter.commits import ChainEntry, ObjectCommitLog, SnapshotPolicy, chain_of
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.spark_integration.shard_call import ShardStore
+from holdfast.spark_integration.state_messages import ShardAddress
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 
@@ -395,7 +396,8 @@ def test_a_worker_writes_the_snapshot_where_the_background_does_not(
 ) -> None:
     """The chain stays bounded when the state server is dead for ever; a batch pays for it once."""
     policy = SnapshotPolicy(max_commits=2)
-    opened = ShardStore(tmp_path, tmp_path, PREFIX, shard.backend, shard.log, shard.store, policy)
+    address = ShardAddress.of(tmp_path, "memory", {}, shard.backend.tables)
+    opened = ShardStore(address, tmp_path, PREFIX, shard.backend, shard.log, shard.store, policy)
     base: Pointer | None = None
     longest = 0
     for i in range(30):

@@ -1,0 +1,131 @@
+"""A process that stands for an executor, the clients that its workers have, and a backend that has one owner.
+
+The backend is registered by an entry point, as that of another distribution would be: in the server's process too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import new_id
+from holdfast.errors import UnavailableError
+from holdfast.spark_integration import local_dirs, state_client
+from holdfast.spark_integration.processes import ProcessId
+from holdfast.spark_integration.remote_backend import RemoteBackend
+from holdfast.spark_integration.state_client import StateClient
+from holdfast.spark_integration.state_messages import ShardAddress
+from holdfast.testing import MakeBackend
+
+PATIENCE_SECONDS = 30.0
+OWNED = "owned-by-tests"
+
+
+class Executor:
+    """A process that waits, its directory, and a client as one of its workers has it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self.id = ProcessId.of(self.process.pid)
+        self.directory = local_dirs.executor_directory(root, self.id)
+        self.clients: list[StateClient] = []
+
+    def client(self) -> StateClient:
+        self.clients.append(StateClient(self.directory))
+        return self.clients[-1]
+
+    def start(self, client: StateClient) -> dict[str, Any]:
+        """Start a server and return its statistics when it answers."""
+        client.start_server()
+        statistics: dict[str, Any] = eventually(lambda: client.call("statistics"))
+        return statistics
+
+    @property
+    def log(self) -> str:
+        return local_dirs.log_path(self.directory).read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        for client in self.clients:
+            client.close()
+            if client._started is not None:
+                client._started.kill()
+                client._started.wait()
+
+
+def eventually(is_so: Callable[[], Any]) -> Any:
+    """Return the first true answer; fail when there is none in time."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        with suppress(UnavailableError):
+            if answer := is_so():
+                return answer
+        time.sleep(0.02)
+    pytest.fail("it did not come true in time")
+
+
+StartExecutor = Callable[..., Executor]
+
+
+@contextmanager
+def started_executors() -> Iterator[StartExecutor]:
+    """Give a function that starts executors, by default all below one root in a temporary directory of their own."""
+    temporary = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    started: list[Executor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", temporary)
+        patch.setenv("TMPDIR", temporary)
+        _register_owned(Path(temporary) / "plug-ins", patch)
+
+        def start(root: Path | None = None) -> Executor:
+            executor = Executor(root or Path(temporary) / "root")
+            started.append(executor)
+            patch.setattr(state_client, "executor_process", lambda: executor.id)
+            return executor
+
+        try:
+            yield start
+        finally:
+            for executor in started:
+                executor.close()
+            shutil.rmtree(temporary)
+
+
+def _register_owned(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    metadata = folder / "owned_by_tests-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: owned-by-tests\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        f"[holdfast.backends]\n{OWNED} = tests.faults.owned_backend:OwnedBackend\n"
+    )
+    patch.syspath_prepend(folder)
+
+
+def remote_backends(executor: Executor, client: StateClient, backend: str, **options: str) -> MakeBackend:
+    """Return a function that makes a remote backend; directories of tests get places below the executor's."""
+    numbers = itertools.count()
+    places: dict[Path, Path] = {}
+
+    def make(directory: Path, tables: Any) -> RemoteBackend:
+        place = places.setdefault(directory, executor.directory / "query" / "operator" / f"shard-{next(numbers):04d}")
+        return RemoteBackend(client, ShardAddress.of(place, backend, options, tables), tables, new_id)
+
+    return make
