@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -19,15 +20,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.backends.registry import find_backend
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.examples.flights import data, report
 from holdfast.examples.flights.query import Job, encode, storage_values
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
+from holdfast.spark_integration import local_dirs
 from holdfast.spark_integration.java import ensure_java
 
+_LOCAL_DIR = "spark.holdfast.local.dir"
 _WATCH_EVERY_S = 0.05
 # Long enough after a commit for the next micro-batch to be well on its way.
 _KILL_AFTER_COMMIT_S = 0.4
+# A state server ends within 20 s of its driver, usually at once.
+_SERVER_ENDS_WITHIN_S = 25.0
 _LOG_LINES_SHOWN = 30
 
 
@@ -59,12 +65,15 @@ def demo(
     the end state and output must equal what plain pandas computes from the whole file.
     """
     console = Console(highlight=False)
-    configuration = {"spark.holdfast.backend": backend, **_parse_configuration(conf)}
+    settings = {"spark.holdfast.backend": backend, **_parse_configuration(conf)}
+    in_memory = find_backend(settings["spark.holdfast.backend"]).in_memory
     ensure_java()
     all_flights = data.load_flights(flights)
     with _work_directory(work_dir, keep) as folder:
         durable = f"{checkpoint.rstrip('/')}/holdfast-demo-{clock.new_id()}" if checkpoint else str(folder / "state")
-        job = Job(str(folder), durable, configuration)
+        # Files on disk outlive their executor: these go with the work dir.
+        local = {} if in_memory else {_LOCAL_DIR: str(folder / "local")}
+        job = Job(str(folder), durable, local | settings)
         data.write_files(all_flights, folder / "flights", batches)
         console.print(
             f"[bold]{len(all_flights):,} flights[/] in {batches} micro-batches; backend {backend}, "
@@ -104,7 +113,19 @@ def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     yield folder
     if not keep:
+        _wait_for_state_servers(folder)
         shutil.rmtree(folder)
+
+
+def _wait_for_state_servers(folder: Path) -> None:
+    """Return when no state server has local state below `folder` any more."""
+    deadline_s = time.monotonic() + _SERVER_ENDS_WITHIN_S
+    for executor in folder.glob("local/*/executor-*"):
+        with suppress(UnavailableError):  # it has removed its directory
+            while (lock := local_dirs.take_lock(executor)) is None and time.monotonic() < deadline_s:
+                time.sleep(_WATCH_EVERY_S)
+            if lock is not None:
+                os.close(lock)
 
 
 class _Drivers:
@@ -135,7 +156,7 @@ class _Drivers:
                 self._watch(driver, show, until=kill_after)
                 time.sleep(_KILL_AFTER_COMMIT_S)
                 killed_ms = clock.monotonic_ms()
-            committed = self._committed()
+            committed, left = self._committed(), self._local_shards()
             self._console.print(
                 f"[red]killed[/] the driver (process {driver.pid}, its JVM and workers) with SIGKILL after "
                 f"{committed} micro-batches; starting again",
@@ -144,10 +165,13 @@ class _Drivers:
             with self._driver() as driver:
                 self._watch(driver, show, until=committed + 1)
                 recovery_ms = clock.monotonic_ms() - killed_ms
+                # Who takes a shard's directory over renames it.
+                taken_over = bool(left) and not any(path.exists() for path in left)
+                source = "local files" if taken_over else "durable storage"
                 self._watch(driver, show)
             # A file may have joined the next one's micro-batch: Spark does so when it is killed while it plans.
             show(self._batches)
-        return report.Kill(committed, recovery_ms)
+        return report.Kill(committed, recovery_ms, source)
 
     @contextmanager
     def _driver(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -186,6 +210,13 @@ class _Drivers:
     def _committed(self) -> int:
         """Count the micro-batches in Spark's own commit log."""
         return sum(path.name.isdigit() for path in (self._job.folder / "query" / "commits").glob("*"))
+
+    def _local_shards(self) -> list[Path]:
+        """Return the directories of the query's shards whose backend keeps them on disk."""
+        query_id = json.loads((self._job.folder / "query" / "metadata").read_text())["id"]
+        names = f"holdfast-*/executor-*/{local_dirs.ON_DISK}/{query_id}/*/{local_dirs.SHARD_PREFIX}*"
+        local_dir = self._job.configuration.get(_LOCAL_DIR)
+        return list(Path(local_dir).glob(names)) if local_dir else []
 
     def _fail(self, status: int) -> None:
         lines = self._log.read_text(errors="replace").splitlines()

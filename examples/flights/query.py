@@ -6,6 +6,7 @@ watches it, since it may be killed at any moment::
     <work dir>/
         flights/flights-000.parquet …     the input, one file a micro-batch
         query/                            Spark's checkpoint location of the query
+        local/                            local state, of a backend that keeps it on disk
         output/batch=7/                   what the query returned for each micro-batch
         progress.jsonl                    one line a committed micro-batch
         state.arrow, result.json          at the end: the state, and what it takes

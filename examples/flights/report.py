@@ -30,10 +30,13 @@ class Kill:
         Micro-batches committed before.
     recovery_ms : int
         Until the next micro-batch was committed.
+    restored_from : str
+        Where the state came from.
     """
 
     after_batches: int
     recovery_ms: int
+    restored_from: str
 
 
 def state_totals(work_dir: Path) -> pd.DataFrame:
@@ -108,7 +111,8 @@ def show_figures(console: Console, work_dir: Path, kill: Kill | None) -> None:
     if kill is not None:
         table.add_row(
             "recovery",
-            f"{kill.recovery_ms / 1000:.1f} s from kill to next commit, Spark's start included",
+            f"{kill.recovery_ms / 1000:.1f} s from kill to next commit, Spark's start included; "
+            f"state from {kill.restored_from}",
         )
     console.print(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,4 +44,17 @@ def require_right_totals(shown: str, backend: str) -> None:
 @pytest.mark.timeout(900)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
-    require_right_totals(run_demo(tmp_path, environment_without_java), "memory")
+    shown = run_demo(tmp_path, environment_without_java)
+    require_right_totals(shown, "memory")
+    assert "state from durable storage" in shown
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
+    """Where state lives changes no result; what is on disk is used again after the kill."""
+    shown = run_demo(tmp_path, dict(os.environ), "--backend", backend)
+    require_right_totals(shown, backend)
+    assert "state from local files" in shown
