@@ -204,16 +204,19 @@ class RunFilesBackend(Backend):
         try:
             files = read(folder)
         except (NotFoundError, CorruptionError):
-            self._set_aside([folder])
-            return [folder / (VERSION if folder.parent == self._versions else MERGE)]
+            # Gone where it held a damaged run that was found in another folder.
+            note = folder / (VERSION if folder.parent == self._versions else MERGE)
+            return [note] if self._set_aside([folder]) else []
         damaged = []
         for file in files:
             path = folder / file.name
-            if file.id not in checked:
+            if not path.exists():
+                damaged += [path] if self._set_aside([folder]) else []
+            elif file.id not in checked:
                 checked.add(file.id)
                 try:
                     self._check(path, file)
-                except (NotFoundError, CorruptionError):
+                except CorruptionError:
                     damaged.append(path)
         return damaged
 
@@ -221,14 +224,18 @@ class RunFilesBackend(Backend):
         """Read a whole run file; see `_open_run` for what is raised."""
         try:
             local_files.map_stored_file(path, "run", file.note, verify=True)
-        except (NotFoundError, CorruptionError):
+        except CorruptionError:
             self._set_aside(self._folders_with(file))
             raise
 
-    def _set_aside(self, folders: Iterable[Path]) -> None:
+    def _set_aside(self, folders: Iterable[Path]) -> list[Path]:
+        """Move folders out of the way; return those that were still there."""
+        moved = []
         for folder in folders:
             if local_files.move_folder(folder, self._set_aside_folder / f"{self.new_id()}-{folder.name}"):
                 _log.warning("set aside %s, which holds a damaged file", folder)
+                moved.append(folder)
+        return moved
 
     def _folders_with(self, file: RunFile) -> list[Path]:
         """Return the versions and merges that hold a run: one file, with a link in each."""

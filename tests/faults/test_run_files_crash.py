@@ -1,4 +1,4 @@
-"""Run files survive what happens to a local directory: a process killed at every step, a full disk, a clean-up.
+"""Run files survive what happens to a local directory: a process killed at every step, a power cut, a full disk.
 
 The victim is a child process that calls `os._exit` just before its n-th file-system operation, for every n, so each
 state that a kill can leave on disk is met. What a version holds is a function of its pointer's version.
@@ -7,9 +7,11 @@ state that a kill can leave on disk is met. What a version holds is a function o
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -23,21 +25,18 @@ import pytest
 from holdfast import clock
 from holdfast.backends import run_files, stored_file
 from holdfast.backends.base import Pointer
+from holdfast.backends.filesystem import FilesystemBackend
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files import RunFilesBackend
 from holdfast.errors import NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
+from tests.repetitions import LONG
 
 STEPS = 4
 
 
-class Synced(MemoryBackend):
-    """As the filesystem backend writes."""
-
-    fsync = True
-
-
-def open_backend(directory: Path, backend: type[MemoryBackend] = Synced) -> MemoryBackend:
+def open_backend(directory: Path, backend: type[RunFilesBackend] = FilesystemBackend) -> RunFilesBackend:
     return backend(directory, TABLES, clock.new_id)
 
 
@@ -45,10 +44,10 @@ def expected(version: int) -> dict[tuple[str], tuple[int]]:
     return {(f"user {i}",): (version * (i >= 10),) for i in range(20 + version) if i != version}
 
 
-def work(directory: Path, accepted: Any) -> None:
+def work(directory: Path, accepted: Any, kind: type[RunFilesBackend] = FilesystemBackend) -> None:
     """Commits, background merges, retention, clean-up; tells each pointer to `accepted` as a query would keep it."""
     run_files.COMMIT_MERGE_LIMIT_BYTES = 0
-    backend = open_backend(directory)
+    backend = open_backend(directory, kind)
     store = VersionedStore(backend)
     pointer = None
     for version in range(1, STEPS + 1):
@@ -122,6 +121,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 def check_survivor(directory: Path, pointers: list[Pointer]) -> None:
     """What the next process must find, and be able to do."""
     backend = open_backend(directory)
+    assert backend.verify() == [], "a kill damages nothing"
     held = backend.versions()
     last = pointers[-1:]
     assert set(last) <= set(held), "the pointer that the query holds is never lost"
@@ -153,6 +153,83 @@ def test_a_process_killed_at_any_operation_loses_nothing(tmp_path: Path) -> None
         pointers = [Pointer.parse(line) for line in record.read_text().splitlines()]
         check_survivor(record.with_suffix(""), pointers)
     assert len(pointers) == STEPS, "the last one survived"
+
+
+# A power cut.
+
+
+def record_syncs(record: Path) -> None:
+    """Note what each fsync made durable: the size of a file, the entries of a folder."""
+    out = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    fsync = os.fsync
+
+    def recording(fd: int) -> None:
+        fsync(fd)
+        found = os.fstat(fd)
+        durable: Any = os.listdir(fd) if stat.S_ISDIR(found.st_mode) else found.st_size
+        os.write(out, f"{json.dumps([found.st_ino, durable])}\n".encode())
+
+    os.fsync = recording
+
+
+def losing_power(root: Path, kind: str, stride: int) -> None:
+    """Run the work in forked processes that die ever later, noting what was synced, until one survives."""
+    for operation in itertools.count(1, stride):
+        pid = os.fork()
+        if pid == 0:
+            directory = root / f"{operation:04d}"
+            out = os.open(f"{directory}.pointers", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            die_at(operation)
+            record_syncs(Path(f"{directory}.synced"))
+            backend = {"filesystem": FilesystemBackend, "memory": MemoryBackend}[kind]
+            work(directory, lambda pointer, out=out: os.write(out, f"{pointer}\n".encode()), backend)
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+            return
+
+
+def cut_power(directory: Path, *, lose_entries: bool) -> None:
+    """Take away what was not synced, as a file system may: entries of folders; content becomes zeros or nothing."""
+    lines = Path(f"{directory}.synced").read_text().splitlines()
+    durable: dict[int, Any] = dict(map(json.loads, lines))
+    published = [directory / "versions", directory / "merges"]
+    if lose_entries:
+        for folder in [*published, *(f for p in published for f in p.glob("*"))]:
+            kept = durable.get(folder.stat().st_ino, []) if folder.exists() else []
+            for entry in [p for p in folder.glob("*") if p.name not in kept]:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for file in [p for folder in published for p in folder.rglob("*") if p.is_file()]:
+        found = file.stat()
+        if durable.get(found.st_ino) != found.st_size:
+            file.write_bytes(b"\0" * (found.st_size if found.st_ino % 2 else 0))
+            os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "lose_entries"),
+    [("filesystem", True), ("filesystem", False), ("memory", False)],
+    ids=["filesystem", "filesystem with a journal", "memory"],
+)
+def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_entries: bool) -> None:
+    """The filesystem backend loses nothing that the query has accepted; what was not synced is set aside."""
+    finish(run_elsewhere("losing_power", tmp_path, kind, 1 if LONG else 9))
+    damaged = 0
+    for record in sorted(tmp_path.glob("*.synced")):
+        directory = record.with_suffix("")
+        pointers = [Pointer.parse(line) for line in Path(f"{directory}.pointers").read_text().splitlines()]
+        cut_power(directory, lose_entries=lose_entries)
+        backend = open_backend(directory)
+        damaged += len(backend.verify())
+        if kind == "filesystem":
+            assert set(pointers[-1:]) <= set(backend.versions())
+        for pointer in backend.versions():
+            with backend.view(pointer) as view:
+                assert contents(view, "counts") == expected(pointer.version)
+        backend.load(Pointer(9, "restored"), counts(("ann", 1)), {})
+        with backend.view(Pointer(9, "restored")) as view:
+            assert users(view, "ann") == [(1,)]
+    assert bool(damaged) == (kind == "memory"), "a version appears after all that it consists of was synced"
 
 
 # Two processes at once.
@@ -286,6 +363,13 @@ def test_a_begin_that_loses_the_race_against_drop_is_told_so(tmp_path: Path) -> 
 # The disk.
 
 
+@pytest.fixture(params=[FilesystemBackend, MemoryBackend])
+def kind(request: pytest.FixtureRequest) -> type[RunFilesBackend]:
+    """A class of backend: where its files lie is somebody else's decision, so both meet every kind of ground."""
+    chosen: type[RunFilesBackend] = request.param
+    return chosen
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 1 MB where this user may mount one."""
@@ -303,9 +387,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 MANY = counts(*((f"user {i}", i) for i in range(200_000)))
 
 
-def test_a_full_disk_is_named_and_changes_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_named_and_changes_nothing(small_disk: Path, kind: type[RunFilesBackend]) -> None:
     """Nothing half-written, the old version whole, and work goes on when there is space again."""
-    backend = open_backend(small_disk / "shard")
+    backend = open_backend(small_disk / "shard", kind)
     first, second = Pointer(1, "aa"), Pointer(2, "bb")
     backend.apply(None, first, counts(("ann", 1)), {})
     before = backend.statistics()
@@ -322,9 +406,9 @@ def test_a_full_disk_is_named_and_changes_nothing(small_disk: Path) -> None:
         assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
 
 
-def test_a_limit_of_the_process_on_file_sizes(tmp_path: Path) -> None:
+def test_a_limit_of_the_process_on_file_sizes(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
     """As a full disk, wherever the tests run."""
-    backend = open_backend(tmp_path / "shard")
+    backend = open_backend(tmp_path / "shard", kind)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old[1]))
     try:
@@ -362,16 +446,16 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     finish(run_elsewhere("try_in_readonly_directory", directory))
 
 
-def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
+def test_a_file_where_a_directory_should_be(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
     """A misconfigured path is named."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="file"):
-        open_backend(tmp_path / "file" / "shard")
+        open_backend(tmp_path / "file" / "shard", kind)
 
 
-def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path) -> None:
+def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
     """A cleaner removed everything: what was there is not found, what comes is stored."""
-    backend = open_backend(tmp_path / "shard")
+    backend = open_backend(tmp_path / "shard", kind)
     first, second = Pointer(1, "aa"), Pointer(2, "bb")
     backend.apply(None, first, counts(("ann", 1)), {})
     shutil.rmtree(tmp_path / "shard")
@@ -390,9 +474,11 @@ def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path) -
         assert contents(view, "counts") == {("ann",): (1,), ("bob",): (1,)}
 
 
-def test_a_directory_that_vanishes_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_vanishes_while_it_is_written(
+    tmp_path: Path, kind: type[RunFilesBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attempt fails as one that may be tried again, not as a version that is absent."""
-    backend = open_backend(tmp_path / "shard")
+    backend = open_backend(tmp_path / "shard", kind)
     first, second = Pointer(1, "aa"), Pointer(2, "bb")
     backend.apply(None, first, counts(("ann", 1)), {})
     push = backend._push
@@ -405,9 +491,9 @@ def test_a_directory_that_vanishes_while_it_is_written(tmp_path: Path, monkeypat
         assert users(view, "ann") == [(2,)]
 
 
-def test_young_attempts_are_no_leftovers(tmp_path: Path) -> None:
+def test_young_attempts_are_no_leftovers(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
     """The age protects an attempt that another process is making; older ones go."""
-    backend = open_backend(tmp_path / "shard")
+    backend = open_backend(tmp_path / "shard", kind)
     with backend._stage() as staged:
         staged.write("x.arrow", "run", {})
         assert backend.remove_leftovers(time.time_ns() - 3600 * 10**9) == 0
@@ -416,9 +502,9 @@ def test_young_attempts_are_no_leftovers(tmp_path: Path) -> None:
             staged.publish(tmp_path / "shard" / "versions" / "1-aa")
 
 
-def test_local_folders_are_private(tmp_path: Path) -> None:
+def test_local_folders_are_private(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
     """State is nobody else's business."""
-    backend = open_backend(tmp_path / "a" / "shard")
+    backend = open_backend(tmp_path / "a" / "shard", kind)
     backend.apply(None, Pointer(1, "aa"), counts(("ann", 1)), {})
     for path in (tmp_path / "a").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
