@@ -8,70 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.spark_integration import state_streams
-from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import Message, ShardAddress, decode, encode
+from holdfast.spark_integration.state_client import Exchange, StateClient
+from holdfast.spark_integration.state_messages import ShardAddress, encode
 
 #: For one request. It only ends the wait for a server that hangs: one that has died is noticed at once.
 REQUEST_TIMEOUT_SECONDS = 600.0
-
-
-class Exchange:
-    """One exchange with the state server; as a context manager it ends with the context."""
-
-    def __init__(self, client: StateClient, message: Message, timeout_seconds: float | None) -> None:
-        self._client = client
-        self._writer, self._reader = client.exchange(message, timeout_seconds)
-
-    def begin(self, schema: pa.Schema) -> None:
-        """Say which columns are sent."""
-        with self._client.connected():
-            self._writer.begin(schema)
-
-    def send(self, batch: pa.RecordBatch) -> None:
-        """Send one piece."""
-        with self._client.connected():
-            self._writer.write_batch(batch)
-
-    def end(self) -> None:
-        """Say that nothing more is sent."""
-        with self._client.connected():
-            self._writer.done_writing()
-
-    def receive(self) -> Iterator[pa.RecordBatch]:
-        """Yield the pieces that the server sends, until it has no more."""
-        while True:
-            try:
-                with self._client.connected():
-                    chunk = self._reader.read_chunk()
-            except StopIteration:
-                return
-            yield chunk.data
-
-    def answer(self) -> Message:
-        """Return the message that the server sends."""
-        with self._client.connected():
-            return decode(self._reader.read_chunk().app_metadata.to_pybytes())
-
-    def close(self) -> None:
-        """End the exchange; what is not received yet is not sent any more."""
-        with suppress(HoldfastError), self._client.connected():
-            self._reader.cancel()
-        with suppress(HoldfastError), self._client.connected():
-            self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class RemoteView(View):
@@ -106,17 +53,8 @@ class RemoteView(View):
         asked = self._asked("get", table)
         schema = self._tables[table]
         batch = state_streams.encode_keys(schema, keys)
-        found: list[pa.RecordBatch] = []
         with Exchange(self._client, asked, REQUEST_TIMEOUT_SECONDS) as exchange:
-            exchange.begin(batch.schema)
-            answers = exchange.receive()
-            for piece in state_streams.pieces(batch):
-                exchange.send(piece)
-                answered = 0
-                while answered < piece.num_rows:
-                    found.append(next(answers))
-                    answered += found[-1].num_rows
-            exchange.end()
+            found = list(exchange.ask(state_streams.pieces(batch), batch.schema))
         return state_streams.decode_found(schema, found)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
@@ -129,12 +67,9 @@ class RemoteView(View):
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         asked = self._asked("scan_prefix", table, columns=prefixes.columns.num_columns)
         cut = self._tables[table].prefix(prefixes.columns.num_columns)
+        batch = state_streams.encode_keys(cut, prefixes)
         with Exchange(self._client, asked, None) as exchange:
-            batch = state_streams.encode_keys(cut, prefixes)
-            exchange.begin(batch.schema)
-            for piece in state_streams.pieces(batch):
-                exchange.send(piece)
-            exchange.end()
+            exchange.send(state_streams.pieces(batch), batch.schema)
             for found in exchange.receive():
                 yield Run(self._tables[table], found)
 
@@ -205,12 +140,9 @@ class RemoteBackend(Backend):
         encoded = {table: state_streams.encode_run(run) for table, run in runs.items()}
         sizes = {table: data.size for table, data in encoded.items()}
         message = {"ask": ask, "shard": vars(self._shard), "sizes": sizes, **fields}
+        pieces = (piece for data in encoded.values() for piece in state_streams.byte_pieces(data))
         with Exchange(self._client, message, REQUEST_TIMEOUT_SECONDS) as exchange:
-            exchange.begin(state_streams.BYTES)
-            for data in encoded.values():
-                for piece in state_streams.byte_pieces(data):
-                    exchange.send(piece)
-            exchange.end()
+            exchange.send(pieces, state_streams.BYTES)
             exchange.answer()
 
     def freeze(self, pointer: Pointer) -> list[Path]:

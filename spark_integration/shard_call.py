@@ -37,8 +37,7 @@ from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.open_shards import open_backend
 from holdfast.spark_integration.remote_backend import RemoteBackend
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
-from holdfast.spark_integration.state_client import ServerLostError
-from holdfast.spark_integration.state_messages import ShardAddress
+from holdfast.spark_integration.state_messages import ServerLostError, ShardAddress
 from holdfast.spark_integration.transport import BLOB, HASH, Transport, pack_output
 from holdfast.spark_integration.worker_garbage import freeze_modules
 

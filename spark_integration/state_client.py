@@ -12,11 +12,10 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -26,7 +25,14 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.spark_integration import local_dirs
 from holdfast.spark_integration.processes import executor_process
-from holdfast.spark_integration.state_messages import Committed, Message, decode_error, encode
+from holdfast.spark_integration.state_messages import (
+    Committed,
+    Message,
+    ServerLostError,
+    decode,
+    decode_error,
+    encode,
+)
 from holdfast.spark_integration.task import storage_options
 
 if TYPE_CHECKING:
@@ -35,8 +41,9 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 5.0
 ANNOUNCE_TIMEOUT_SECONDS = 2.0
 START_WITHIN_SECONDS = 60.0
+START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
-_LOOK_EVERY_SECONDS = 0.02
+_LOOK_EVERY_MS = 20
 _LOG_LINES_SHOWN = 15
 # An error comes in the trailer of a call, which gRPC otherwise limits to 8 KB; a channel of its own per client, since
 # channels to one address would share the pause that gRPC makes after a failed connection.
@@ -44,11 +51,15 @@ _CHANNEL = [("grpc.max_metadata_size", 1 << 20), ("grpc.use_local_subchannel_poo
 # What bounds the memory of the server besides the budgets of backends: each malloc arena keeps what was freed in it.
 _SERVER_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
+_LOST = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    flight.FlightInternalError,
+    OSError,
+)
+
 _log = logging.getLogger(__name__)
-
-
-class ServerLostError(UnavailableError):
-    """The state server ended or does not answer: begin again, and what it held is recovered."""
 
 
 class StateClient:
@@ -77,33 +88,24 @@ class StateClient:
         HoldfastError
             What the server answered, of the same class as there.
         """
-        with self.connected() as connection:
+        with self.mapped_errors():
             options = flight.FlightCallOptions(timeout=timeout_seconds)
-            answers = list(connection.do_action(flight.Action(action, body), options))
+            answers = list(self.connection().do_action(flight.Action(action, body), options))
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
-    def exchange(self, message: Message, timeout_seconds: float | None) -> tuple[Any, Any]:
-        """Begin an exchange; return its writer and its reader, whose calls stand inside `connected` too.
-
-        Parameters
-        ----------
-        timeout_seconds : float or None
-            For the whole exchange; None for one that lives as long as what it stands for.
-        """
-        with self.connected() as connection:
-            options = flight.FlightCallOptions(timeout=timeout_seconds)
-            writer, reader = connection.do_exchange(flight.FlightDescriptor.for_command(encode(message)), options)
-            return writer, reader
+    def connection(self) -> flight.FlightClient:
+        """Return the connection, opened where there is none."""
+        if self._flight is None:
+            if not self._socket.exists():
+                raise ServerLostError("no state server listens", socket=str(self._socket))
+            self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=_CHANNEL)
+        return self._flight
 
     @contextmanager
-    def connected(self) -> Iterator[flight.FlightClient]:
-        """Map the errors of a call, and forget the connection when it broke."""
-        if not self._socket.exists():
-            raise ServerLostError("no state server listens", socket=str(self._socket))
-        if self._flight is None:
-            self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=_CHANNEL)
+    def mapped_errors(self) -> Iterator[None]:
+        """Raise the errors of a call as ours, and forget the connection when it broke."""
         try:
-            yield self._flight
+            yield
         except (flight.FlightError, pa.ArrowException, OSError) as exc:
             raise self._mapped(exc) from exc
 
@@ -112,7 +114,7 @@ class StateClient:
         if answered is not None:
             return answered
         log = str(local_dirs.log_path(self._directory))
-        if isinstance(exc, flight.FlightServerError):
+        if not isinstance(exc, _LOST):
             return HoldfastError("the state server failed; see its log", log=log, error=str(exc)[:200])
         self.close()
         if isinstance(exc, flight.FlightTimedOutError):
@@ -133,19 +135,23 @@ class StateClient:
             None answers in time; says where its log is, and shows the end.
         """
         end_ms = clock.monotonic_ms() + int(within_seconds * 1000)
+        failed = 0
         while True:
             try:
                 return self.call("ping")
             except ServerLostError as exc:
-                if clock.monotonic_ms() > end_ms:
+                if failed >= START_TRIES or clock.monotonic_ms() > end_ms:
                     raise UnavailableError(
                         "the state server does not start, and this backend needs it; its log ends with: "
                         + (self._end_of_log() or "nothing"),
                         log=str(local_dirs.log_path(self._directory)),
                     ) from exc
-            if self._started is None or self._started.poll() is not None:
+            if self._started is not None and self._started.poll() is not None:
+                failed += self._started.returncode != 0
+                self._started = None
+            if self._started is None:
                 self._start()
-            threading.Event().wait(_LOOK_EVERY_SECONDS)
+            clock.sleep_ms(_LOOK_EVERY_MS)
 
     def _end_of_log(self) -> str:
         try:
@@ -159,7 +165,7 @@ class StateClient:
 
         Raises
         ------
-        HoldfastError, OSError
+        HoldfastError
             No process can be started, or its log cannot be written.
         """
         now_ms = clock.monotonic_ms()
@@ -172,20 +178,21 @@ class StateClient:
         lock = local_dirs.take_lock(self._directory)
         if lock is None:
             return  # a server of another process runs, or is on its way up
-        try:
-            self._started_ms = clock.monotonic_ms()
-            self._started = self._server_process(lock)
-        finally:
-            # The new process has it, and there is none when it has ended, however.
-            os.close(lock)
+        self._started_ms = clock.monotonic_ms()
         configuration = {
             "executor_directory": str(self._directory),
             "executor": str(executor_process()),
             "socket": str(self._socket),
         }
-        assert self._started.stdin is not None
-        with self._started.stdin as stdin:
-            stdin.write(json.dumps(configuration).encode())
+        try:
+            self._started = self._server_process(lock)
+            assert self._started.stdin is not None
+            with suppress(BrokenPipeError), self._started.stdin as stdin:  # it ended at once: its log says why
+                stdin.write(json.dumps(configuration).encode())
+        except OSError as exc:
+            raise UnavailableError(f"no state server can be started: {exc}", python=sys.executable) from exc
+        finally:
+            os.close(lock)  # the new process has it, so it goes with that
 
     def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
         environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -206,6 +213,87 @@ class StateClient:
         connection, self._flight = self._flight, None
         if connection is not None:
             connection.close()
+
+
+class Exchange:
+    """One exchange with the state server; as a context manager it ends with the context.
+
+    Parameters
+    ----------
+    client : StateClient
+    message : mapping
+        Says what is asked; JSON values.
+    timeout_seconds : float or None
+        For the whole exchange; None for one that lives as long as what it stands for.
+
+    Notes
+    -----
+    Every method raises what `StateClient.call` does. Threads: one at a time.
+    """
+
+    def __init__(self, client: StateClient, message: Message, timeout_seconds: float | None) -> None:
+        self._client = client
+        with client.mapped_errors():
+            options = flight.FlightCallOptions(timeout=timeout_seconds)
+            asked = flight.FlightDescriptor.for_command(encode(message))
+            self._writer, self._reader = client.connection().do_exchange(asked, options)
+
+    def send(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+        """Send batches of one schema, and nothing after them."""
+        with self._client.mapped_errors():
+            self._writer.begin(schema)
+            for batch in batches:
+                self._writer.write_batch(batch)
+        self.end()
+
+    def ask(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Send batches of one schema; after each, yield what the server answers, until that has as many rows."""
+        with self._client.mapped_errors():
+            self._writer.begin(schema)
+        answers = self.receive()
+        for batch in batches:
+            with self._client.mapped_errors():
+                self._writer.write_batch(batch)
+            missing = batch.num_rows
+            while missing > 0:
+                answer = next(answers, None)
+                if answer is None:
+                    raise ServerLostError("the state server ended before it had answered")
+                missing -= answer.num_rows
+                yield answer
+        self.end()
+
+    def end(self) -> None:
+        """Say that nothing more is sent."""
+        with self._client.mapped_errors():
+            self._writer.done_writing()
+
+    def receive(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches that the server sends, until it has no more."""
+        while True:
+            try:
+                with self._client.mapped_errors():
+                    chunk = self._reader.read_chunk()
+            except StopIteration:
+                return
+            yield chunk.data
+
+    def answer(self) -> Message:
+        """Return the message that the server sends."""
+        with self._client.mapped_errors():
+            return decode(self._reader.read_chunk().app_metadata.to_pybytes())
+
+    def close(self) -> None:
+        """End the exchange; what the server has not sent yet it does not send any more."""
+        for end in (self._reader.cancel, self._writer.close):
+            with suppress(flight.FlightError, pa.ArrowException, OSError):  # it has been ended, or has broken
+                end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 _clients: dict[tuple[int, Path], StateClient] = {}
@@ -252,5 +340,5 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
 def _start_server(client: StateClient) -> None:
     try:
         client.start_server()
-    except (HoldfastError, OSError) as exc:
+    except HoldfastError as exc:
         _log.warning("no state server can be started; it is tried again later: %s", exc)

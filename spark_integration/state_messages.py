@@ -13,11 +13,15 @@ from typing import Any, TypeVar
 from holdfast import errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
-from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.operator_record import decode_schemas, encode_schemas
 
 Message = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
+
+
+class ServerLostError(UnavailableError):
+    """The state server has ended or does not answer: begin again, and what it held is restored."""
 
 
 def encode(message: Message) -> bytes:
@@ -199,8 +203,14 @@ def decode_error(data: bytes) -> HoldfastError | None:
     try:
         message = decode(data)
         text, facts = field(message, "message", str), field(message, "facts", dict)
-        found = getattr(errors, field(message, "error", str), HoldfastError)
+        name = field(message, "error", str)
     except InvalidArgumentError:
         return None
-    known = isinstance(found, type) and issubclass(found, HoldfastError)
-    return (found if known else HoldfastError)(text, **facts)
+    return _ERRORS.get(name, HoldfastError)(text, **facts)
+
+
+_ERRORS = {
+    found.__name__: found
+    for found in (ServerLostError, *vars(errors).values())
+    if isinstance(found, type) and issubclass(found, HoldfastError)
+}

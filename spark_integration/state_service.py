@@ -28,13 +28,14 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run, TableSchema
-from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import state_streams
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.state_messages import (
     Committed,
     Message,
+    ServerLostError,
     ShardAddress,
     decode,
     encode,
@@ -139,7 +140,7 @@ class StateService(flight.FlightServerBase):
         """Return the open view and the table that a message names."""
         view, tables = self._views.get(field(message, "view", str), (None, {}))
         if view is None:
-            raise ClosedError("the view was closed: open a new one")
+            raise ServerLostError("the state server that had this version open has ended, and another runs now")
         table = field(message, "table", str)
         if table not in tables:
             raise NotFoundError("no such table", table=table, tables=sorted(tables))

@@ -5,7 +5,6 @@ The backend is registered by an entry point, as that of another distribution wou
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import sys
@@ -121,11 +120,10 @@ def _register_owned(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 def remote_backends(executor: Executor, client: StateClient, backend: str, **options: str) -> MakeBackend:
     """Return a function that makes a remote backend; directories of tests get places below the executor's."""
-    numbers = itertools.count()
     places: dict[Path, Path] = {}
 
     def make(directory: Path, tables: Any) -> RemoteBackend:
-        place = places.setdefault(directory, executor.directory / "query" / "operator" / f"shard-{next(numbers):04d}")
+        place = places.setdefault(directory, executor.directory / "disk" / new_id() / "operator" / "shard-0000")
         return RemoteBackend(client, ShardAddress.of(place, backend, options, tables), tables, new_id)
 
     return make
