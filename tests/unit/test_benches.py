@@ -175,11 +175,18 @@ def test_markdown_shows_every_table() -> None:
 
 
 def test_markdown_says_how_long_filling_took() -> None:
-    job = JobB(batches=2, warmup=1, keys=32, fill_rows=16, rows=16)
-    run = a_run(1.0) | {"batch_ms": [1500, 2500, 7, 7], "phases_ms": [{"get": 3, "commit": 4}] * 4}
+    job = JobB(batches=3, warmup=1, keys=32, fill_rows=16, rows=16)
+    run = a_run(1.0) | {"batch_ms": [1500, 2500, 7, 7, 7], "phases_ms": [{"get": 3, "commit": 4}] * 5}
     text = report.markdown(document("job-b", {"x": Entry("x", job)}, {"x": [run]}, FACTS))
     assert "| x | 32 | 2 | 4.0 |" in text
-    assert "| x: commit | 1 | 4.0 |" in text
+    assert "| x: commit | 2 | 4.0 |" in text
+
+
+def test_latencies_are_percentiles_of_all_counted_batches() -> None:
+    job = JobA(batches=102, warmup=1)
+    run = a_run(1.0) | {"batch_ms": [9999, *range(101)], "phases_ms": [{}] * 102}
+    text = report.markdown(document("job-a", {"x": Entry("x", job)}, {"x": [run]}, FACTS))
+    assert "| x | 101 | 50.0 | 95.0 | 99.0 | 100 | 2.0 | 0.0 |" in text
 
 
 def test_scaling_says_what_limits_it() -> None:
@@ -301,15 +308,20 @@ def test_a_run_that_fails_says_why() -> None:
 def test_a_process_that_has_ended_still_counts(tmp_path: Path) -> None:
     work = (
         "import os, sys; held = bytearray(os.urandom(48 << 20)); file = open(sys.argv[1], 'wb'); file.write(held)\n"
-        "os.fsync(file.fileno()); print('done', flush=True); sys.stdin.read()"
+        "os.fsync(file.fileno()); print('holds', flush=True)\n"
+        "input(); del held; print('free', flush=True); input()"
     )
     processes = Processes(store_kind)
     command = [sys.executable, "-c", work, str(tmp_path / "file")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == "done\n"
+        assert child.stdin is not None
+        assert child.stdout.readline() == "holds\n"
         processes.look()
-        child.communicate("")
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "free\n"
+        processes.look()
+        child.communicate("\n")
     processes.look()
     peak = processes.peak()
     assert 48 * MIB < peak["background"]["anonymous"] <= peak["background"]["pss"] <= peak["background"]["rss"]
