@@ -204,6 +204,7 @@ class RocksDBBackend(Backend):
     def _publish(self, path: Path, target: Path) -> None:
         with local_files.writing(target):
             _make_private(path)
+            local_files.make_private_folder(target.parent)
             try:
                 os.rename(path, target)
             except OSError as exc:
@@ -249,6 +250,8 @@ class RocksDBBackend(Backend):
             return self._databases
 
     def _open_one(self, path: Path) -> None:
+        if not path.is_dir():  # somebody has removed it since it was closed after an error
+            return
         try:
             options = database_options(self._parsed, self._memory, create=False)
             self._databases.append(Database(path, options, lambda: self._memory.write_buffer_bytes))
@@ -300,17 +303,20 @@ class RocksDBBackend(Backend):
             if database not in self._databases:
                 return False
             self._databases.remove(database)
-            with suppress(UnavailableError):  # the first error counts
+            with suppress(HoldfastError):  # the first error counts
                 database.abandon()
             return True
 
     def _put_aside(self, path: Path) -> None:
         with local_files.writing(path), suppress(FileNotFoundError):
+            local_files.make_private_folder(self._set_aside)
             os.rename(path, self._set_aside / path.name)
             os.utime(self._set_aside / path.name)
 
     def discard_unused(self, database: Database) -> None:
         """Remove a database of which no version is held or viewed."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if database in self._databases and not database.trim() and self._abandon(database):
                 local_files.retire_folder(database.path, self._staging, self.new_id())
@@ -359,6 +365,8 @@ class RocksDBBackend(Backend):
         UnavailableError
             The disk failed: what was not on disk before is lost here, and is restored from its commits.
         """
+        if os.getpid() != self._process:  # they are the parent's
+            return
         with self._lock:
             self._is_closed = True
             databases, self._databases = self._databases, []

@@ -27,6 +27,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,10 +39,11 @@ import pyarrow as pa
 from rocksdict import AccessType, Checkpoint, Options, Rdict, Snapshot
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.local_files import writing
 from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
-from holdfast.backends.rocksdb_reads import CHUNK_KEYS, TableReader, read_rows
-from holdfast.backends.rocksdb_writes import ChangeLog, RowWriter, Written, encoded
+from holdfast.backends.rocksdb_reads import TableReader, read_rows
+from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, encoded
 from holdfast.backends.run import Run
 from holdfast.errors import ClosedError, ConflictError, NotFoundError
 
@@ -92,6 +94,7 @@ class Database:
 
     def __init__(self, path: Path, options: Options, write_buffer_bytes: Callable[[], int]) -> None:
         self.path = path
+        self._process = os.getpid()
         self._condition = threading.Condition()
         self._write_lock = threading.Lock()
         self._readers = 0
@@ -101,6 +104,9 @@ class Database:
         self._unflushed = 0
         self._write_buffer_bytes = write_buffer_bytes
         self._buffer_bytes = 0
+        with writing(path):
+            for file in path.glob(f"{CHANGES_PREFIX}*"):
+                file.unlink()
         with rocksdb_errors(path):
             self._rdict: Rdict | None = Rdict(str(path), options)
             try:
@@ -130,7 +136,7 @@ class Database:
             else:
                 restored += writer.take_undo(rows.keys, rows.values)
         if other is not None:
-            self._log.append(Written.of(restored))
+            self._log.append(Written.of(pa.array(restored, pa.large_binary())))
             writer.finish(named.encode())
             self._add(rdict, other)
         return named
@@ -170,10 +176,17 @@ class Database:
             The database was closed.
         """
         with self._using(version) as (rdict, snapshot):
-            yield TableReader(rdict, snapshot, table_id, partial(self._log.keys_since, version.position, table_id))
+            reader = TableReader(rdict, snapshot, table_id, partial(self._log.keys_since, version.position, table_id))
+            del rdict, snapshot
+            try:
+                yield reader
+            finally:
+                reader.close()
 
     @contextmanager
     def _using(self, version: Version) -> Iterator[tuple[Rdict, Snapshot]]:
+        if os.getpid() != self._process:
+            raise ClosedError("a view cannot be used after a fork: open a backend in the new process")
         with self._condition:
             rdict, snapshot = self._require_open(), version.open_snapshot
             self._readers += 1
@@ -200,13 +213,14 @@ class Database:
                 raise ConflictError("the version exists already", pointer=new.pointer)
             runs = {table: run for table, run in runs.items() if len(run)}
             marker = self._marker.with_tables(run.schema for run in runs.values())
-            undone, undo_keys = self._log.since(old.position), self._log.undo_since(old.position)
+            undone = self._log.different_since(old.position)
             written = [encoded(marker.tables[table], run) for table, run in runs.items()]
             with self._condition:
                 self._log.append([*undone, *written])
             self._fit_buffer(rdict)
             writer = RowWriter(rdict, marker.naming(None).encode())
-            writer.restore(undo_keys, old.open_snapshot)
+            for part in undone:
+                writer.restore(part.keys, old.open_snapshot)
             for part, run in zip(written, runs.values(), strict=True):
                 writer.write_run(part.keys, run)
             writer.finish(marker.naming(new).encode())
@@ -234,7 +248,7 @@ class Database:
 
     def trim(self) -> bool:
         """Forget changes that no version needs which is held or read; tell whether there is any such version."""
-        with self._write_lock, self._condition:
+        with self._condition:
             positions = [version.position for version in self._alive]
             self._log.trim(min(positions, default=self._log.position))
             return bool(positions)
@@ -252,19 +266,19 @@ class Database:
             Checkpoint(rdict).create_checkpoint(str(target))
             self._unflushed = 0
             marker, is_present = self._marker, version.position == self._log.position
-            undo_keys = self._log.undo_since(version.position)
+            undone = self._log.different_since(version.position)
         if not is_present:
             with rocksdb_errors(target):
-                self._undo_in(target, options, version, undo_keys, marker)
+                self._undo_in(target, options, version, undone, marker)
 
-    def _undo_in(self, target: Path, options: Options, version: Version, keys: pa.Array, marker: Marker) -> None:
+    def _undo_in(self, target: Path, options: Options, version: Version, undone: list[Written], marker: Marker) -> None:
         """Write back in a copy what was written since a version."""
         copy = Rdict(str(target), options)
         try:
             writer = RowWriter(copy, marker.naming(None).encode())
-            for start in range(0, len(keys), CHUNK_KEYS):
+            for part in undone:
                 with self._using(version) as (_, snapshot):
-                    writer.restore(keys.slice(start, CHUNK_KEYS), snapshot)
+                    writer.restore(part.keys, snapshot)
             writer.finish(marker.naming(Named(version.pointer, version.properties)).encode())
             copy.flush()
         finally:
@@ -308,11 +322,13 @@ class Database:
         present = next((v for v in held if v.position == self._log.position), held[0])
         other = held[0] if present is not held[0] else held[-1]
         writer = RowWriter(rdict, self._marker.naming(None).encode())
-        writer.restore(self._log.undo_since(present.position), present.open_snapshot)
+        for part in self._log.different_since(present.position):
+            writer.restore(part.keys, present.open_snapshot)
         undo = None
         if other is not present:
             undo = Named(other.pointer, other.properties)
-            writer.keep_undo(self._log.undo_since(other.position), other.open_snapshot)
+            for part in self._log.different_since(other.position):
+                writer.keep_undo(part.keys, other.open_snapshot)
         writer.finish(self._marker.naming(Named(present.pointer, present.properties), undo).encode())
         rdict.flush()
 

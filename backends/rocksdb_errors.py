@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import clear_frames
 
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
 
-# Not only "Corruption": a file that is named in the manifest and is gone, or is no longer the file that was written.
-_DAMAGE = re.compile(r"^Corruption|No such file or directory|does not exist|Invalid SST|unknown footer", re.IGNORECASE)
+# Not only "Corruption": also a file that the manifest names and that is gone. What cannot be made is not damaged.
+_DAMAGE = re.compile(r"^Corruption|^IO error: No such file or directory: While open a file for \w+ read|does not exist")
 _FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
 _HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
 _FILE = re.compile(r"(/[^\s:]+/(?:\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY))")
@@ -40,6 +41,8 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
             if type(exc).__name__ == "DbClosedError":
                 raise ClosedError(f"the database at {path} was closed: open a new view") from exc
             raise
+        # Iterators and snapshots in the frames that the traceback holds would keep the database locked.
+        clear_frames(exc.__traceback__)
         raise _mapped(str(exc), path) from exc
 
 

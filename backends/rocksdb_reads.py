@@ -114,6 +114,10 @@ class TableReader:
         self._id = table_id
         self._written_since = written_since
 
+    def close(self) -> None:
+        """Let go of the database, whoever still holds the reader."""
+        del self._database, self._snapshot
+
     def get(self, keys: list[bytes], hashes: HashArray, rows_per_hash: float) -> list[bytes | None]:
         """Return the values of `keys`, None where a key is absent.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
@@ -21,13 +19,15 @@ from holdfast.backends.arrow_rows import HashArray, take
 from holdfast.backends.local_files import writing
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_PREFIX
 from holdfast.backends.rocksdb_reads import CHUNK_KEYS, get_each, to_list
-from holdfast.backends.rocksdb_rows import encode_keys, encode_values
+from holdfast.backends.rocksdb_rows import KEY_HEADER_BYTES, encode_keys, encode_values
 from holdfast.backends.run import Run
 
 #: A version that is larger is written in several batches; see `RowWriter`.
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 16 << 20
 #: Keys of changes that are kept in memory; more of them lie in files.
 LOG_BYTES = 64 << 20
+#: Of the names of those files; one that a kill leaves is removed when the database is opened.
+CHANGES_PREFIX = "changes-"
 
 
 def without_log() -> WriteOptions:
@@ -139,14 +139,26 @@ class Written(NamedTuple):
         return self.hashes.nbytes + self.keys.nbytes
 
     @classmethod
-    def of(cls, keys: list[bytes]) -> list[Self]:
-        """Sort keys of any tables into parts."""
+    def of(cls, keys: pa.Array) -> list[Self]:
+        """Return the different ones among keys of any tables, table by table."""
         parts = []
-        for table_id, group in groupby(sorted(keys), itemgetter(0)):
-            table = list(group)
-            hashes = np.array([int.from_bytes(key[1:9], "big") for key in table], np.uint64)
-            parts.append(cls(table_id, hashes, pa.array(table, pa.large_binary())))
+        keys = pc.unique(keys)
+        heads = _heads(keys)
+        for table_id in np.unique(heads[:, 0]).tolist():
+            rows = np.flatnonzero(heads[:, 0] == table_id)
+            hashes = np.ascontiguousarray(heads[rows, 1:]).view(">u8").ravel().astype(np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            parts.append(cls(table_id, hashes[order], keys.take(pa.array(rows[order]))))
         return parts
+
+
+def _heads(keys: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return table id and hash of each key as bytes, shape (n, 9)."""
+    _, offsets, data = keys.buffers()
+    starts = np.frombuffer(offsets, np.int64)[keys.offset : keys.offset + len(keys)]
+    if not len(keys):
+        return np.empty((0, KEY_HEADER_BYTES), np.uint8)
+    return np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(KEY_HEADER_BYTES)]
 
 
 def encoded(table_id: int, run: Run) -> Written:
@@ -160,11 +172,11 @@ class ChangeLog:
     Parameters
     ----------
     folder : pathlib.Path
-        For what is more than `LOG_BYTES`: nameless files that go with the process.
+        For what is more than `LOG_BYTES`: nameless files, which go with the process.
 
     Notes
     -----
-    Threads: one writes (`append`, `trim`); any number read.
+    Threads: `append` and `trim` take turns, their caller sees to it; any number read meanwhile.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -189,10 +201,12 @@ class ChangeLog:
         """Return what was written after `position`; keys are repeated where they were written repeatedly."""
         return [written for at, change in self._changes if at > position for written in change]
 
-    def undo_since(self, position: int) -> pa.Array:
-        """Return the different keys of all tables written after `position`."""
-        keys = [written.keys for written in self.since(position)]
-        return pc.unique(pa.concat_arrays(keys)) if keys else pa.array([], pa.large_binary())
+    def different_since(self, position: int) -> list[Written]:
+        """Return the different keys written after `position`, table by table: what going back to it undoes."""
+        changes = self.since(position)
+        if len(changes) == 1:
+            return changes
+        return Written.of(pa.concat_arrays([written.keys for written in changes])) if changes else []
 
     def keys_since(self, position: int, table_id: int, first_hash: int, last_hash: int) -> list[bytes]:
         """Return the different keys of a table written after `position` whose hash is in a range."""
@@ -210,13 +224,14 @@ class ChangeLog:
 
 
 def _on_disk(written: Written, folder: Path) -> Written:
-    """Return the same, mapped from a file that has no name."""
+    """Return the same, mapped from a file that has lost its name."""
     batch = pa.RecordBatch.from_arrays([pa.array(written.hashes), written.keys], names=["hash", "key"])
-    with writing(folder), TemporaryFile(dir=folder) as file:
+    with writing(folder), NamedTemporaryFile(dir=folder, prefix=CHANGES_PREFIX) as file:
         with ipc.new_stream(file, batch.schema) as stream:
             stream.write_batch(batch)
         file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    with ipc.open_stream(pa.py_buffer(mapped)) as stream:
+        with pa.memory_map(file.name) as mapped:
+            data = mapped.read_buffer()
+    with ipc.open_stream(data) as stream:
         batch = stream.read_next_batch()
     return Written(written.table_id, batch.column(0).to_numpy(), batch.column(1))
