@@ -192,7 +192,7 @@ def list_folder(folder: Path) -> list[str]:
     with reading(folder):
         try:
             return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
 

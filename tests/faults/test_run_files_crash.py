@@ -474,6 +474,22 @@ def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path, k
         assert contents(view, "counts") == {("ann",): (1,), ("bob",): (1,)}
 
 
+def test_a_directory_in_whose_place_stands_a_file(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
+    """Nothing is here any more, and what cannot be made says where."""
+    backend = open_backend(tmp_path / "shard", kind)
+    first, second = Pointer(1, "aa"), Pointer(2, "bb")
+    backend.apply(None, first, counts(("ann", 1)), {})
+    shutil.rmtree(tmp_path / "shard")
+    (tmp_path / "shard").write_text("no directory")
+    for ask in (backend.view, backend.freeze, backend.maintain):
+        with pytest.raises(NotFoundError):
+            ask(first)
+    assert (backend.versions(), backend.verify()) == ([], [])
+    for attempt in (lambda: backend.load(second, counts(("ann", 1)), {}), lambda: backend.drop([first])):
+        with pytest.raises(UnavailableError, match=r"shard.*local\.dir"):
+            attempt()
+
+
 def test_a_directory_that_vanishes_while_it_is_written(
     tmp_path: Path, kind: type[RunFilesBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
