@@ -30,7 +30,7 @@ test: $(STAMP) ## all tests, few repetitions [ARGS=]
 	$(BIN)/pytest $(ARGS)
 
 test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
-	$(BIN)/pytest -m 'not slow and not spark and not cluster and not s3' $(ARGS)
+	$(BIN)/pytest -m 'not slow and not spark and not cluster and not s3 and not hdfs' $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
 	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest --exitfirst $(ARGS)

@@ -20,7 +20,8 @@ bounded     no call waits for ever: attempts and time-outs are limited by defaul
 Keys are written once: whoever creates an object chooses a new name (a random id), so no operation needs a
 lock, a rename or a condition. Putting the same bytes again after an unclear failure does no harm.
 
-Implementations: `storage_local` (file), `storage_s3` (s3), `storage_fsspec` (memory and any other fsspec URL).
+Implementations: `storage_local` (file), `storage_s3` (s3), `storage_hdfs` (hdfs), `storage_fsspec` (memory and any
+other fsspec URL). `storage_probe` tries all four methods at the start of a query.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ SEGMENT_LIMIT_BYTES = 255
 TEMPORARY_PREFIX = ".tmp-"
 """File names that begin so are unfinished writes: no key may hold one, no list shows one."""
 
-# S3 sends keys as XML 1.0, which cannot hold these; refusing them everywhere keeps storages alike.
-_UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+# S3 sends keys as XML 1.0, which cannot hold the first ones, and HDFS has no colon in a name, and no file .snapshot;
+# refusing them everywhere keeps storages alike.
+_UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff:]")
+_RESERVED = {"", ".", "..", ".snapshot"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
@@ -103,6 +106,8 @@ class ObjectStorage(ABC):
         InvalidArgumentError
             The key is not valid, it collides with a folder of other keys, access is denied, or the root is
             not there.
+        ConflictError
+            The storage can tell that the key holds other bytes; only some can.
         UnavailableError
             The storage did not answer, or is full. The object is stored whole or not at all; which of the two
             is not known.
@@ -208,8 +213,9 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
     Parameters
     ----------
     url : str
-        ``file:///path``, a bare path, ``memory://name``, ``s3://bucket/prefix`` (also ``s3a``), or the URL of
-        any other installed fsspec file system. Never credentials.
+        ``file:///path``, a bare path, ``memory://name``, ``s3://bucket/prefix`` (also ``s3a``),
+        ``hdfs://host:port/path`` (also a name service; ``hdfs:///path`` for the default of HADOOP_CONF_DIR), or
+        the URL of any other installed fsspec file system. Never credentials.
     options : Mapping[str, object], optional
         What `parse_storage_options` returns: parameters of the file system, such as `key`, `secret` or
         `client_kwargs`. Local and memory storage need none and ignore them.
@@ -222,7 +228,8 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
     Raises
     ------
     InvalidArgumentError
-        The URL holds credentials, its scheme is not known, or an option is not known.
+        The URL holds credentials, its scheme is not known, the package for it is not installed (the message
+        names it), or an option is not known.
     """
     # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
     scheme, rest = _split_url(url)
@@ -238,9 +245,22 @@ def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> Objec
 
         bucket, _, prefix = rest.removeprefix("//").partition("/")
         return S3Storage(bucket, prefix.rstrip("/"), options)
+    if scheme == "hdfs":
+        return _open_hdfs(rest, options)
     from holdfast.snapshotter.storage_fsspec import FsspecStorage
 
     return FsspecStorage(scheme, f"{scheme}:{rest}", _NO_OPTIONS if scheme == "memory" else options)
+
+
+def _open_hdfs(rest: str, options: Mapping[str, object]) -> ObjectStorage:
+    try:
+        from holdfast.snapshotter.storage_hdfs import HdfsStorage
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            "hdfs:// needs the package hdfs-native on the driver and the executors: pip install 'holdfast[hdfs]'"
+        ) from exc
+    authority, _, path = rest.removeprefix("//").partition("/")
+    return HdfsStorage(authority, path.rstrip("/"), options)
 
 
 def check_key(key: str) -> str:
@@ -259,14 +279,21 @@ def check_key(key: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        The key is absolute, too long, has an empty, ``.`` or ``..`` segment, a control character, a lone
-        surrogate, or a segment that is reserved for unfinished writes.
+        The key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a control character, a
+        lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
     """
     problem = key_problem(key)
     if problem:
         shown = key if len(key) <= 80 else key[:77] + "..."
         raise InvalidArgumentError(f"storage key {problem}", key=ascii(shown))
     return key
+
+
+def check_root(prefix: str) -> str:
+    """Return the prefix of a root, which is checked as a key is; but users choose it, and S3 can hold a colon."""
+    if prefix:
+        check_key(prefix.replace(":", "-"))
+    return prefix
 
 
 def check_folder(prefix: str) -> str:
@@ -281,12 +308,12 @@ def check_folder(prefix: str) -> str:
 def key_problem(key: str) -> str | None:
     """Return what is wrong with a key, or None."""
     if _UNSAFE.search(key):
-        return "has a control character or a lone surrogate"
+        return "has a colon, a control character or a lone surrogate"
     if len(key.encode()) > KEY_LIMIT_BYTES:
         return f"is longer than {KEY_LIMIT_BYTES} bytes"
     for segment in key.split("/"):
-        if segment in ("", ".", ".."):
-            return "must be relative, without empty, . or .. segments"
+        if segment in _RESERVED:
+            return "must be relative, without empty, ., .. or .snapshot segments"
         if len(segment.encode()) > SEGMENT_LIMIT_BYTES:
             return f"has a segment longer than {SEGMENT_LIMIT_BYTES} bytes"
         if segment.startswith(TEMPORARY_PREFIX):

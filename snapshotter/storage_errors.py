@@ -10,6 +10,8 @@
     checksum of the store does not match, repeatedly           CorruptionError
     time-out, refused, 5xx, throttled, cut, disk full or bad   UnavailableError       may succeed later
 
+hdfs-native raises RuntimeError for nearly everything; what HDFS said is in its text, as a Java class.
+
 Nothing is imported for this: classes are told apart by their own names and those of their bases, so a user
 of local disks never loads botocore. No message holds a credential; where the original exception mentions
 one, it is left out of the chain too.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -99,6 +102,31 @@ _DENIED_CODES = frozenset(
     }
 )
 _ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
+
+# hdfs-native: the variant of its error, and for an answer of HDFS the class of the exception over there.
+_HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:[\w$]+\.)*([\w$]+)")?')
+_HDFS_DENIED = (
+    InvalidArgumentError,
+    "access denied: check the user (HADOOP_USER_NAME, Kerberos) and the permissions of the folder",
+)
+_BY_HDFS_NAME = {
+    "AccessControlException": _HDFS_DENIED,
+    "AuthorizationException": _HDFS_DENIED,
+    "DSQuotaExceededException": (UnavailableError, _FULL),
+    "GSSAPIError": _HDFS_DENIED,
+    "InvalidArgument": (InvalidArgumentError, _REFUSED),
+    "InvalidPathException": (InvalidArgumentError, _REFUSED),
+    "InvalidToken": _HDFS_DENIED,
+    "NSQuotaExceededException": (UnavailableError, _FULL),
+    "NoSASLMechanism": _HDFS_DENIED,
+    "ParentNotDirectoryException": (InvalidArgumentError, _COLLISION),
+    "PathComponentTooLongException": (InvalidArgumentError, _REFUSED),
+    "SASLError": _HDFS_DENIED,
+    "SaslException": _HDFS_DENIED,
+    "UrlParseError": (InvalidArgumentError, _REFUSED),
+    "XmlParseError": (InvalidArgumentError, _REFUSED),
+}
+_HDFS_RENAME_ONTO_FOLDER = "must both be directories"
 
 
 @contextmanager
@@ -186,6 +214,17 @@ def _classify(exc: BaseException) -> tuple[type[HoldfastError], str]:
             return kind, message
     if isinstance(exc, OSError):
         return _classify_os(exc)
+    return _classify_hdfs(str(exc))
+
+
+def _classify_hdfs(text: str) -> tuple[type[HoldfastError], str]:
+    """Return class and message for the text of an error of hdfs-native, or of anything else."""
+    if _HDFS_RENAME_ONTO_FOLDER in text:
+        return InvalidArgumentError, _COLLISION
+    names = _HDFS_TEXT.match(text)
+    for name in reversed(names.groups()) if names else ():
+        if name in _BY_HDFS_NAME:
+            return _BY_HDFS_NAME[name]
     return UnavailableError, _NO_ANSWER
 
 
@@ -225,7 +264,8 @@ def _detail(exc: BaseException) -> str:
         return f"{answer[0]}/{answer[1]}"
     if isinstance(exc, OSError) and exc.errno is not None:
         return f"{errno.errorcode.get(exc.errno, exc.errno)}: {os.strerror(exc.errno)}"
-    text = " ".join(str(exc).split())
+    # An answer of HDFS goes on with a stack trace, its line ends escaped or not.
+    text = " ".join(re.split(r"\n\s*at |\\n\\tat ", str(exc), maxsplit=1)[0].split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 

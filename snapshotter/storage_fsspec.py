@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _LOG = logging.getLogger(__name__)
-_RENAMES = frozenset({"arrow_hdfs", "hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
+_RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -66,6 +66,8 @@ class FsspecStorage(ObjectStorage):
         if scheme not in fsspec.available_protocols():
             known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
+        with translated("open", url, ""):
+            fsspec.get_filesystem_class(scheme)  # its error names the package to install
         self.url = url.rstrip("/")
         if self.url == f"{scheme}:":
             raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)

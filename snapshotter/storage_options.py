@@ -52,7 +52,9 @@ _INTS = frozenset(
         "part_size_bytes",
     }
 )
-_FLOATS = frozenset({"config_kwargs.connect_timeout", "config_kwargs.read_timeout", "operation_timeout_seconds"})
+_FLOATS = frozenset(
+    {"config_kwargs.connect_timeout", "config_kwargs.read_timeout", "operation_timeout_seconds", "retry_seconds"}
+)
 _PATH_OR_BOOL = "client_kwargs.verify"
 _WORDS = {"true": True, "false": False}
 _SECRET_NAME = re.compile(
@@ -96,6 +98,14 @@ def parse_storage_options(flat: Mapping[str, str]) -> dict[str, object]:
             raise InvalidArgumentError("storage option is both a value and a group", option=name)
         group[parts[-1]] = _typed(name, text)
     return nested
+
+
+def dotted(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return nested options flat again, as Hadoop names its own: ``{"dfs": {"a": 1}}`` is ``{"dfs.a": 1}``."""
+    flat: dict[str, object] = {}
+    for name, value in options.items():
+        flat |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def secrets_of(options: Mapping[str, object]) -> frozenset[str]:

@@ -52,6 +52,7 @@ from holdfast.snapshotter.storage import (
     ObjectStorage,
     check_folder,
     check_key,
+    check_root,
     flat_view,
     key_problem,
 )
@@ -95,8 +96,7 @@ class S3Storage(ObjectStorage):
     def __init__(self, bucket: str, prefix: str, options: Mapping[str, object]) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidArgumentError("s3 URL must be s3://bucket or s3://bucket/prefix, and hold no credentials")
-        if prefix:
-            check_key(prefix)
+        check_root(prefix)
         _check_options(options)
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket

@@ -1,4 +1,4 @@
-"""What all tests share: profiles, the Spark session, an environment without Java, and two rules of the run.
+"""What all tests share: profiles, the Spark session, servers, an environment without Java, and two rules of the run.
 
 The rules: a run in which not one test ran is a failure, also when all were skipped; and after
 ``HOLDFAST_TEST_BUDGET_S`` seconds, where that is set, the remaining tests are skipped and counted.
@@ -17,9 +17,13 @@ import hypothesis
 import pytest
 
 from tests.repetitions import LONG
+from tests.servers import downloads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import Moto, Versitygw
 
 hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
@@ -60,6 +64,37 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Moto]:
+    """Return the S3 server in this process."""
+    from tests.servers import s3
+
+    with s3.moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versitygw]:
+    """Return the S3 server of a process of its own; who kills it starts it again."""
+    from tests.servers import s3
+
+    with downloads.skipped_where_missing():
+        downloads.versitygw()
+    with s3.versitygw(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """Return the HDFS of this run; who kills a part of it starts it again."""
+    from tests.servers import hdfs
+
+    with downloads.skipped_where_missing():
+        downloads.hadoop()
+    with hdfs.hdfs(tmp_path_factory.mktemp("hdfs"), java_home) as server:
+        yield server
+
+
 @pytest.fixture
 def environment_without_java(tmp_path: Path) -> dict[str, str]:
     """Return environment variables under which a new process finds every program but Java."""
@@ -80,6 +115,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="only in the long profile: make test-long"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        downloads.prefetch({mark.name for item in session.items for mark in item.iter_markers()})
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

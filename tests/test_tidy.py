@@ -47,6 +47,7 @@ PLACES = {
     "botocore": ("snapshotter/storage*.py",),
     "click": ("holdfast/cli*.py", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage*.py",),
+    "hdfs_native": ("snapshotter/storage*.py",),
     "mmh3": ("spark_integration/*",),
     "psutil": ("spark_integration/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/state_client.py", "spark_integration/state_service.py"),

@@ -12,15 +12,10 @@ from holdfast.snapshotter import storage_fsspec
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.storage_contract import StorageContract
-from tests.faults.s3_server import BUCKET, S3Server, s3_server
+from tests.servers.hdfs import Hdfs
+from tests.servers.s3 import BUCKET, Moto, S3Server, Versitygw
 
 _PLACES = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
 
 
 class TestLocalStorage(StorageContract):
@@ -67,13 +62,8 @@ class TestStorageWithoutFaults(TestMemoryStorage):
             yield storage
 
 
-@pytest.mark.s3
-class TestS3Storage(StorageContract):
+class _OnAServer(StorageContract):
     large_bytes = 11 << 20
-
-    @pytest.fixture
-    def place(self, server: S3Server) -> tuple[str, dict[str, object]]:
-        return f"s3://{BUCKET}/contract/{next(_PLACES)}", server.options(part_size_bytes=5 << 20)
 
     @pytest.fixture
     def storage(self, place: tuple[str, dict[str, object]]) -> Iterator[ObjectStorage]:
@@ -84,3 +74,28 @@ class TestS3Storage(StorageContract):
     def other(self, place: tuple[str, dict[str, object]]) -> Iterator[ObjectStorage]:
         with open_storage(*place) as storage:
             yield storage
+
+
+def s3_place(server: S3Server) -> tuple[str, dict[str, object]]:
+    return f"s3://{BUCKET}/contract/{next(_PLACES)}", server.options(part_size_bytes=5 << 20)
+
+
+@pytest.mark.s3
+class TestS3StorageOnMoto(_OnAServer):
+    @pytest.fixture
+    def place(self, moto: Moto) -> tuple[str, dict[str, object]]:
+        return s3_place(moto)
+
+
+@pytest.mark.s3
+class TestS3StorageOnVersitygw(_OnAServer):
+    @pytest.fixture
+    def place(self, versitygw: Versitygw) -> tuple[str, dict[str, object]]:
+        return s3_place(versitygw)
+
+
+@pytest.mark.hdfs
+class TestHdfsStorage(_OnAServer):
+    @pytest.fixture
+    def place(self, hdfs: Hdfs) -> tuple[str, dict[str, object]]:
+        return f"{hdfs.url}/contract/{next(_PLACES)}", hdfs.options()

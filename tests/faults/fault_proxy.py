@@ -13,6 +13,8 @@
     drop_reply    performed; the connection closes without an answer
     cut_reply     performed; the answer announces its size, and ends after `at` bytes of its body
     flip_byte     performed; one byte of the answer's body, at `at`, is another
+    cut_request   the server gets `at` bytes of the body and then nothing more; the client's connection is reset
+    delay         performed after `seconds`
     hang          read, and never answered
     reset         the connection is reset before the request is read
 
@@ -33,7 +35,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
-Kind = Literal["status", "status_after", "drop_reply", "cut_reply", "flip_byte", "hang", "reset"]
+Kind = Literal[
+    "status", "status_after", "drop_reply", "cut_reply", "flip_byte", "cut_request", "delay", "hang", "reset"
+]
 
 _HOP_BY_HOP = {b"connection", b"content-length", b"expect", b"keep-alive", b"server", b"transfer-encoding"}
 
@@ -51,6 +55,7 @@ class Rule:
     s3_code: str = "SlowDown"
     body: str = ""
     at: int = 0
+    seconds: float = 0.0
     hits: int = field(default=0, init=False)
 
     def claims(self, method: str, path: str) -> bool:
@@ -159,6 +164,12 @@ class FaultProxy:
         if rule and rule.kind == "status":
             writer.write(_error(rule, method))
             return True
+        if rule and rule.kind == "cut_request":
+            await self._forward_half(request, rule.at)
+            _reset(writer)
+            return False
+        if rule and rule.kind == "delay":
+            await asyncio.sleep(rule.seconds)
         answer = await self._forward(request)
         if rule and rule.kind == "drop_reply":
             return False
@@ -174,10 +185,15 @@ class FaultProxy:
         writer.write(answer.encoded((b"Content-Length", announced)) + (body[: rule.at] if rule and cut else body))
         return not cut
 
+    async def _forward_half(self, request: Message, size: int) -> None:
+        """Send what a client sends that dies in the middle of a body."""
+        async with _connection(self.upstream) as (_, writer):
+            writer.write(request.encoded(*_framing(request)) + request.body[:size])
+            await writer.drain()
+
     async def _forward(self, request: Message) -> Message:
         async with _connection(self.upstream) as (reader, writer):
-            size = (b"Content-Length", b"%d" % len(request.body))
-            writer.write(request.encoded(size, (b"Connection", b"close")) + request.body)
+            writer.write(request.encoded(*_framing(request)) + request.body)
             await writer.drain()
             while True:
                 answer = _parse(await reader.readuntil(b"\r\n\r\n"))
@@ -196,6 +212,10 @@ async def _connection(to: tuple[str, int]) -> AsyncIterator[tuple[asyncio.Stream
         yield reader, writer
     finally:
         writer.close()
+
+
+def _framing(request: Message) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+    return (b"Content-Length", b"%d" % len(request.body)), (b"Connection", b"close")
 
 
 def _parse(head: bytes) -> Message:

@@ -1,16 +1,19 @@
-"""S3 that answers late, wrongly or not at all: a real server behind a proxy that counts what it did."""
+"""S3 that answers late, wrongly or not at all: two real servers behind a proxy that counts what it did."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter import storage_s3
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from tests.faults.fault_proxy import FaultProxy
-from tests.faults.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, s3_server
+from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, Versitygw
 
 pytestmark = pytest.mark.s3
 
@@ -33,10 +36,10 @@ ACTIONS: dict[str, Callable[[ObjectStorage], object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
+@pytest.fixture(scope="module", params=["moto", "versitygw"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found: S3Server = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,31 @@ def test_reply_of_put_lost(storage: ObjectStorage, proxy: FaultProxy) -> None:
     assert lost.hits == 1
     assert requests_of(proxy, "PUT") == 3
     assert storage.get("o") == b"written once"
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_request_cut_in_the_body(open_through: Callable[..., ObjectStorage], proxy: FaultProxy, attempts: int) -> None:
+    """A body of which half arrived is no object: it is sent again, or nothing is stored."""
+    storage = open_through(total_max_attempts=attempts)
+    cut = proxy.rule("cut_request", method="PUT", at=50_000, times=None if attempts == 1 else 1)
+    if attempts == 1:
+        with pytest.raises(UnavailableError, match="action=put key=o "):
+            storage.put("o", b"x" * 100_000)
+        assert not storage.list("")
+    else:
+        storage.put("o", b"x" * 100_000)
+        assert storage.get("o") == b"x" * 100_000
+    assert cut.hits >= 1
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_latency(storage: ObjectStorage, proxy: FaultProxy, action: str) -> None:
+    storage.put("folder/object", b"1")
+    late = proxy.rule("delay", seconds=0.4)
+    start = time.monotonic()
+    ACTIONS[action](storage)
+    assert time.monotonic() - start >= 0.4
+    assert late.hits == 1
 
 
 def test_put_done_but_answered_with_an_error(storage: ObjectStorage, proxy: FaultProxy) -> None:
@@ -271,6 +299,35 @@ def test_reply_of_complete_lost(storage: ObjectStorage, proxy: FaultProxy, serve
         assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
 
 
+def test_part_cut_in_the_body(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    cut = proxy.rule("cut_request", method="PUT", path="partNumber=3", at=1000, times=1)
+    storage.put("o", THREE_PARTS)
+    assert cut.hits == 1
+    assert storage.get("o") == THREE_PARTS
+
+
+def test_interrupted_upload_leaves_nothing(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
+    """An exception that leaves the writer publishes no truncated object."""
+    hang = proxy.rule("hang", method="PUT", path="partNumber=2")
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        while not hang.hits:
+            time.sleep(0.01)
+        signal.pthread_kill(me, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            storage.put("o", THREE_PARTS)
+    assert hang.hits == 1
+    end = time.monotonic() + 10
+    while requests_of(proxy, "DELETE") == 0 and time.monotonic() < end:
+        time.sleep(0.05)
+    storage.list("")  # the abort was answered before
+    assert_nothing_left(server, storage)
+
+
 def test_upload_aborted_by_somebody_else(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
     gone = proxy.rule("status", method="POST", path="uploadId=", code=404, s3_code="NoSuchUpload")
     with pytest.raises(UnavailableError, match="aborted by somebody else"):
@@ -292,6 +349,49 @@ def test_abort_fails_too(open_through: Callable[..., ObjectStorage], proxy: Faul
         (upload,) = client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
         assert upload["UploadId"] in chain
         client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_server_killed_and_started_again_while_objects_are_written(versitygw: Versitygw) -> None:
+    """Who writes goes on; what was acknowledged is there, and nothing is torn."""
+    data = {f"{number}": os.urandom(1000) * 300 for number in range(60)}
+    stored: list[str] = []
+    kills = 0
+
+    def write(key: str) -> None:
+        storage.put(key, data[key])
+        stored.append(key)
+
+    options = versitygw.options(config_kwargs={"retries": {"total_max_attempts": 8}})
+    with open_storage(f"s3://{BUCKET}/killed", options) as storage, ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(write, key) for key in data]
+        for enough in (10, 30):
+            while len(stored) < enough:
+                time.sleep(0.005)
+            versitygw.kill()
+            kills += 1
+            assert len(stored) < len(data), "killed too late to prove anything"
+            versitygw.start()
+        for done in writing:
+            done.result()
+        assert kills == 2
+        assert {info.key for info in storage.list("")} == set(data)
+        for key, content in data.items():
+            assert storage.get(key) == content
+
+
+def test_server_killed_and_not_started_again(versitygw: Versitygw) -> None:
+    """Each action ends with an error that may pass, and the same storage works when the server is back."""
+    options = versitygw.options(config_kwargs={"retries": {"total_max_attempts": 2}})
+    with open_storage(f"s3://{BUCKET}/gone", options) as storage:
+        storage.put("folder/object", b"1")
+        versitygw.kill()
+        try:
+            for action, call in ACTIONS.items():
+                with pytest.raises(UnavailableError, match=f"action={action} "):
+                    call(storage)
+        finally:
+            versitygw.start()
+        assert storage.get("folder/object") == b"1"
 
 
 def test_list_of_many_pages(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
@@ -338,9 +438,9 @@ def test_delete_fails_for_single_keys(
 @pytest.mark.parametrize("action", ACTIONS)
 def test_wrong_credentials(server: S3Server, storage: ObjectStorage, action: str) -> None:
     storage.put("folder/object", b"1")
-    with server.checking_credentials():
+    with server.wrong_credentials() as options, open_storage(storage.url, options) as refused:
         with pytest.raises(InvalidArgumentError, match=f"access denied: .*action={action} .*key=folder/") as raised:
-            ACTIONS[action](storage)
+            ACTIONS[action](refused)
         assert not raised.value.retryable
     assert storage.get("folder/object") == b"1"
 
@@ -384,9 +484,10 @@ def test_no_credentials_anywhere(server: S3Server, proxy: FaultProxy, caplog: py
     proxy.rule("status", path="echo", code=403, body=echo)
     proxy.rule("hang", path="hang")
     shown = []
+    with open_storage(f"s3://{BUCKET}/canary", server.options(proxy.url)) as storage:
+        storage.put("fine", b"1")
     with open_storage(f"s3://{BUCKET}/canary", options) as storage:
         shown += [repr(storage), str(storage), storage.url]
-        storage.put("fine", b"1")
         for key in ("busy", "denied", "echo", "hang", "absent"):
             with pytest.raises(HoldfastError) as raised:
                 storage.get(key)

@@ -1,0 +1,108 @@
+"""Servers that tests start, fetched once by the ordinary clients of Go and Maven into a cache outside of the tree.
+
+::
+
+    ~/.cache/holdfast-test-servers/          (or below $XDG_CACHE_HOME)
+        versitygw-1.8.0/versitygw
+        hadoop-3.4.2/*.jar
+        versitygw-1.8.0.lock                 held by the one process that fetches; the others wait
+
+A folder appears by a rename when all of it is there, so it is whole or absent. Where a server cannot be had, the tests
+that need it are skipped and say why; with HOLDFAST_TEST_MUST_SERVE set, as `.ci/run` does, they fail instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+VERSITYGW = "1.8.0"
+HADOOP = "3.4.2"
+
+
+class MissingServerError(Exception):
+    """A server is not here and cannot be fetched; the message says why."""
+
+
+@functools.cache
+def versitygw() -> Path:
+    """Return the program of versitygw, an S3 server that keeps its objects as files."""
+    module = f"github.com/versity/versitygw/cmd/versitygw@v{VERSITYGW}"
+    command = ["go", "install", "-trimpath", "-ldflags=-s -w", module]
+    folder = _fetched(f"versitygw-{VERSITYGW}", command, lambda folder: {"GOBIN": str(folder), "CGO_ENABLED": "0"})
+    return folder / "versitygw"
+
+
+@functools.cache
+def hadoop() -> str:
+    """Return the class path of a NameNode and a DataNode."""
+    pom = Path(__file__).with_name("hadoop-pom.xml")
+    command = ["mvn", "-B", "-q", "-f", str(pom), f"-Dhadoop.version={HADOOP}", "dependency:copy-dependencies"]
+    folder = _fetched(f"hadoop-{HADOOP}", command, lambda folder: {"HADOOP_JARS": str(folder)})
+    return ":".join(map(str, sorted(folder.glob("*.jar"))))
+
+
+_BY_MARKER = {"s3": versitygw, "hdfs": hadoop}
+
+
+def prefetch(markers: Collection[str]) -> None:
+    """Fetch what tests with these markers need, so that no test's time limit has to hold a download."""
+    for marker in sorted(markers & _BY_MARKER.keys()):
+        with suppress(MissingServerError):  # told by the tests that need it
+            _BY_MARKER[marker]()
+
+
+@contextmanager
+def skipped_where_missing() -> Iterator[None]:
+    """Skip the test where its server cannot be had, or fail if HOLDFAST_TEST_MUST_SERVE is set."""
+    try:
+        yield
+    except MissingServerError as exc:
+        if os.environ.get("HOLDFAST_TEST_MUST_SERVE"):
+            pytest.fail(str(exc))
+        pytest.skip(str(exc))
+
+
+def _fetched(name: str, command: list[str], environment: Callable[[Path], dict[str, str]]) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-test-servers"
+    folder = cache / name
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                _fetch(cache / f"{name}.partial", folder, command, environment)
+    return folder
+
+
+def _fetch(partial: Path, folder: Path, command: list[str], environment: Callable[[Path], dict[str, str]]) -> None:
+    program = shutil.which(command[0])
+    if program is None:
+        raise MissingServerError(f"{folder.name} is not in {folder.parent}, and there is no {command[0]} to fetch it")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    done = subprocess.run(
+        [program, *command[1:]],
+        env={**os.environ, **environment(partial)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-500:]
+        raise MissingServerError(f"{command[0]} could not fetch {folder.name}: {said}")
+    partial.rename(folder)
+
+
+if __name__ == "__main__":
+    for server in _BY_MARKER.values():
+        print(server())
