@@ -36,7 +36,7 @@ from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.rocksdb_check import damaged_tables
-from holdfast.backends.rocksdb_database import FLUSH_VERSIONS, Database, create_database, read_marker
+from holdfast.backends.rocksdb_database import Database, create_database, read_marker
 from holdfast.backends.rocksdb_errors import damaged
 from holdfast.backends.rocksdb_marker import Named
 from holdfast.backends.rocksdb_options import RocksDBOptions, database_options, process_memory
@@ -153,7 +153,7 @@ class RocksDBBackend(Backend):
     def maintain(self, pointer: Pointer) -> int:
         database = self._find(pointer)
         with self.judging(database):
-            return int(database.flush(FLUSH_VERSIONS))
+            return int(database.maintain())
 
     def statistics(self) -> BackendStatistics:
         versions = self.versions()
@@ -324,7 +324,7 @@ class RocksDBBackend(Backend):
     # Care.
 
     def verify(self) -> list[Path]:
-        """Check all table files, and set the databases aside whose files are damaged.
+        """Check all table files, and set the databases aside whose files are damaged; frozen files are made anew.
 
         Returns
         -------
@@ -332,6 +332,8 @@ class RocksDBBackend(Backend):
             The damaged files, where they were.
         """
         found = []
+        for name in local_files.list_folder(self._frozen):
+            local_files.retire_folder(self._frozen / name, self._staging, self.new_id())
         for name in local_files.list_folder(self._home):
             path = self._home / name
             with self._stage() as staged:

@@ -101,7 +101,7 @@ class Database:
         self._log = ChangeLog(path)
         self._versions: dict[Pointer, Version] = {}
         self._alive: weakref.WeakSet[Version] = weakref.WeakSet()
-        self._unflushed = 0
+        self._unflushed_versions = self._unflushed_bytes = 0
         self._write_buffer_bytes = write_buffer_bytes
         self._buffer_bytes = 0
         with writing(path):
@@ -217,7 +217,6 @@ class Database:
             written = [encoded(marker.tables[table], run) for table, run in runs.items()]
             with self._condition:
                 self._log.append([*undone, *written])
-            self._fit_buffer(rdict)
             writer = RowWriter(rdict, marker.naming(None).encode())
             for part in undone:
                 writer.restore(part.keys, old.open_snapshot)
@@ -227,13 +226,23 @@ class Database:
             with self._condition:
                 self._marker = marker
                 self._add(rdict, new)
-                self._unflushed += 1
+            self._flush_if_large(rdict, writer.written_bytes)
 
-    def _fit_buffer(self, rdict: Rdict) -> None:
+    def _flush_if_large(self, rdict: Rdict, written_bytes: int) -> None:
+        """Begin a flush where the write buffer is full.
+
+        RocksDB looks only before the next write: until then a database that rests keeps its memory, and the disk holds
+        the first part of a version that was larger than the buffer.
+        """
+        self._unflushed_versions += 1
+        self._unflushed_bytes += written_bytes
         size = self._write_buffer_bytes()
         if size != self._buffer_bytes:
             rdict.set_options({"write_buffer_size": str(size)})
             self._buffer_bytes = size
+        if self._unflushed_bytes >= size:
+            rdict.flush(wait=False)
+            self._unflushed_versions = self._unflushed_bytes = 0
 
     def _add(self, rdict: Rdict, named: Named) -> None:
         version = Version(named, self._log.position, rdict.snapshot())
@@ -264,7 +273,7 @@ class Database:
         with self._write_lock, rocksdb_errors(self.path):
             rdict, version = self._require_open(), self.version(pointer)
             Checkpoint(rdict).create_checkpoint(str(target))
-            self._unflushed = 0
+            self._unflushed_versions = self._unflushed_bytes = 0
             marker, is_present = self._marker, version.position == self._log.position
             undone = self._log.different_since(version.position)
         if not is_present:
@@ -284,14 +293,14 @@ class Database:
         finally:
             copy.close()
 
-    def flush(self, least: int = 1) -> bool:
-        """Write to disk what is in memory only, where at least so many versions are; tell whether it was done."""
+    def maintain(self) -> bool:
+        """Flush where many versions are in memory only; tell whether it was done."""
         with self._write_lock, rocksdb_errors(self.path):
             rdict = self._require_open()
-            if self._unflushed < least:
+            if self._unflushed_versions < FLUSH_VERSIONS:
                 return False
             rdict.flush()
-            self._unflushed = 0
+            self._unflushed_versions = self._unflushed_bytes = 0
         return True
 
     def close(self) -> None:

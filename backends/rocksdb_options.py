@@ -21,8 +21,9 @@ The budget is divided so::
     batch in flight             96m      Python and Arrow objects; about 25m for 100,000 rows
     block cache                 the rest; it also holds indexes, filters and write buffers
 
-RocksDB's limit of write buffers only flushes the database that is being written; so each database has a write
-buffer so small that all together stay within the limit. The defaults are measured: docs/decisions/0009-rocksdb.md.
+RocksDB's own limit of write buffers only flushes the database that is being written. So each database has a share of
+the limit, and begins a flush as soon as a commit has filled it; what commits write at one moment comes on top. The
+defaults are measured: docs/decisions/0009-rocksdb.md.
 """
 
 from __future__ import annotations

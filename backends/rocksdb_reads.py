@@ -212,8 +212,9 @@ class TableReader:
             return len(sample)
         last = self._database.iter(_below(end))
         last.seek_to_last()
-        if not last.valid():
+        if not last.valid():  # damage, or rows that were deleted at this moment
             last.status()
+            return len(sample)
         lowest = _hash(sample[0])
         return round(len(sample) * (_hash(last.key()) - lowest + 1) / (_hash(sample[-1]) - lowest + 1))
 

@@ -46,12 +46,17 @@ class RowWriter:
     meanwhile : bytes, optional
         Marker of each batch but the last one: it says that the rows are no version, so a crash in between
         is noticed. None where the rows are not seen before the last batch anyway.
+
+    Attributes
+    ----------
+    written_bytes : int
     """
 
     def __init__(self, database: Rdict, meanwhile: bytes | None) -> None:
         self._database = database
         self._meanwhile = meanwhile
         self._batch = WriteBatch(raw_mode=True)
+        self.written_bytes = 0
 
     def put(self, keys: list[bytes], values: list[bytes]) -> None:
         """Set the values of keys."""
@@ -110,6 +115,7 @@ class RowWriter:
     def _write(self, marker: bytes | None) -> None:
         if marker is not None:
             self._batch.put(MARKER_KEY, marker)
+        self.written_bytes += self._batch.size_in_bytes()
         self._database.write(self._batch, without_log())
         self._batch = WriteBatch(raw_mode=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -508,7 +509,28 @@ def test_changes_are_forgotten_when_nobody_needs_them(shard: RocksDBBackend) -> 
     assert len(database._log._changes) == 0
 
 
-# Maintenance.
+# Flushing.
+
+
+def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocksDB flushes in the middle of it: a kill after the commit must not find half a version there."""
+    monkeypatch.setattr(rocksdb_writes, "BATCH_BYTES", 10_000)
+    backend = open_shard(tmp_path / "shard")
+    backend.apply(None, P1, counts(("ann", 0)), {})
+    (database,) = backend._databases
+    monkeypatch.setattr(database, "_write_buffer_bytes", lambda: 65_536)
+    backend.apply(P1, P2, counts(*((f"u{i}", i) for i in range(20_000))), {})
+    assert database._rdict is not None
+    deadline = clock.monotonic_ms() + 20_000
+    in_memory = [f"rocksdb.num-{kind}" for kind in ("entries-active-mem-table", "immutable-mem-table")]
+    while any(database._rdict.property_int_value(name) for name in in_memory):
+        assert clock.monotonic_ms() < deadline
+    copied = shutil.copytree(tmp_path / "shard", tmp_path / "killed")
+    backend.close()
+    with open_shard(copied) as killed:
+        assert killed.versions() == [P2]
+        with killed.view(P2) as view:
+            assert view.count("counts") == 20_001
 
 
 def test_maintenance_flushes_after_many_versions(shard: RocksDBBackend) -> None:
