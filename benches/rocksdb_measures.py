@@ -158,18 +158,21 @@ def _ingest(bench: Bench, keys: list[bytes], values: list[bytes], batch: int) ->
     bench.database.ingest_external_file(sorted(map(str, folder.iterdir())), options)
 
 
-def shards(bench: Bench, count: int) -> Figures:
-    """Several databases that share one cache, written in turns."""
+def shards(bench: Bench, count: int, flush: bool) -> Figures:
+    """Several databases that share one cache, written in turns; `flush`: each commit that ends above the limit."""
     databases = [bench.database]
     databases += [Rdict(f"{bench.directory}-{i}", bench.options()) for i in range(1, count)]
     cached = buffered = 0
+    held = []
     for turn in range(max(bench.commits, 2 * bench.keys // bench.batch)):
         bench.database = databases[turn % count]
-        bench.commit()
+        held.append(bench.commit())
+        if flush and bench.write_buffers.get_usage() > bench.write_buffers.get_buffer_size():
+            bench.database.flush(wait=False)
         bench.get(bench.random_keys(bench.batch))
         cached = max(cached, bench.cache.get_usage())
         buffered = max(buffered, bench.write_buffers.get_usage())
-    shown = {"cache MiB": cached / MIB, "write buffers MiB": buffered / MIB}
+    shown = {"cache MiB": cached / MIB, "write buffers MiB": buffered / MIB, "p50 ms": float(np.median(held))}
     shown["RSS over cache MiB"] = resident_mib("VmHWM") - bench.resident_mib - bench.tuning.cache_mib
     for database in databases[1:]:
         database.close()

@@ -107,8 +107,11 @@ TABLES: Mapping[str, tuple[Callable[..., Figures], Mapping[str, Variant]]] = {
     "shards": (
         shards,
         {
-            f"{count} of {mib} MiB": (Tuning(write_buffer_mib=mib), {"count": count})
-            for count, mib in ((1, 16), (8, 16), (8, 3))
+            f"{count} of {mib} MiB{', flush' if flush else ''}": (
+                Tuning(write_buffer_mib=mib),
+                {"count": count, "flush": flush},
+            )
+            for count, mib, flush in ((1, 16, False), (8, 16, False), (8, 3, False), (8, 16, True))
         },
     ),
     "life": (life, CHOSEN),
