@@ -162,6 +162,24 @@ def test_of_workers_that_try_at_once_one_takes_it(
         assert users_of(shard, SECOND) == 2
 
 
+def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
+    tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock stays with what another worker moved away; a worker of the dead executor may have made its place anew."""
+    monkeypatch.setattr(dead_executors, "WAIT_MS", 20_000)
+    shard = leave_shard(tmp_path, DEAD) / SHARD
+    held = os.open(shard, os.O_RDONLY)
+    assert local_dirs.try_lock(held)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(adopt, tmp_path, living)
+        clock.sleep_ms(300)
+        shard.rename(tmp_path / "moved")
+        shutil.copytree(tmp_path / "moved", shard)
+        os.close(held)
+        assert not waiting.result()[0]
+    assert adopt(tmp_path, living)[0]
+
+
 def test_what_is_not_private_or_unreadable_is_left_alone(
     tmp_path: Path, living: ProcessId, caplog: pytest.LogCaptureFixture
 ) -> None:
