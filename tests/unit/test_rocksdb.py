@@ -363,7 +363,7 @@ def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
     for _ in repetitions(15, 1000):
         cycle()
     assert used() == before
-    assert len([*tmp_path.rglob("*")]) <= files + 2
+    assert len([*tmp_path.rglob("*")]) < files + 12  # compaction makes and removes some
 
 
 # Frozen files.
@@ -382,7 +382,7 @@ def test_frozen_files_are_made_once_and_shared(shard: RocksDBBackend) -> None:
     shard.drop([P1])
     assert not any(file.exists() for file in first)
     assert all(file.exists() for file in second)
-    assert all(file.stat().st_mode & 0o077 == 0 for file in second)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (*second, second[0].parent))
 
 
 # Reading.
