@@ -15,7 +15,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.testing import BackendContract, MakeBackend
-from holdfast.testing.state_rows import P1, P2, TABLES, contents, counts, run_of
+from holdfast.testing.state_rows import COUNTS, P1, P2, TABLES, contents, counts, run_of
 
 
 class TestParquetBackend(BackendContract):
@@ -52,6 +52,24 @@ def test_any_parquet_reader_opens_the_state(backend: ParquetBackend) -> None:
     assert sorted(rows, key=str) == [{"key.user": "ann", "value.n": 1}, {"key.user": "bob", "value.n": 2}]
 
 
+def test_the_option_arrives(backend: ParquetBackend) -> None:
+    """The fixture chooses no compression, and the files have none."""
+    (path,) = [path for path in backend.freeze(P1) if path.suffix == ".parquet"]
+    assert pq.read_metadata(path).row_group(0).column(0).compression == "UNCOMPRESSED"
+
+
+def test_state_of_another_declaration_is_refused(backend: ParquetBackend) -> None:
+    """Other columns, or a table that is declared no more: an error instead of rows that mean something else."""
+    other = TableSchema.of("counts", COUNTS.key, pa.schema([("n", pa.string())]))
+    for tables in ({"counts": other}, {"members": TABLES["members"]}):
+        with (
+            ParquetBackend(backend.directory, tables, clock.new_id) as changed,
+            pytest.raises(SchemaMismatchError, match="counts"),
+        ):
+            changed.view(P1)
+    assert backend.versions() == [P1]
+
+
 def test_damage_anywhere_is_noticed_and_set_aside(backend: ParquetBackend) -> None:
     """Honesty: one flipped byte of any file is an error that names the file; then the version can be restored."""
     state = counts(("ann", 1), ("bob", 2))
@@ -71,14 +89,20 @@ def test_damage_anywhere_is_noticed_and_set_aside(backend: ParquetBackend) -> No
 
 
 def test_nothing_is_built_on_damage(backend: ParquetBackend) -> None:
-    """A damaged base makes no new version, and what was set aside goes in the end."""
+    """Damage is not handed out, and makes no new version; what was set aside goes in the end."""
     for path in backend.freeze(P1):
         if path.suffix == ".parquet":
             path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptionError):
+        backend.freeze(P1)
+    assert backend.versions() == []
+    backend.load(P1, counts(("ann", 1)), {})
+    for path in backend.freeze(P1):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptionError):
         backend.apply(P1, P2, counts(("ann", 3)), {})
     assert backend.versions() == []
-    assert backend.remove_leftovers(before_ns=2**63) == 1
+    assert backend.remove_leftovers(before_ns=2**63) == 2
     assert not [path for path in backend.directory.rglob("*") if path.is_file()]
 
 
