@@ -89,9 +89,8 @@ def test_the_guide_lists_every_option_with_its_default() -> None:
             find_backend(name).parse_options(name, {"zzzzzzzz": "1"})
         known = set(re.findall(rf"spark\.holdfast\.{name}\.(\w+)", str(failure.value))) - {"zzzzzzzz"}
         assert known == {option for backend, option, _ in rows if backend == name}
-        for backend, option, default in rows:
-            if backend == name and default != "none":
-                find_backend(name).parse_options(name, {option: default})
+        defaults = {option: default for backend, option, default in rows if backend == name and default != "none"}
+        assert find_backend(name).parse_options(name, defaults) == find_backend(name).parse_options(name, {})
 
 
 def test_a_backend_of_ones_own_begins_as_the_guide_shows(tmp_path: Path) -> None:
