@@ -28,6 +28,7 @@ class Job:
 
     folder: str
     transport: str
+    backend: str = "memory"
     # Four attempts a task: a killed Python worker fails the task that it ran.
     master: str = "local[2,4]"
 
@@ -45,6 +46,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
+        "spark.holdfast.backend": job.backend,
         "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
         "spark.holdfast.local.dir": str(job.path / "local"),
         "spark.holdfast.snapshot.maxCommits": "5",

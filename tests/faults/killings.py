@@ -39,6 +39,10 @@ class Killings:
     job : Job
     chance : random.Random
         Decides whom to kill, when, and whether local state is lost as well.
+    victims : tuple of str
+        Whom to kill, each as often as the others.
+    once_a_batch : bool
+        Whether a micro-batch must have been committed between two kills.
     story : list of str
         What was done, to show when the result is wrong.
     done : dict of str to int
@@ -47,6 +51,8 @@ class Killings:
 
     job: Job
     chance: random.Random
+    victims: tuple[str, ...] = VICTIMS
+    once_a_batch: bool = False
     story: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     files: int = 0
@@ -105,15 +111,15 @@ class Killings:
 
     def _kill_one(self, kills: int) -> None:
         """Kill one process at a random moment: any, or when a commit has just reached durable storage."""
-        first = not any(self.done.values())
-        batches = self.count("query/commits/[0-9]*") if first else 0
+        waits = self.once_a_batch or not any(self.done.values())
+        batches = self.count("query/commits/[0-9]*") if waits else 0
         if not self._next:
-            self._next = self.chance.sample(VICTIMS, len(VICTIMS))
+            self._next = self.chance.sample(self.victims, len(self.victims))
         victim = self._next[-1]
         moment = self.chance.choice(("any", "durable commit", "Spark's offsets", "Spark's state"))
         wipe = self.chance.random() < 0.3
         delay_s = self.chance.random() * 1.5
-        if first and not self.reach(lambda: self.count("query/commits/[0-9]*") > batches):
+        if waits and not self.reach(lambda: self.count("query/commits/[0-9]*") > batches):
             return
         patterns = {"durable commit": "durable/*/*/commits/[0-9]*", "Spark's offsets": "query/offsets/[0-9]*"}
         pattern = patterns.get(moment, "query/state/0/*/*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from pathlib import Path
@@ -18,31 +19,48 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = 25 if LONG else 4
+# The filesystem backend is the code of the memory backend: it has its turn in the long profile.
+PAIRS = [("rows", "memory"), ("packed", "rocksdb")]
+ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("transport", ["packed", "rows"])
+@pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
-def test_kills_change_nothing(transport: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    run = Killings(Job(str(tmp_path), transport), random.Random(f"{seed} {transport}"))
+def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    run = Killings(Job(str(tmp_path), transport, backend), random.Random(f"{seed} {transport} {backend}"))
     run.run(KILLS)
-    batches = micro_batches(tmp_path)
+    check_result(run, spark)
+    print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
+
+
+def test_a_query_outlives_its_state_server(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark in local mode gives a task one attempt, and each shard of a batch loses its owner in the middle."""
+    job = Job(str(tmp_path), "packed", "rocksdb", master="local[2]")
+    run = Killings(job, random.Random("server"), victims=("server",), once_a_batch=True)
+    run.run(KILLS)
+    assert run.failures == 0, run.describe()
+    check_result(run, spark)
+
+
+def check_result(run: Killings, spark: SparkSession) -> None:
+    """Compare state and output with what comes of the same rows, one after the other; then remove the folder."""
+    folder = run.job.path
+    batches = micro_batches(folder)
     assert sum(len(files) for files in batches) == run.files
     state, output = expected(batches)
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
     try:
-        stored = holdfast.read_state(spark, tmp_path / "query", OPERATOR).to_pylist()
+        stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
     finally:
         spark.conf.unset("spark.holdfast.checkpoint.dir")
     found = {row["key"]: (row["n"], row["total"], row["last"]) for row in stored}
-    story = f"seed {seed}, transport {transport}: {run.describe()}"
+    story = f"{run.job}: {run.describe()}"
     assert len(found) == len(stored), story
     assert found == state, story
-    written = found_output(tmp_path)
+    written = found_output(folder)
     wrong = [batch for batch in output if written.get(batch) != output[batch]]
     assert not wrong, f"wrong output in micro-batches {wrong}; {story}"
     assert set(written) == set(output), story
-    print(f"\n{transport}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
-    shutil.rmtree(tmp_path)
+    shutil.rmtree(folder)
