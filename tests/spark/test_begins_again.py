@@ -1,0 +1,101 @@
+"""What a micro-batch survives without Spark's help: the session has one attempt for each task."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import holdfast
+from tests.spark.conftest import Lab, count_and_sum
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
+SECOND = [("a", 10), ("c", 20), (None, 30)]
+AFTER_BOTH = {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34)}
+Function = Callable[[holdfast.ShardBatch], pa.Table]
+
+
+def told(calls: Path, call: Function) -> Function:
+    """Return the function, which now also notes each of its calls."""
+
+    def function(batch: holdfast.ShardBatch) -> pa.Table:
+        with calls.open("a") as file:
+            file.write(f"{batch.batch_id}\n")
+        return call(batch)
+
+    return function
+
+
+def killing(local: Path, notes: Path, *, before: bool) -> Function:
+    """Return a function that kills the state server in the second micro-batch, before it reads or before it commits."""
+
+    def kill_once() -> None:
+        from holdfast.spark_integration import state_client
+
+        if not notes.exists():
+            notes.touch()
+            for (_, directory), client in state_client._clients.items():
+                if directory.is_relative_to(local):
+                    os.kill(client.call("statistics")["pid"], signal.SIGKILL)
+
+    def function(batch: holdfast.ShardBatch) -> pa.Table:
+        if batch.batch_id == 1 and before:
+            kill_once()
+        output = count_and_sum(batch)
+        if batch.batch_id == 1 and not before:
+            kill_once()
+        return output
+
+    return function
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it reads", "before it commits"])
+def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before: bool) -> None:
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    calls, notes = tmp_path / "calls", tmp_path / "killed"
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    batches = lab.run(lab.totals(func=told(calls, killing(lab.local, notes, before=before))))
+    assert notes.exists()
+    assert calls.read_text().split() == ["0", "1", "1"]
+    assert {row["key"]: (row["n"], row["total"]) for row in batches[1]} == {key: AFTER_BOTH[key] for key, _ in SECOND}
+    assert lab.state() == AFTER_BOTH
+
+
+def test_local_files_that_are_damaged(lab: Lab, tmp_path: Path) -> None:
+    """They are set aside, and the version is restored from durable commits in the same task."""
+    lab.configure({"backend": "filesystem", "shards": "1"})
+    calls = tmp_path / "calls"
+    lab.feed(FIRST)
+    lab.run(lab.totals())
+    runs = list(lab.local.glob("*/*/disk/*/totals/*/versions/*/*.arrow"))
+    cut = [os.truncate(path, path.stat().st_size - 1) for path in runs if path.stat().st_nlink]
+    assert cut
+    lab.feed(SECOND)
+    lab.run(lab.totals(func=told(calls, count_and_sum)))
+    assert calls.read_text().split() == ["1"], "the function was not called on a damaged state"
+    assert lab.state() == AFTER_BOTH
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, holdfast.UnavailableError])
+def test_errors_of_the_function_are_its_own(lab: Lab, tmp_path: Path, error: Any) -> None:
+    """It may have effects elsewhere: it is called again only where holdfast itself has lost something."""
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    calls = tmp_path / "calls"
+
+    def broken(batch: holdfast.ShardBatch) -> pa.Table:
+        count_and_sum(batch)
+        raise error("a mistake of the user's")
+
+    lab.feed(FIRST)
+    with pytest.raises(StreamingQueryException, match="a mistake of the user's"):
+        lab.run(lab.totals(func=told(calls, broken)))
+    assert calls.read_text().split() == ["0"]
