@@ -138,9 +138,9 @@ class RemoteBackend(Backend):
 
     def _send(self, ask: str, runs: Mapping[str, Run], **fields: object) -> None:
         encoded = {table: state_streams.encode_run(run) for table, run in runs.items()}
-        sizes = {table: data.size for table, data in encoded.items()}
+        sizes = {table: sum(buffer.size for buffer in buffers) for table, buffers in encoded.items()}
         message = {"ask": ask, "shard": vars(self._shard), "sizes": sizes, **fields}
-        pieces = (piece for data in encoded.values() for piece in state_streams.byte_pieces(data))
+        pieces = state_streams.byte_pieces(buffer for buffers in encoded.values() for buffer in buffers)
         with Exchange(self._client, message, REQUEST_TIMEOUT_SECONDS) as exchange:
             exchange.send(pieces, state_streams.BYTES)
             exchange.answer()

@@ -28,6 +28,8 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 #: A message holds at most so many rows, and so many bytes unless one row has more.
 PIECE_ROWS = 1 << 15
 PIECE_BYTES = 4 << 20
+#: Buffers as small as this are copied together rather than sent one by one.
+JOINED_BYTES = 64 << 10
 #: Runs larger than this are received into a file, which the kernel may write back, not into memory.
 FILE_BYTES = 64 << 20
 
@@ -96,18 +98,46 @@ def decode_found(schema: TableSchema, batches: list[pa.RecordBatch]) -> Found:
     return Found(exists, from_columns(batch.columns[1:], schema.value, batch.num_rows))
 
 
-def encode_run(run: Run) -> pa.Buffer:
-    """Return a run in its file form."""
-    sink = pa.BufferOutputStream()
-    run.write(sink)
-    return sink.getvalue()
+class _Buffers:
+    """A file that keeps what Arrow writes to it, without copying the columns."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[pa.Buffer] = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        """Take one buffer."""
+        self.written.append(pa.py_buffer(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
-def byte_pieces(data: pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """Yield bytes as batches of one column; nothing is copied."""
-    for start in range(0, data.size, PIECE_BYTES):
-        piece = data.slice(start, min(PIECE_BYTES, data.size - start))
-        yield pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), piece.size, [None, piece])], schema=BYTES)
+def encode_run(run: Run) -> list[pa.Buffer]:
+    """Return a run in its file form, in buffers that follow each other; its columns are not copied."""
+    file = _Buffers()
+    run.write(pa.PythonFile(file, mode="w"))
+    return file.written
+
+
+def byte_pieces(buffers: Iterable[pa.Buffer]) -> Iterator[pa.RecordBatch]:
+    """Yield bytes as batches of one column; large buffers are not copied, small ones are joined."""
+    waiting: list[pa.Buffer] = []
+    for buffer in buffers:
+        if sum(b.size for b in waiting) + buffer.size <= JOINED_BYTES:
+            waiting.append(buffer)
+            continue
+        yield _as_batch(pa.py_buffer(b"".join(waiting)))
+        waiting = []
+        for start in range(0, buffer.size, PIECE_BYTES):
+            yield _as_batch(buffer.slice(start, min(PIECE_BYTES, buffer.size - start)))
+    yield _as_batch(pa.py_buffer(b"".join(waiting)))
+
+
+def _as_batch(data: pa.Buffer) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), data.size, [None, data])], schema=BYTES)
 
 
 def receive_runs(

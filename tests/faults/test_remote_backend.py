@@ -93,6 +93,10 @@ def many(n: int, text: str = "user") -> tuple[Keys, Run]:
     return keys, Run.build(COUNTS, keys, pa.RecordBatch.from_arrays([pa.array(range(n))], schema=COUNTS.value))
 
 
+def encoded(run: Run) -> pa.Buffer:
+    return pa.py_buffer(b"".join(state_streams.encode_run(run)))
+
+
 def server_of(client: StateClient) -> int:
     pid = client.call("statistics")["pid"]
     assert isinstance(pid, int)
@@ -156,12 +160,27 @@ def test_a_scan_that_is_given_up_ends_the_reading_too(backend: RemoteBackend, cl
         assert first + sum(len(run) for run in half) == 200_000
 
 
+def test_runs_arrive_byte_by_byte_as_they_were(tmp_path: Path) -> None:
+    """Small buffers are joined, large ones cut, and nothing changes its place."""
+    for n in (0, 1, 7, 5_000, 300_000):
+        run = many(n)[1]
+        buffers = state_streams.encode_run(run)
+        pieces = list(state_streams.byte_pieces(buffers))
+        assert b"".join(piece.column(0).buffers()[1].slice(0, piece.num_rows) for piece in pieces if len(piece)) == (
+            b"".join(buffers)
+        )
+        assert max(piece.num_rows for piece in pieces) <= state_streams.PIECE_BYTES
+        assert len(pieces) < 20
+        sizes = {"counts": sum(b.size for b in buffers)}
+        assert state_streams.receive_runs(sizes, pieces, TABLES, tmp_path)["counts"].batch.equals(run.batch)
+
+
 def test_runs_too_large_for_memory_are_received_into_a_file_without_a_name(tmp_path: Path) -> None:
     _, run = many(50_000)
-    data = state_streams.encode_run(run)
+    data = encoded(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_streams, "FILE_BYTES", 1000)
-        found = state_streams.receive_runs({"counts": data.size}, state_streams.byte_pieces(data), TABLES, tmp_path)
+        found = state_streams.receive_runs({"counts": data.size}, state_streams.byte_pieces([data]), TABLES, tmp_path)
     assert found["counts"].batch.equals(run.batch)
     assert list(tmp_path.iterdir()) == []
 
@@ -206,16 +225,16 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
 ) -> None:
     """Whether the worker was killed or only ends too early: the server sees the same end."""
     backend.apply(None, P1, counts(("ann", 1)), {})
-    data = state_streams.encode_run(many(1000)[1])
+    data = encoded(many(1000)[1])
     message = {"ask": ask, "shard": vars(backend._shard), "sizes": {"counts": data.size}, "properties": {}}
     message |= {"base": str(P1), "new": str(P2)} if ask == "apply" else {"pointer": str(P2)}
     with state_client.Exchange(client, message, 10) as exchange:
-        exchange.send(state_streams.byte_pieces(data.slice(0, data.size - 1)), state_streams.BYTES)
+        exchange.send(state_streams.byte_pieces([data.slice(0, data.size - 1)]), state_streams.BYTES)
         with pytest.raises(UnavailableError, match="received whole"):
             exchange.answer()
     with state_client.Exchange(client, message, 10) as exchange:
         exchange._writer.begin(state_streams.BYTES)
-        exchange._writer.write_batch(next(state_streams.byte_pieces(data.slice(0, 1000))))
+        exchange._writer.write_batch(next(state_streams.byte_pieces([data.slice(0, 1000)])))
     for wrong in (
         {**message, "sizes": {"counts": data.size - 1}},
         {**message, "sizes": {"counts": "7"}},
@@ -223,7 +242,7 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
         {**message, "sizes": {}},
     ):
         with pytest.raises(InvalidArgumentError):
-            _exchanged(client, wrong, state_streams.byte_pieces(data), state_streams.BYTES)
+            _exchanged(client, wrong, state_streams.byte_pieces([data]), state_streams.BYTES)
     assert backend.versions() == [P1]
     with backend.view(P1) as view:
         assert contents(view, "counts") == {("ann",): (1,)}
