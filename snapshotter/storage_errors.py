@@ -104,7 +104,7 @@ _DENIED_CODES = frozenset(
 _ABSENT_CODES = frozenset({"NoSuchKey", "NoSuchVersion"})
 
 # hdfs-native: the variant of its error, and for an answer of HDFS the class of the exception over there.
-_HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:[\w$]+\.)*([\w$]+)")?')
+_HDFS_TEXT = re.compile(r'(\w+)(?:\("(?:\w+[.$])*(\w+)")?')
 _HDFS_DENIED = (
     InvalidArgumentError,
     "access denied: check the user (HADOOP_USER_NAME, Kerberos) and the permissions of the folder",

@@ -280,8 +280,7 @@ class HdfsStorage(ObjectStorage):
             attempt.check()
             self._move(client, attempt, temporary, path, view)
         except BaseException:
-            with suppress(OSError, RuntimeError):  # the error that led here is the one to report
-                client.delete(temporary, False)
+            _remove(client, temporary)
             raise
 
     def _move(self, client: hdfs_native.Client, attempt: _Attempt, temporary: str, path: str, view: memoryview) -> None:
@@ -329,14 +328,19 @@ def _files(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.File
     except (FileNotFoundError, RuntimeError) as exc:
         if not _says_absent(exc):
             raise
-        absent = exc
+        if _is_there(client, top):
+            raise UnavailableError("a folder was removed while it was listed") from exc
+        return []
+
+
+def _is_there(client: hdfs_native.Client, path: str) -> bool:
     try:
-        client.get_file_info(top)
+        client.get_file_info(path)
     except (FileNotFoundError, RuntimeError) as exc:
         if _says_absent(exc):
-            return []
+            return False
         raise
-    raise UnavailableError("a folder was removed while it was listed") from absent
+    return True
 
 
 def _delete(client: hdfs_native.Client, path: str) -> None:
@@ -346,6 +350,14 @@ def _delete(client: hdfs_native.Client, path: str) -> None:
     except (FileNotFoundError, RuntimeError) as exc:
         if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
             raise
+
+
+def _remove(client: hdfs_native.Client, temporary: str) -> None:
+    """Remove an unfinished write as far as possible; the error that led here is the one to report."""
+    for _ in range(2):  # the first may be lost on the connection that has just broken
+        with suppress(OSError, RuntimeError):
+            client.delete(temporary, False)
+            return
 
 
 def _says_absent(exc: Exception) -> bool:

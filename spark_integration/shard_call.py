@@ -158,7 +158,7 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
             len(operator.routes),
             tables,
         )
-        task.claim_once(storage, record)
+        task.claim_once(storage, record, operator_directory)
         log = ObjectCommitLog(storage, prefix, tables, task.io_executor(), directory / "snapshots")
     policy = SnapshotPolicy(settings.snapshot_max_commits)
     store = VersionedStore(backend, log)

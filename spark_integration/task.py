@@ -15,6 +15,7 @@ from holdfast.errors import ConflictError
 from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage_probe import probe_storage
 from holdfast.spark_integration.local_dirs import private_directory
 
 _IO_THREADS = 8
@@ -91,12 +92,24 @@ def _executor(_pid: int) -> Executor:
 _claimed: set[tuple[int, str, str, str]] = set()
 
 
-def claim_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """`claim_operator`, once in this process for each operator definition and run of the query."""
+def claim_once(storage: ObjectStorage, record: OperatorRecord, operator_directory: Path) -> None:
+    """`claim_operator`, once in this process for each operator definition and run of the query.
+
+    The first process of an executor probes the storage before, once for each run. Here and not where the operator is
+    defined: only executors are sure to have the credentials, the network and the local file system that will be used.
+    """
     claim = (os.getpid(), storage.url, record.run_id, record.definition_id)
     if claim not in _claimed:
+        _probe_once(storage, record, private_directory(operator_directory / "runs") / f"{record.run_id}-probed")
         claim_operator(storage, record)
         _claimed.add(claim)
+
+
+def _probe_once(storage: ObjectStorage, record: OperatorRecord, note: Path) -> None:
+    if not note.exists():
+        probe_storage(storage, f"{record.operator}/probes")
+        with local_files.writing(note):
+            note.touch(0o600)
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:

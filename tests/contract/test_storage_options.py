@@ -140,7 +140,54 @@ def test_refused_options(options: dict[str, object], message: str) -> None:
     assert "CANARY" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("abfs", "adlfs")])
+def test_file_system_whose_package_is_missing(scheme: str, package: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"(?i)install {package}"):
+        open_storage(f"{scheme}://bucket/x")
+
+
+def test_hdfs_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "holdfast.snapshotter.storage_hdfs", raising=False)
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    with pytest.raises(InvalidArgumentError, match=r"hdfs-native.*pip install 'holdfast\[hdfs\]'"):
+        open_storage("hdfs://namenode:8020/x")
+
+
+def hdfs_error(java_class: str, text: str = "said so") -> Exception:
+    return RuntimeError(f'RPCError("{java_class}", "{text}\\n\\tat org.apache.hadoop.Some.where(Some.java:1)")')
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        (hdfs_error("org.apache.hadoop.security.AccessControlException"), InvalidArgumentError),
+        (hdfs_error("org.apache.hadoop.security.token.SecretManager$InvalidToken"), InvalidArgumentError),
+        (hdfs_error("org.apache.hadoop.hdfs.server.namenode.SafeModeException"), UnavailableError),
+        (hdfs_error("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException"), UnavailableError),
+        (hdfs_error("org.apache.hadoop.fs.ParentNotDirectoryException"), InvalidArgumentError),
+        (hdfs_error("java.io.IOException", "could only be written to 0 of the 1 minReplication"), UnavailableError),
+        (
+            hdfs_error("java.io.IOException", "Source /a and destination /b must both be directories"),
+            InvalidArgumentError,
+        ),
+        (RuntimeError('FatalRPCError("javax.security.sasl.SaslException", "no")'), InvalidArgumentError),
+        (RuntimeError('SASLError("no ticket")'), InvalidArgumentError),
+        (RuntimeError("NoSASLMechanism"), InvalidArgumentError),
+        (RuntimeError('InvalidArgument("No NameNode hosts found")'), InvalidArgumentError),
+        (RuntimeError('DataTransferError("All nodes failed for write")'), UnavailableError),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_mapping_of_hdfs(original: Exception, expected: type[HoldfastError]) -> None:
+    """The Java class decides, and the stack trace of the server is left out."""
+    error = map_error(original, action="put", url="hdfs://h", key="k")
+    assert type(error) is expected
+    assert "Some.java" not in str(error)
+
+
 def test_urls_are_normalised() -> None:
+    assert open_storage("hdfs://h:8020/a/b/").url == "hdfs://h:8020/a/b"
+    assert open_storage("s3://bucket/a:b").url == "s3://bucket/a:b"
     assert open_storage("s3://bucket/a/b/").url == "s3://bucket/a/b"
     assert open_storage("S3A://bucket").url == "s3://bucket"
     assert open_storage("memory://x/y/").url == "memory://x/y"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,7 @@ class Hdfs:
         self._classes = downloads.hadoop()
         self._port, self._http_port = free_ports(2)
         self._datanode_address = ""
+        self.address = ("127.0.0.1", self._port)
         self.url = f"hdfs://127.0.0.1:{self._port}"
         self.namenode: Program
         self.datanode: Program
@@ -103,6 +105,15 @@ class Hdfs:
     def wait(self) -> None:
         """Return when the NameNode has left safe mode and knows the DataNode."""
         wait_until(self._is_ready, lambda: [self.namenode, self.datanode])
+
+    def revive(self) -> None:
+        """Let go on what is stopped, and start what is dead; return when all serves."""
+        for program, start in ((self.namenode, self.start_namenode), (self.datanode, self.start_datanode)):
+            if program.is_running():
+                program.signal(signal.SIGCONT)
+            else:
+                start()
+        self.wait()
 
     def stop(self) -> None:
         for program in self._running:

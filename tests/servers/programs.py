@@ -53,6 +53,9 @@ class Program:
         """Wait until it has ended by itself; returns its exit code."""
         return self._process.wait(limit_s)
 
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def check(self) -> None:
         """Raise AssertionError with the end of its log if it has ended."""
         code = self._process.poll()

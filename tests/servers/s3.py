@@ -28,7 +28,6 @@ BUCKET = "bucket"
 ACCESS_KEY = "AKIACANARYCANARY"
 SECRET_KEY = "secret/CANARY+0123456789"
 LIMITED = "limited"
-_BUCKET_ACTIONS = {"s3:ListBucket"}
 
 
 class S3Server(ABC):
@@ -147,7 +146,7 @@ class Versitygw(S3Server):
         bucket, objects = f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"
         who = {"AWS": LIMITED}
         allow = {"Effect": "Allow", "Principal": who, "Action": "s3:*", "Resource": [bucket, objects]}
-        on = bucket if action in _BUCKET_ACTIONS else objects
+        on = bucket if "Bucket" in action else objects
         deny = {"Effect": "Deny", "Principal": who, "Action": action, "Resource": on}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [allow, deny]})
         with self.client() as client:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.operator_record import OperatorRecord
 from holdfast.snapshotter.storage import open_storage
@@ -50,27 +50,41 @@ def test_a_note_that_cannot_be_kept_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_claimed_once_in_a_process_and_again_in_the_next(
-    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each micro-batch and shard asks; a forked worker must not trust what its parent has seen."""
     for _ in range(3):
-        task.claim_once(storage, RECORD)
-    asked = len(storage.operations)
-    assert asked == 3, "look, write, look again"
-    task.claim_once(storage, replace(RECORD, run_id="run-2"))
-    assert len(storage.operations) == asked + 1
+        task.claim_once(storage, RECORD, tmp_path)
+    asked = [operation.action for operation in storage.operations]
+    assert asked == ["put", "get", "list", "delete", "get", "put", "get"], "probe; then look, write, look again"
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    task.claim_once(storage, RECORD)
-    assert len(storage.operations) == asked + 2
+    task.claim_once(storage, RECORD, tmp_path)
+    assert len(storage.operations) == len(asked) + 1, "one process of the executor probes, each one looks"
+    task.claim_once(storage, replace(RECORD, run_id="run-2"), tmp_path)
+    assert len(storage.operations) == len(asked) + 1 + 5, "each run probes anew"
 
 
-def test_a_claim_that_failed_is_made_again(storage: FaultyStorage) -> None:
-    storage.faults.append(Fault("fail", action="get"))
+def test_a_claim_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
+    storage.faults.append(Fault("fail", action="get", key="totals/operator"))
     with pytest.raises(UnavailableError):
-        task.claim_once(storage, RECORD)
-    task.claim_once(storage, RECORD)
+        task.claim_once(storage, RECORD, tmp_path)
+    task.claim_once(storage, RECORD, tmp_path)
     with pytest.raises(ConflictError):
-        task.claim_once(storage, replace(RECORD, query_id="query-2", definition_id="def-2"))
+        task.claim_once(storage, replace(RECORD, query_id="query-2", definition_id="def-2"), tmp_path)
+    storage.assert_all_hit()
+
+
+def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
+    """A retried task must not take a directory for tested because its first attempt began to test it."""
+    storage.faults.append(
+        Fault("fail", action="delete", times=2, error=lambda: InvalidArgumentError("denied", action="delete"))
+    )
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed its test.*denied.*action=delete"):
+            task.claim_once(storage, RECORD, tmp_path)
+        assert not [info for info in storage.list("") if info.key.endswith("/operator")]
+    task.claim_once(storage, RECORD, tmp_path)
+    storage.assert_all_hit()
 
 
 def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

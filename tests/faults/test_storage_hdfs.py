@@ -1,0 +1,403 @@
+"""HDFS whose answers are lost, and whose NameNode and DataNode hang, die and come back: nothing is torn or lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from tests.faults.rpc_proxy import RpcProxy
+from tests.servers.hdfs import Hdfs
+
+pytestmark = pytest.mark.hdfs
+
+TWO_BLOCKS = os.urandom(1 << 20) * 11
+ACTIONS: dict[str, Callable[[ObjectStorage], object]] = {
+    "put": lambda storage: storage.put("folder/new", b"1"),
+    "get": lambda storage: storage.get("folder/object"),
+    "list": lambda storage: storage.list("folder/"),
+    "delete": lambda storage: storage.delete(["folder/object"]),
+}
+_PLACES = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _whole_again(hdfs: Hdfs) -> Iterator[None]:
+    """Leave to the next test a NameNode and a DataNode that serve, however this one ends."""
+    yield
+    hdfs.revive()
+
+
+@pytest.fixture(scope="module")
+def running_proxy(hdfs: Hdfs) -> Iterator[RpcProxy]:
+    with RpcProxy(hdfs.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(running_proxy: RpcProxy) -> RpcProxy:
+    running_proxy.reset()
+    return running_proxy
+
+
+@pytest.fixture
+def root() -> str:
+    return f"/faults/{next(_PLACES)}"
+
+
+@pytest.fixture
+def storage(hdfs: Hdfs, root: str) -> Iterator[ObjectStorage]:
+    with open_storage(hdfs.url + root, hdfs.options()) as storage:
+        yield storage
+
+
+@pytest.fixture
+def through(proxy: RpcProxy, hdfs: Hdfs, root: str) -> Iterator[Callable[..., ObjectStorage]]:
+    """Return a function that opens this test's storage through the proxy."""
+    opened = []
+
+    def open_it(**options: object) -> ObjectStorage:
+        opened.append(open_storage(proxy.url + root, hdfs.options(**options)))
+        return opened[-1]
+
+    yield open_it
+    proxy.reset()
+    for storage in opened:
+        storage.close()
+
+
+@pytest.mark.parametrize("kind", ["drop_reply", "reset"])
+@pytest.mark.parametrize("method", ["create", "addBlock", "complete", "rename2"])
+def test_put_whose_call_or_answer_is_lost(
+    through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str, kind: Any, method: str
+) -> None:
+    """Whichever step it is, the object is there once and whole, and no unfinished write is left."""
+    storage = through()
+    lost = proxy.rule(kind, method, times=1)
+    storage.put("folder/object", b"written once")
+    assert lost.hits == 1
+    assert storage.get("folder/object") == b"written once"
+    assert hdfs.files(root) == {f"{root}/folder/object": 12}
+
+
+@pytest.mark.parametrize(
+    ("action", "method"), [("get", "getBlockLocations"), ("list", "getListing"), ("delete", "delete")]
+)
+def test_answer_of_another_action_lost(
+    through: Callable[..., ObjectStorage], proxy: RpcProxy, action: str, method: str
+) -> None:
+    storage = through()
+    storage.put("folder/object", b"1")
+    lost = proxy.rule("drop_reply", method, times=1)
+    ACTIONS[action](storage)
+    assert lost.hits == 1
+    assert bool(storage.list("")) == (action != "delete")
+
+
+def test_answer_of_the_rename_lost_for_ever(
+    through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str
+) -> None:
+    """The caller hears that nothing is known, which is true: the object is there, whole."""
+    storage = through(retry_seconds=1)
+    lost = proxy.rule("drop_reply", "rename2")
+    with pytest.raises(UnavailableError, match="action=put key=o "):
+        storage.put("o", b"data")
+    assert lost.hits >= 2
+    assert hdfs.files(root) == {f"{root}/o": 4}
+
+
+@pytest.mark.parametrize("method", ["create", "complete", "getFileInfo"])
+def test_namenode_that_hangs_ends_by_the_limit_of_the_operation(
+    through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str, method: str
+) -> None:
+    """What was left behind publishes nothing when the answer comes at last; the next call takes a new connection."""
+    storage = through(operation_timeout_seconds=1, retry_seconds=0)
+    hang = proxy.rule("hang", method)
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"action=put key=o .*TimeoutError"):
+        storage.put("o", b"late")
+    assert time.monotonic() - start < 5
+    assert hang.hits == 1
+    proxy.reset()
+    end = time.monotonic() + 30
+    while any(thread.name == "holdfast-hdfs" for thread in threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not hdfs.files(root)
+    with open_storage(storage.url, hdfs.options()) as again:
+        again.put("o", b"again")
+        assert again.get("o") == b"again"
+
+
+def test_a_stopped_namenode_and_its_return(hdfs: Hdfs, root: str) -> None:
+    """The driver itself would wait without limit."""
+    with open_storage(hdfs.url + root, hdfs.options(operation_timeout_seconds=2, retry_seconds=0)) as storage:
+        storage.put("kept", b"1")
+        hdfs.namenode.signal(signal.SIGSTOP)
+        for action, call in ACTIONS.items():
+            with pytest.raises(UnavailableError, match=f"action={action} "):
+                call(storage)
+        hdfs.namenode.signal(signal.SIGCONT)
+        assert storage.get("kept") == b"1"
+
+
+def test_a_stopped_datanode(hdfs: Hdfs, root: str) -> None:
+    with open_storage(hdfs.url + root, hdfs.options(retry_seconds=1)) as storage:
+        storage.put("folder/object", b"1")
+        hdfs.datanode.signal(signal.SIGSTOP)
+        for action in ("put", "get"):
+            with pytest.raises(UnavailableError, match=f"action={action} "):
+                ACTIONS[action](storage)
+        hdfs.datanode.signal(signal.SIGCONT)
+        assert {path for path in hdfs.files(root) if ".tmp-" not in path} == {f"{root}/folder/object"}
+        assert storage.get("folder/object") == b"1"
+
+
+def test_namenode_that_is_gone(hdfs: Hdfs, root: str) -> None:
+    """Each action ends in time, deleting many keys too, and the same storage works when the NameNode is back."""
+    with open_storage(hdfs.url + root, hdfs.options(retry_seconds=1)) as storage:
+        storage.put("folder/object", b"1")
+        hdfs.namenode.kill()
+        start = time.monotonic()
+        for action, call in ACTIONS.items():
+            with pytest.raises(UnavailableError, match=f"action={action} ") as raised:
+                call(storage)
+            assert raised.value.retryable
+        with pytest.raises(UnavailableError, match="failed=100 "):
+            storage.delete(str(number) for number in range(100))
+        assert time.monotonic() - start < 60
+        hdfs.revive()
+        assert storage.get("folder/object") == b"1"
+
+
+@pytest.mark.parametrize("which", ["namenode", "datanode"])
+def test_killed_and_started_again_while_objects_are_written(
+    hdfs: Hdfs, storage: ObjectStorage, root: str, which: str
+) -> None:
+    """Who writes goes on; every object is there, whole, and no unfinished write is shown."""
+    data = {f"f/{number}": os.urandom(1000) * (10_000 if number % 8 == 0 else 10) for number in range(40)}
+    stored: list[str] = []
+
+    def write(key: str) -> None:
+        storage.put(key, data[key])
+        stored.append(key)
+
+    with ThreadPoolExecutor(4) as pool:
+        writing = [pool.submit(write, key) for key in data]
+        while len(stored) < 8:
+            time.sleep(0.005)
+        getattr(hdfs, which).kill()
+        assert len(stored) < len(data), "killed too late to prove anything"
+        hdfs.revive()
+        for done in writing:
+            done.result()
+    assert {info.key: info.size_bytes for info in storage.list("f/")} == {k: len(v) for k, v in data.items()}
+    for key, content in data.items():
+        assert storage.get(key) == content
+
+
+def test_safe_mode_is_waited_for(hdfs: Hdfs, storage: ObjectStorage) -> None:
+    storage.put("first", b"1")
+    hdfs.datanode.kill()
+    hdfs.namenode.kill()
+    hdfs.start_namenode()  # it stays in safe mode until a DataNode has reported
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(storage.put, "second", b"2")
+        with pytest.raises(TimeoutError):
+            put.result(2)
+        hdfs.start_datanode()
+        put.result(60)
+    assert storage.get("first") == b"1"
+    assert storage.get("second") == b"2"
+
+
+def test_damaged_on_the_disk_of_the_datanode(hdfs: Hdfs, root: str) -> None:
+    """HDFS's own checksums find it; the driver does not tell damage from absence, but returns no wrong byte."""
+    with open_storage(hdfs.url + root, hdfs.options(retry_seconds=0)) as storage:
+        content = os.urandom(54_321)
+        storage.put("o", content)
+        blocks = [path for path in (hdfs.folder / "data").rglob("blk_*") if path.stat().st_size == len(content)]
+        (block,) = blocks
+        with block.open("r+b") as file:
+            file.seek(30_000)
+            file.write(bytes([content[30_000] ^ 0xFF]))
+        with pytest.raises(UnavailableError, match="action=get key=o "):
+            storage.get("o")
+
+
+def test_other_bytes_under_a_key_that_is_taken(hdfs: Hdfs, storage: ObjectStorage, root: str) -> None:
+    storage.put("o", b"first")
+    for other in (b"other", b"longer than the first"):
+        with pytest.raises(ConflictError, match=r"taken by other bytes.*action=put key=o "):
+            storage.put("o", other)
+    assert storage.get("o") == b"first"
+    assert hdfs.files(root) == {f"{root}/o": 5}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_denied_access(hdfs: Hdfs, storage: ObjectStorage, root: str, action: str) -> None:
+    storage.put("folder/object", b"1")
+    hdfs.client().set_permission(f"{root}/folder/object", 0o600)
+    hdfs.client().set_permission(f"{root}/folder", 0o700)
+    with hdfs.other_user(), open_storage(storage.url, hdfs.options()) as refused:
+        with pytest.raises(InvalidArgumentError, match=f"access denied: .*action={action} .*key=folder/") as raised:
+            ACTIONS[action](refused)
+        assert not raised.value.retryable
+        assert len(str(raised.value)) < 600, "the stack trace of the NameNode is left out"
+    assert storage.get("folder/object") == b"1"
+
+
+def test_object_and_folder_of_one_name(storage: ObjectStorage) -> None:
+    storage.put("a/b", b"1")
+    for key in ("a", "a/b/c"):
+        with pytest.raises(InvalidArgumentError, match="collides"):
+            storage.put(key, b"1")
+    assert [info.key for info in storage.list("")] == ["a/b"]
+
+
+def test_more_than_one_block(storage: ObjectStorage) -> None:
+    storage.put("o", TWO_BLOCKS)
+    assert storage.get("o") == TWO_BLOCKS
+
+
+def test_interrupted_put_leaves_nothing(
+    through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str
+) -> None:
+    """An exception that leaves the writer publishes no short file."""
+    storage = through()
+    hang = proxy.rule("hang", "addBlock")
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        while not hang.hits:
+            time.sleep(0.01)
+        signal.pthread_kill(me, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            storage.put("o", TWO_BLOCKS)
+    assert hang.hits == 1
+    assert f"{root}/o" not in hdfs.files(root)
+    proxy.reset()
+    end = time.monotonic() + 30
+    while hdfs.files(root) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not hdfs.files(root)
+
+
+KILLED = """
+import os, sys, threading, time
+from holdfast.snapshotter.storage import open_storage
+with open_storage(sys.argv[1]) as storage:
+    storage.put("before", b"1")
+    threading.Thread(target=storage.put, args=("o", bytes(256 << 20)), daemon=True).start()
+    client = storage._clients[os.getpid()]
+    path = sys.argv[1].split("/", 3)[3]
+    while not any(".tmp-" in s.path for s in client.list_status("/" + path, True)):
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def run_python(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, timeout=120, env=environment, cwd=folder, check=False,
+    )  # fmt: skip
+
+
+def test_killed_writer(hdfs: Hdfs, storage: ObjectStorage, root: str, tmp_path: Path) -> None:
+    """Its unfinished file is no object, and in nobody's way."""
+    done = run_python(KILLED, storage.url, folder=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path for path in hdfs.files(root) if ".tmp-" in path]
+    assert [info.key for info in storage.list("")] == ["before"]
+    with pytest.raises(NotFoundError):
+        storage.get("o")
+    storage.put("o", b"by the next one")
+    assert storage.get("o") == b"by the next one"
+
+
+FORKED = """
+import os, signal, sys, threading
+from holdfast.snapshotter.storage import open_storage
+storage = open_storage(sys.argv[1])
+storage.put("parent", b"1")
+children = []
+for number in range(3):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        storage.put(f"child-{number}", b"2")
+        assert storage.get("parent") == b"1"
+        if number == 1: storage.close()
+        if number == 2: sys.exit(0)
+        os._exit(0)
+    children.append(child)
+codes = [os.waitpid(child, 0)[1] for child in children]
+print(codes, [info.key for info in storage.list("")])
+storage.close()
+"""
+
+
+def test_a_forked_child_works_and_leaves_the_parent_alone(storage: ObjectStorage, tmp_path: Path) -> None:
+    done = run_python(FORKED, storage.url, folder=tmp_path)
+    assert done.stdout == "[0, 0, 0] ['child-0', 'child-1', 'child-2', 'parent']\n", done.stderr
+    assert not done.stderr
+
+
+def test_opening_and_closing_leaks_nothing(hdfs: Hdfs, root: str) -> None:
+    def cycle() -> None:
+        with open_storage(hdfs.url + root, hdfs.options()) as storage:
+            storage.list("")
+
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    cycle()
+    before = held()
+    for _ in range(5):
+        cycle()
+    end = time.monotonic() + 10
+    while held() > before and time.monotonic() < end:
+        time.sleep(0.05)
+    after = held()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retry_secons": 1}, r"did you mean retry_seconds\?.*option=retry_secons"),
+        ({"endpoint_url": "x"}, "unknown option for hdfs storage"),
+    ],
+)
+def test_refused_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        open_storage("hdfs://127.0.0.1:1/x", options)
+
+
+def test_user_in_the_url_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="HADOOP_USER_NAME"):
+        open_storage("hdfs://somebody@127.0.0.1:1/x")
+
+
+def test_default_file_system_that_nobody_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with open_storage("hdfs:///app") as storage, pytest.raises(InvalidArgumentError, match="action=list"):
+        storage.list("")
