@@ -36,12 +36,13 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from rocksdict import AccessType, Checkpoint, Options, Rdict, Snapshot
+from rocksdict import Checkpoint, Options, Rdict, Snapshot
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import writing
 from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
+from holdfast.backends.rocksdb_options import open_rocksdb
 from holdfast.backends.rocksdb_reads import TableReader, read_rows
 from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, encoded
 from holdfast.backends.run import Run
@@ -108,7 +109,7 @@ class Database:
             for file in path.glob(f"{CHANGES_PREFIX}*"):
                 file.unlink()
         with rocksdb_errors(path):
-            self._rdict: Rdict | None = Rdict(str(path), options)
+            self._rdict: Rdict | None = open_rocksdb(path, options)
             try:
                 self._marker = self._recover(self._rdict)
             except BaseException:
@@ -282,7 +283,7 @@ class Database:
 
     def _undo_in(self, target: Path, options: Options, version: Version, undone: list[Written], marker: Marker) -> None:
         """Write back in a copy what was written since a version."""
-        copy = Rdict(str(target), options)
+        copy = open_rocksdb(target, options)
         try:
             writer = RowWriter(copy, marker.naming(None).encode())
             for part in undone:
@@ -369,7 +370,7 @@ def create_database(path: Path, options: Options, named: Named, runs: Iterable[R
         Complete state, of any tables.
     """
     with rocksdb_errors(path):
-        rdict = Rdict(str(path), options)
+        rdict = open_rocksdb(path, options)
         try:
             marker = Marker()
             writer = RowWriter(rdict, marker.encode())
@@ -386,7 +387,7 @@ def create_database(path: Path, options: Options, named: Named, runs: Iterable[R
 def read_marker(path: Path, options: Options) -> Marker:
     """Return the marker of a database that nobody has open, without changing its table files."""
     with rocksdb_errors(path):
-        rdict = Rdict(str(path), options, access_type=AccessType.read_only())
+        rdict = open_rocksdb(path, options, read_only=True)
         try:
             value = rdict.get(MARKER_KEY)
         finally:

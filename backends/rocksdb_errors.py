@@ -15,7 +15,11 @@ from traceback import clear_frames
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
 
 # Not only "Corruption": also a file that the manifest names and that is gone. What cannot be made is not damaged.
-_DAMAGE = re.compile(r"^Corruption|^IO error: No such file or directory: While open a file for \w+ read|does not exist")
+_DAMAGE = re.compile(
+    r"^Corruption|does not exist|"
+    r"^IO error: No such file or directory: while \w+ a file for (random read|sequentially reading|size)",
+    re.IGNORECASE,
+)
 _FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
 _HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
 _FILE = re.compile(r"(/[^\s:]+/(?:\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY))")

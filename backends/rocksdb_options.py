@@ -37,12 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     ChecksumType,
     DBCompactionStyle,
     DBCompressionType,
     Options,
+    Rdict,
     WriteBufferManager,
 )
 
@@ -277,3 +279,13 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: 
     found.set_keep_log_file_num(2)
     found.set_max_log_file_size(1 << 20)
     return found
+
+
+def open_rocksdb(path: Path, options: Options, *, read_only: bool = False) -> Rdict:
+    """Open a database with exactly these options.
+
+    Without those of the column family rocksdict takes what the last process has written beside the data, and a block
+    cache of 8 MiB for each database.
+    """
+    access = AccessType.read_only() if read_only else AccessType.read_write()
+    return Rdict(str(path), options, {"default": options}, access)

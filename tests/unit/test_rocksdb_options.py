@@ -86,6 +86,22 @@ def test_a_database_may_be_opened_with_other_options(tmp_path: Path, options: di
             assert len(contents(view, "counts")) == 500
 
 
+def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
+    """A new one, one that is opened again, and a copy: none has a cache of its own, which nobody counts."""
+    options = {"memory": "300m", "blockSize": "2k"}
+    with RocksDBBackend(tmp_path, TABLES, clock.new_id, options) as backend:
+        backend.apply(None, P1, counts(("ann", 1)), {})
+    with RocksDBBackend(tmp_path, TABLES, clock.new_id, {**options, "blockSize": "8k"}) as backend:
+        backend.apply(P1, P2, counts(*((f"u{i}", i) for i in range(500))), {})
+        (database,) = backend._databases
+        assert database._rdict is not None
+        capacity = database._rdict.property_int_value("rocksdb.block-cache-capacity")
+        assert capacity == rocksdb_options._cache_bytes(300 << 20, shards=1)
+        written = max(database.path.glob("OPTIONS-*")).read_text()
+        assert " block_size=8192\n" in written
+        assert " filter_policy=bloomfilter" in written
+
+
 def test_the_least_memory_that_is_named_is_enough(tmp_path: Path) -> None:
     """The error's remedy works, and names what more shards need when they are opened."""
 
