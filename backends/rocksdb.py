@@ -244,6 +244,9 @@ class RocksDBBackend(Backend):
             if self._owner is None:
                 self._owner = self._own()
                 self._unopened = [self._home / name for name in local_files.list_folder(self._home)]
+                # Checked when a former process froze them: they may have been damaged since.
+                for name in local_files.list_folder(self._frozen):
+                    local_files.retire_folder(self._frozen / name, self._staging, self.new_id())
             while self._unopened:
                 self._open_one(self._unopened[-1])
                 self._unopened.pop()
