@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from holdfast.errors import StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
-from tests.model.built_in import BUILT_IN, copy_directory, open_backend
+from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
 from tests.model.steps import STEPS, TABLES, commit_log, look_after, state_after, step_of, take_step, version_of
 from tests.repetitions import LONG
 
@@ -98,17 +99,23 @@ def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) ->
 # The kills.
 
 
+@pytest.fixture
+def ram_path() -> Iterator[Path]:
+    with ram_directory() as path:
+        yield path
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("backend_name", BUILT_IN)
-def test_a_process_killed_at_any_write_loses_nothing(backend_name: str, tmp_path: Path) -> None:
+def test_a_process_killed_at_any_write_loses_nothing(backend_name: str, ram_path: Path) -> None:
     """Evenly chosen system calls of every kind; all of them in the long profile."""
     killed: Counter[str] = Counter()
     folders: Counter[str] = Counter()
     held: Counter[str] = Counter()
     missed = 0
-    for record in kills(f"{__name__}:work", backend_name, tmp_path, how_many=400 if LONG else 36):
+    for record in kills(f"{__name__}:work", backend_name, ram_path, how_many=400 if LONG else 36):
         folder = Path(record["folder"])
         if record["killed_at"] is None:
             assert record["status"] == 0
@@ -153,10 +160,10 @@ def touch_files(_: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_process_is_killed_exactly_where_it_was_meant(tmp_path: Path) -> None:
+def test_a_process_is_killed_exactly_where_it_was_meant(ram_path: Path) -> None:
     """A call that was killed on its way in did nothing, and one on its way out did all."""
     found = {}
-    for record in kills(f"{__name__}:touch_files", "", tmp_path, how_many=0):
+    for record in kills(f"{__name__}:touch_files", "", ram_path, how_many=0):
         folder = Path(record["folder"])
         files = {p.name: p.read_bytes() if p.is_file() else None for p in folder.iterdir()}
         found[folder.name] = files

@@ -1,10 +1,12 @@
-"""The built-in backends, by name, for tests that hold for all of them, and copies of what they keep."""
+"""The built-in backends, by name, for tests that hold for all of them, and directories for them."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast import clock
@@ -41,3 +43,12 @@ def copy_directory(source: Path, target: Path) -> None:
         return place
 
     shutil.copytree(source, target, copy_function=copy)
+
+
+@contextmanager
+def ram_directory() -> Iterator[Path]:
+    """Make a directory in RAM, where there is room: these tests sync files thousands of times."""
+    ram = Path("/dev/shm")
+    has_room = ram.is_dir() and os.access(ram, os.W_OK) and shutil.disk_usage(ram).free > 1 << 30
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-", dir=ram if has_room else None) as path:
+        yield Path(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,7 +34,7 @@ from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage import open_storage
-from tests.model.built_in import BUILT_IN, copy_directory, open_backend
+from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, TYPED, State, Table, check_reads
 from tests.repetitions import LONG
@@ -150,8 +149,7 @@ class Mirror(RuleBasedStateMachine):
         # So small that a handful of rows is a large merge, and a stack grows high.
         patch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", limit_bytes)
         patch.setattr(run_stack, "GROWTH", growth)
-        root = Path(tempfile.mkdtemp(prefix="holdfast-mirror-"))
-        self.cleanup.callback(shutil.rmtree, root)
+        root = self.cleanup.enter_context(ram_directory())
         self.model: list[Version] = []
         self.pinned: list[int] = []
         self.turns = itertools.count()

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage import open_storage
-from tests.model.built_in import BUILT_IN, open_backend
+from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, State, Table, check_reads
 from tests.repetitions import LONG
@@ -55,8 +53,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         # So small that a handful of rows is a large merge, and a stack grows high.
         patch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", limit_bytes)
         patch.setattr(run_stack, "GROWTH", growth)
-        self.directory = Path(tempfile.mkdtemp(prefix="holdfast-model-"))
-        self.cleanup.callback(shutil.rmtree, self.directory)
+        self.directory = self.cleanup.enter_context(ram_directory())
         self.ids = itertools.count(1)
         self.model: dict[Pointer, State] = {}
         self.open: list[Open] = []
