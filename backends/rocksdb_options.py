@@ -17,9 +17,10 @@ compactionStyle    level      level or universal
 
 The budget is divided so::
 
-    process without databases   measured, 160m at most
-    batch in flight             96m      Python and Arrow objects; about 25m for 100,000 rows
-    block cache                 the rest; it also holds indexes, filters and write buffers
+    process without databases   150m
+    batch in flight             128m     Python and Arrow objects: 100 MiB were seen with commits of 100,000 rows
+    block cache                 the rest, a fifth of it for what the allocator cannot give back; it also holds
+                                indexes, filters and write buffers
 
 RocksDB's own limit of write buffers only flushes the database that is being written. So each database has a share of
 the limit, and begins a flush as soon as a commit has filled it; what commits write at one moment comes on top. The
@@ -28,7 +29,7 @@ defaults are measured: docs/decisions/0009-rocksdb.md.
 
 from __future__ import annotations
 
-import os
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -54,13 +55,15 @@ from holdfast.errors import InvalidArgumentError
 _COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 _STYLES = ("level", "universal")
 #: Room for what a batch in flight takes in Python and Arrow objects.
-_BATCH_ROOM_BYTES = 96 << 20
+_BATCH_ROOM_BYTES = 128 << 20
 #: What a shard needs at least: part of a write buffer, indexes and filters.
 _SHARD_BYTES = 4 << 20
 _CACHE_BYTES_MIN = 16 << 20
 _WRITE_BUFFER_BYTES_MAX = 16 << 20
-#: Assumed where the process cannot be measured.
-_BASE_BYTES = 160 << 20
+#: A state server that has loaded all its libraries.
+_BASE_BYTES = 150 << 20
+#: What the allocator takes for blocks of all sizes that come and go.
+_BYTES_PER_CACHED_BYTE = 1.25
 
 
 def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
@@ -224,30 +227,15 @@ def _cache_bytes(budget: int, shards: int) -> int:
         It leaves too little for so many databases.
     """
     least_cache = max(_CACHE_BYTES_MIN, shards * _SHARD_BYTES)
-    size = budget - _base_bytes() - _BATCH_ROOM_BYTES
+    size = int((budget - _BASE_BYTES - _BATCH_ROOM_BYTES) / _BYTES_PER_CACHED_BYTE)
     if size < least_cache:
-        least = -(-(budget - size + least_cache) >> 20) + 1
+        least = math.ceil((_BASE_BYTES + _BATCH_ROOM_BYTES + least_cache * _BYTES_PER_CACHED_BYTE) / (1 << 20))
         raise InvalidArgumentError(
             f"spark.holdfast.rocksdb.memory is too small for {shards} open shards: it is the budget of the whole "
             f"process; set it to {least}m or more, or use fewer shards",
             memory=f"{budget >> 20}m",
         )
     return size
-
-
-def _base_bytes() -> int:
-    """Return what the process takes without databases: measured once, before the first is opened."""
-    global _base  # noqa: PLW0603
-    if _base is None:
-        try:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            _base = min(pages * os.sysconf("SC_PAGE_SIZE"), _BASE_BYTES)
-        except (OSError, ValueError, IndexError):
-            _base = _BASE_BYTES
-    return _base
-
-
-_base: int | None = None
 
 
 def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: bool) -> Options:

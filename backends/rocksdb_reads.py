@@ -31,7 +31,7 @@ CHUNK_KEYS = 8192
 #: Rows of one run of a scan, and bytes at which a run ends earlier.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
 #: A scan is cheaper than point reads while it meets at most so many rows for each key that is wanted.
-SCAN_ROWS_PER_KEY = 5
+SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
 _STEP_ROWS = 4096
 

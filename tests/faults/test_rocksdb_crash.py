@@ -160,7 +160,7 @@ def test_a_full_disk_loses_nothing_that_was_on_it(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_in_the_background_is_told_by_a_later_commit(tmp_path: Path) -> None:
     """RocksDB flushes when it likes: the failure comes out at the next write, and no version is half there."""
-    with RocksDBBackend(tmp_path / "shard", TABLES, clock.new_id, {"memory": "350m", "writeBufferRatio": "0.05"}) as b:
+    with RocksDBBackend(tmp_path / "shard", TABLES, clock.new_id, {"memory": "320m", "writeBufferRatio": "0.05"}) as b:
         b.apply(None, P1, counts(*many(1)), {})
         base = P1
         with full_disk(), pytest.raises(UnavailableError, match="no space left"):  # noqa: PT012

@@ -21,9 +21,8 @@ from holdfast.testing.state_rows import P1, P2, TABLES, contents, counts
 
 
 @pytest.fixture(autouse=True)
-def _process_of_100_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_other_shards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
-    monkeypatch.setattr(rocksdb_options, "_base", 100 << 20)
     monkeypatch.setattr(rocksdb_options, "_shared", None)
     yield
     gc.collect()
@@ -52,7 +51,7 @@ def test_every_option_is_read() -> None:
     [
         ("memroy", "1g", r"'spark.holdfast.rocksdb.memroy': did you mean spark.holdfast.rocksdb.memory\?"),
         ("memory", "much", "rocksdb.memory cannot be 'much': it must be a size such as 512m"),
-        ("memory", "200m", r"rocksdb.memory is too small for 1 open shards.*set it to 2\d\dm or more"),
+        ("memory", "200m", r"rocksdb.memory is too small for 1 open shards.*set it to 298m or more"),
         ("compression", "rar", "rocksdb.compression cannot be 'rar': it must be one of none, lz4, zstd, snappy"),
         ("blockSize", "2m", "rocksdb.blockSize cannot be '2m': it must be from 1k to 1m"),
         ("bloomBitsPerKey", "-1", "rocksdb.bloomBitsPerKey cannot be '-1': it must be a whole number from 0 to 64"),
@@ -88,7 +87,7 @@ def test_a_database_may_be_opened_with_other_options(tmp_path: Path, options: di
 
 def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
     """A new one, one that is opened again, and a copy: none has a cache of its own, which nobody counts."""
-    options = {"memory": "300m", "blockSize": "2k"}
+    options = {"memory": "350m", "blockSize": "2k"}
     with RocksDBBackend(tmp_path, TABLES, clock.new_id, options) as backend:
         backend.apply(None, P1, counts(("ann", 1)), {})
     with RocksDBBackend(tmp_path, TABLES, clock.new_id, {**options, "blockSize": "8k"}) as backend:
@@ -96,7 +95,7 @@ def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
         (database,) = backend._databases
         assert database._rdict is not None
         capacity = database._rdict.property_int_value("rocksdb.block-cache-capacity")
-        assert capacity == rocksdb_options._cache_bytes(300 << 20, shards=1)
+        assert capacity == rocksdb_options._cache_bytes(350 << 20, shards=1)
         written = max(database.path.glob("OPTIONS-*")).read_text()
         assert " block_size=8192\n" in written
         assert " filter_policy=bloomfilter" in written
@@ -125,7 +124,7 @@ def test_the_least_memory_that_is_named_is_enough(tmp_path: Path) -> None:
 
 def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
     """RocksDB only flushes the database that is written, so each one's buffer is a share of the whole."""
-    options = {"memory": "300m", "writeBufferRatio": "0.3"}
+    options = {"memory": "350m", "writeBufferRatio": "0.3"}
     backends = [RocksDBBackend(tmp_path / str(i), TABLES, clock.new_id, options) for i in range(8)]
     memory = process_memory(RocksDBOptions.of("rocksdb", options))
     assert all(backend._memory is memory for backend in backends)
@@ -145,7 +144,7 @@ def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
 
 def test_memory_stays_near_its_limit(tmp_path: Path) -> None:
     """Many shards written in turns: cache, with all write buffers in it, does not outgrow what it was given."""
-    options = {"memory": "260m", "writeBufferRatio": "0.4"}
+    options = {"memory": "320m", "writeBufferRatio": "0.4"}
     backends = [RocksDBBackend(tmp_path / str(i), TABLES, clock.new_id, options) for i in range(4)]
     memory, peak = backends[0]._memory, 0
     for version in range(1, 8):
@@ -155,7 +154,7 @@ def test_memory_stays_near_its_limit(tmp_path: Path) -> None:
             backend.apply(base, Pointer(version, "a"), rows, {})
             backend.drop([base] if base else [])
             peak = max(peak, memory.cache.get_usage())
-    assert peak <= rocksdb_options._cache_bytes(260 << 20, shards=4)
+    assert peak <= rocksdb_options._cache_bytes(320 << 20, shards=4)
     for backend in backends:
         backend.close()
 
