@@ -303,7 +303,8 @@ _settings = settings(max_examples=150 if LONG else 12, stateful_step_count=50 if
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600 if LONG else 300)
+# Hypothesis may look for a shorter example for five minutes.
+@pytest.mark.timeout(3600 if LONG else 600)
 @pytest.mark.parametrize("tables", [COLLIDING, TYPED], ids=["colliding", "typed"])
 def test_all_backends_agree(tables: Sequence[Table]) -> None:
     """The mirror; see the module."""
