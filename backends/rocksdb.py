@@ -337,22 +337,19 @@ class RocksDBBackend(Backend):
         found = []
         for name in local_files.list_folder(self._frozen):
             local_files.retire_folder(self._frozen / name, self._staging, self.new_id())
-        for name in local_files.list_folder(self._home):
-            path = self._home / name
-            with self._stage() as staged:
-                broken = damaged_tables(sorted(path.glob("*.sst")), staged)
-            if broken:
-                found += broken
-                with self._lock:
-                    for database in [d for d in self._databases if d.path == path]:
-                        self._abandon(database)
-                    self._put_aside(path)
         while True:
             try:
-                self._open()
-                return found
+                databases = list(self._open())
+                break
             except CorruptionError as exc:
                 found.append(Path(str(exc).split(" is damaged", 1)[0]))
+        for database in databases:
+            with self._stage() as staged:
+                broken = damaged_tables(database.table_files(), staged)
+            found += broken
+            if broken and self._abandon(database):
+                self._put_aside(database.path)
+        return found
 
     def remove_leftovers(self, before_ns: int) -> int:
         held = {str(pointer) for pointer in self.versions()}

@@ -294,6 +294,11 @@ class Database:
         finally:
             copy.close()
 
+    def table_files(self) -> list[Path]:
+        """Return the table files of the database; a kill may have left half of another one beside them."""
+        with self._write_lock, rocksdb_errors(self.path):
+            return [self.path / file["name"].lstrip("/") for file in self._require_open().live_files()]
+
     def maintain(self) -> bool:
         """Flush where many versions are in memory only; tell whether it was done."""
         with self._write_lock, rocksdb_errors(self.path):

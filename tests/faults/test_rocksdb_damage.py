@@ -199,6 +199,21 @@ def test_a_lost_or_cut_file_is_noticed(shard: Path, tmp_path: Path) -> None:
     assert noticed["CURRENT"]
 
 
+def test_half_a_file_that_a_kill_has_left_is_no_damage(shard: Path, tmp_path: Path) -> None:
+    """A flush that did not finish: no version needs its file, which goes when the database is opened."""
+    copy = tmp_path / "shard"
+    shutil.copytree(shard, copy)
+    table = next(copy.glob("databases/*/*.sst"))
+    half = table.with_name("000099.sst")
+    half.write_bytes(table.read_bytes()[:1000])
+    with open_shard(copy) as backend:
+        assert backend.verify() == []
+        assert not half.exists()
+        for pointer in (P1, P2):
+            with backend.view(pointer) as view:
+                check_reads(view, pointer)
+
+
 def test_damage_of_one_database_leaves_the_others(tmp_path: Path) -> None:
     """A shard may have several databases for a while: one of them is set aside, alone."""
     with open_shard(tmp_path / "shard") as backend:
