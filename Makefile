@@ -10,6 +10,9 @@ SOURCES := holdfast $(FOLDERS) tests
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
+# One process a core: most tests wait for a JVM, a server or a kill. A file's tests stay together and share its servers.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile -p no:benchmark
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-fast test-long check types bench bench-micro lock clean
@@ -27,13 +30,13 @@ demo: $(STAMP) ## the flights of a year through a stateful query that is killed 
 	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)')
 
 test: $(STAMP) ## all tests, few repetitions [ARGS=]
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
-	$(BIN)/pytest -m 'not slow and not spark and not cluster and not s3 and not hdfs' $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not spark and not cluster and not s3 and not hdfs' $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
-	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest --exitfirst $(ARGS)
+	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --exitfirst $(ARGS)
 
 check: $(STAMP) types ## format, lint, types, house rules
 	$(BIN)/ruff format --check $(SOURCES)

@@ -91,7 +91,7 @@ def wait_for(port: int) -> None:
 @pytest.mark.timeout(900)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
-        run = Killings(Job(str(tmp_path), "packed", master), random.Random(0))
+        run = Killings(Job(str(tmp_path), "packed", master=master), random.Random(0))
         run.add_files(14)
         with run.cleaned_up():
             run.start_driver()
