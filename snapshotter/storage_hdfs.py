@@ -113,10 +113,10 @@ class _Attempt:
             except BaseException as exc:  # noqa: BLE001  raised in the thread that waits
                 done.set_exception(exc)
 
-        # Not a pool: that would wait for its threads when the interpreter exits.
-        threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
         waited = 0.0
         try:
+            # Not a pool: that would wait for its threads when the interpreter exits.
+            threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
             while waited < self._limit_seconds:
                 step = self._limit_seconds - waited
                 with suppress(TimeoutError):
@@ -280,7 +280,7 @@ class HdfsStorage(ObjectStorage):
             attempt.check()
             self._move(client, attempt, temporary, path, view)
         except BaseException:
-            _remove(client, temporary)
+            self._remove(client, temporary)
             raise
 
     def _move(self, client: hdfs_native.Client, attempt: _Attempt, temporary: str, path: str, view: memoryview) -> None:
@@ -295,6 +295,14 @@ class HdfsStorage(ObjectStorage):
                     storage=self.url,
                 ) from exc
             client.delete(temporary, False)
+
+    def _remove(self, client: hdfs_native.Client, temporary: str) -> None:
+        """Remove an unfinished write as far as possible; the error that led here is the one to report."""
+        for _ in range(3):  # the driver may send the first on a connection that has just broken
+            with suppress(OSError, RuntimeError):
+                client.delete(temporary, False)
+                return
+            self._sleep_ms(_FIRST_PAUSE_MS)
 
 
 def _read(client: hdfs_native.Client, attempt: _Attempt, path: str) -> memoryview:
@@ -350,14 +358,6 @@ def _delete(client: hdfs_native.Client, path: str) -> None:
     except (FileNotFoundError, RuntimeError) as exc:
         if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
             raise
-
-
-def _remove(client: hdfs_native.Client, temporary: str) -> None:
-    """Remove an unfinished write as far as possible; the error that led here is the one to report."""
-    for _ in range(2):  # the first may be lost on the connection that has just broken
-        with suppress(OSError, RuntimeError):
-            client.delete(temporary, False)
-            return
 
 
 def _says_absent(exc: Exception) -> bool:

@@ -110,7 +110,7 @@ def test_answer_of_the_rename_lost_for_ever(
     through: Callable[..., ObjectStorage], proxy: RpcProxy, hdfs: Hdfs, root: str
 ) -> None:
     """The caller hears that nothing is known, which is true: the object is there, whole."""
-    storage = through(retry_seconds=1)
+    storage = through(retry_seconds=5)
     lost = proxy.rule("drop_reply", "rename2")
     with pytest.raises(UnavailableError, match="action=put key=o "):
         storage.put("o", b"data")
