@@ -334,13 +334,13 @@ class RocksDBBackend(Backend):
         list of pathlib.Path
             The damaged files, where they were.
         """
-        found = []
+        found: list[Path] = []
         for name in local_files.list_folder(self._frozen):
             local_files.retire_folder(self._frozen / name, self._staging, self.new_id())
-        while True:
+        databases = None
+        while databases is None:
             try:
                 databases = list(self._open())
-                break
             except CorruptionError as exc:
                 found.append(Path(str(exc).split(" is damaged", 1)[0]))
         for database in databases:
