@@ -342,7 +342,7 @@ class Database:
         undo = None
         if other is not present:
             undo = Named(other.pointer, other.properties)
-            for part in self._log.different_since(other.position):
+            for part in self._log.different_since(min(other.position, present.position)):
                 writer.keep_undo(part.keys, other.open_snapshot)
         writer.finish(self._marker.naming(Named(present.pointer, present.properties), undo).encode())
         rdict.flush()

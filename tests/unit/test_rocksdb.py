@@ -308,6 +308,23 @@ def test_a_clean_close_keeps_the_oldest_version_and_another(tmp_path: Path) -> N
                     assert view.properties == {"at": version}
 
 
+def test_a_clean_close_after_the_newest_version_was_dropped(tmp_path: Path) -> None:
+    """The rows are of no version then: an older one is written back, and the other differs from it by all between."""
+    with open_shard(tmp_path / "shard") as backend:
+        backend.apply(None, P1, counts(("ann", 1), ("bob", 1), ("cem", 1)), {})
+        backend.apply(P1, P2, counts(("bob", 2), ("new", 2)), {})
+        backend.apply(P2, P3, counts(("cem", 3)), {})
+        backend.drop([P3])
+    expected: dict[Pointer, State] = {P1: {("ann",): (1,), ("bob",): (1,), ("cem",): (1,)}}
+    expected[P2] = expected[P1] | {("bob",): (2,), ("new",): (2,)}
+    for _ in range(2):
+        with open_shard(tmp_path / "shard") as backend:
+            assert backend.versions() == [P1, P2]
+            for pointer in (P1, P2):
+                with backend.view(pointer) as view:
+                    assert contents(view, "counts") == expected[pointer]
+
+
 def test_a_view_ends_with_its_backend(tmp_path: Path) -> None:
     """Whatever is still open: the directory can be opened again at once, and old views say that they are closed."""
     backend = open_shard(tmp_path / "shard")
