@@ -244,6 +244,13 @@ class Mirror(RuleBasedStateMachine):
         number = self.draw_number(data)
         self.on_all_sides(lambda side: side.prune(number))
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        """Of any version: the newest one goes so where its commit could not be made durable."""
+        number = self.draw_number(data)
+        self.on_all_sides(lambda side: side.backend.drop([side.pointers[number]]))
+
     @precondition(lambda self: self.model and len(self.pinned) < 2)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
