@@ -378,6 +378,7 @@ def test_a_server_that_hangs_is_not_waited_for_again_and_again(executor: Executo
     client = executor.client()
     pid = executor.start(client)["pid"]
     os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     try:
         with pytest.raises(UnavailableError):
             client.call("ping", timeout_seconds=0.2)
