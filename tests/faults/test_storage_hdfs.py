@@ -277,17 +277,25 @@ def test_interrupted_put_leaves_nothing(
     """An exception that leaves the writer publishes no short file."""
     storage = through()
     hang = proxy.rule("hang", "addBlock")
-    me = threading.get_ident()
+    me, left = threading.get_ident(), threading.Event()
 
     def interrupt() -> None:
         while not hang.hits:
             time.sleep(0.01)
-        signal.pthread_kill(me, signal.SIGINT)
+        # Again, because one that comes just before the wait is noticed only after it.
+        while not left.wait(0.5):
+            signal.pthread_kill(me, signal.SIGINT)
+
+    def put(content: bytes) -> None:
+        try:
+            storage.put("o", content)
+        finally:
+            left.set()
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            storage.put("o", TWO_BLOCKS)
+            put(TWO_BLOCKS)
     assert hang.hits == 1
     assert f"{root}/o" not in hdfs.files(root)
     proxy.reset()

@@ -309,17 +309,25 @@ def test_part_cut_in_the_body(storage: ObjectStorage, proxy: FaultProxy) -> None
 def test_interrupted_upload_leaves_nothing(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
     """An exception that leaves the writer publishes no truncated object."""
     hang = proxy.rule("hang", method="PUT", path="partNumber=2")
-    me = threading.get_ident()
+    me, left = threading.get_ident(), threading.Event()
 
     def interrupt() -> None:
         while not hang.hits:
             time.sleep(0.01)
-        signal.pthread_kill(me, signal.SIGINT)
+        # Again, because one that comes just before the wait is noticed only after it.
+        while not left.wait(0.5):
+            signal.pthread_kill(me, signal.SIGINT)
+
+    def put(content: bytes) -> None:
+        try:
+            storage.put("o", content)
+        finally:
+            left.set()
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            storage.put("o", THREE_PARTS)
+            put(THREE_PARTS)
     assert hang.hits == 1
     end = time.monotonic() + 10
     while requests_of(proxy, "DELETE") == 0 and time.monotonic() < end:
