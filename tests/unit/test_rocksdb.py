@@ -117,15 +117,19 @@ def test_any_branch_of_any_version(
         if base or not chance.randrange(3):
             backend.apply(base, pointer, writes, {"step": step})
             model[pointer] = state
-        if backend.versions():
+        if not backend.versions():
+            continue
+        if chance.random() < 0.8:
             views.append((backend.view(seen := chance.choice(backend.versions())), model[seen]))
         for view, expected in chance.sample(views, min(len(views), 2)):
             check(view, expected)
-        if step % 5 == 4:
+        if not chance.randrange(4):
             backend.drop(chance.sample(backend.versions(), chance.randrange(len(backend.versions()))))
-            view, _ = views.pop(chance.randrange(len(views)))
-            view.close()
-        if step % 11 == 10:
+            chance.shuffle(views)
+            for view, _ in views[:1]:
+                view.close()
+            del views[:1]
+        if not chance.randrange(8):
             check_frozen(backend, chance.choice(backend.versions()), model)
             backend, views = reopened(backend, model), []
     for view, expected in views:
