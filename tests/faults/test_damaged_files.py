@@ -32,7 +32,7 @@ from tests.model.steps import TABLES, commit_log, look_after, step_of, take_step
 from tests.repetitions import LONG
 
 STEPS = 7  # no step, nor the next one, begins at another than the one before
-FLIPS, FILES = (60, 4) if LONG else (5, 1)
+FLIPS, FILES = (25, 3) if LONG else (5, 1)
 
 # By backend with one owner or without: the files that make up a version, and those whose damage must be noticed.
 STATE = {

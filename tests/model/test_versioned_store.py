@@ -349,7 +349,7 @@ def suppress_not_found(may_be_lost: bool) -> Any:
     return suppress(NotFoundError) if may_be_lost else nullcontext()
 
 
-_settings = settings(max_examples=300 if LONG else 25, stateful_step_count=60 if LONG else 30, deadline=None)
+_settings = settings(max_examples=150 if LONG else 25, stateful_step_count=60 if LONG else 30, deadline=None)
 
 
 # Hypothesis may look for a shorter example for five minutes.
