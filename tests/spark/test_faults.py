@@ -169,7 +169,8 @@ def test_a_directory_that_cannot_be_written(lab: Lab, setting: str, tmp_path: Pa
     (tmp_path / "file").write_text("in the way")
     lab.configure({setting: str(tmp_path / "file" / "state")})
     lab.feed(FIRST)
-    fails(lab, rf"(?s)(UnavailableError|InvalidArgumentError).*{tmp_path / 'file'}.*spark\.holdfast\.{setting}")
+    said = rf"(?=.*{tmp_path / 'file'})(?=.*spark\.holdfast\.{setting})"
+    fails(lab, rf"(?s){said}.*(UnavailableError|InvalidArgumentError)")
 
 
 def test_without_a_checkpoint_directory_state_is_not_durable_and_that_is_said(
