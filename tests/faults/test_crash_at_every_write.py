@@ -75,6 +75,9 @@ def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) ->
     """With the commit log: the query goes on at exactly the state it was told of."""
     pointer = list(told)[-1] if told else None
     with commit_log(folder) as log:
+        elsewhere = open_backend(backend_name, folder / "elsewhere", TABLES)
+        with elsewhere, VersionedStore(elsewhere, log).begin(pointer) as transaction:
+            assert step_of(transaction) == (told[pointer] if pointer else 0), "what was told is durable"
         with open_backend(backend_name, folder / "shard", TABLES) as backend:
             assert backend.verify() == []
             with VersionedStore(backend, log).begin(pointer) as transaction:
