@@ -177,6 +177,14 @@ class Killings:
                     found[process.pid] = process.ppid()
         return found
 
+    def stop_servers(self) -> None:
+        """Kill the state servers that the last driver has left, and wait until they are gone."""
+        for pid in self._servers():
+            with suppress(psutil.NoSuchProcess):
+                server = psutil.Process(pid)
+                server.kill()
+                server.wait(_PATIENCE_S)
+
     def tell(self, event: str) -> None:
         self.story.append(f"{time.strftime('%H:%M:%S')} after {self.count('query/commits/*')} micro-batches: {event}")
 

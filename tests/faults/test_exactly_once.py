@@ -63,4 +63,5 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     wrong = [batch for batch in output if written.get(batch) != output[batch]]
     assert not wrong, f"wrong output in micro-batches {wrong}; {story}"
     assert set(written) == set(output), story
+    run.stop_servers()
     shutil.rmtree(folder)
