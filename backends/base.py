@@ -9,7 +9,7 @@ versions side by side, and neither sees the other::
 
 What a backend promises
 -----------------------
-* **atomic**: `apply` and `load` make a version whole or not at all, also when the process is killed.
+* **atomic**: `apply`, `load` and `thaw` make a version whole or not at all, also when the process is killed.
 * **immutable**: a view answers the same for ever, whatever is applied or dropped meanwhile.
 * **honest**: a version that is not here is a `NotFoundError`, never an empty state. A version whose files turn
   out to be damaged is a `CorruptionError` that names the file, and is set aside: from then on it is not here,
@@ -122,7 +122,7 @@ class View(ABC):
     @property
     @abstractmethod
     def properties(self) -> Mapping[str, Any]:
-        """What `Backend.apply` or `Backend.load` was given for this version; JSON values."""
+        """What `Backend.apply` or `Backend.load` was given for this version, on any machine; JSON values."""
 
     @abstractmethod
     def get(self, table: str, keys: Keys) -> Found:
@@ -264,12 +264,47 @@ class Backend(ABC):
 
     @abstractmethod
     def freeze(self, pointer: Pointer) -> list[Path]:
-        """Return immutable local files that together hold the version.
+        """Return immutable local files that together hold the version, for `thaw` here or on another machine.
+
+        Returns
+        -------
+        list of pathlib.Path
+            Their names differ. They go when the version is dropped: a caller that needs them longer links them at
+            once, and what it has linked stays as it is.
 
         Raises
         ------
         NotFoundError
             The version is not held here.
+        CorruptionError
+            A file of it is damaged; the version is set aside.
+        """
+
+    @abstractmethod
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        """Take over a folder as version `pointer`; doing it twice, or side by side, does no harm.
+
+        A version that has lost files is replaced. The version has the properties that it was made with.
+
+        Parameters
+        ----------
+        folder : pathlib.Path
+            Holds copies of the files that `freeze` returned for this version, under their names; on the file system
+            of `directory`, and in nobody else's hands. From now on it is the backend's: it is moved, or removed where
+            the version stands here already or where it cannot be used.
+
+        Raises
+        ------
+        CorruptionError
+            The files are not those of this version: one is missing, cut or of another version. Nothing was made.
+        SchemaMismatchError
+            They hold tables that are not declared, or with other columns. Nothing was made.
+        UnavailableError
+            Local storage is full or failing, or the folder cannot be moved and was left. Nothing was made.
+
+        Notes
+        -----
+        Copies are expected to be true: damage inside a file of the right size may be found only when it is read.
         """
 
     @abstractmethod

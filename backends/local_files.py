@@ -106,6 +106,31 @@ class StagedFolder:
                     raise _vanished(self.path) from None
                 raise
 
+    def adopt(self, name: str, modified_ns: int | None = None) -> None:
+        """Make a file of the folder, which somebody else has written, as `write` would have left it.
+
+        Parameters
+        ----------
+        modified_ns : int, optional
+            Its time of modification as it is noted somewhere.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such file.
+        """
+        path = self.path / name
+        with reading(path):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fchmod(file, 0o600)
+                if modified_ns is not None:
+                    _seal(file, modified_ns)
+                if self._fsync:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+
     def keep_only(self, names: set[str]) -> None:
         """Remove every other file."""
         with writing(self.path):
@@ -148,6 +173,35 @@ def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFo
         yield StagedFolder(path, fsync=fsync)
     finally:
         _remove(path)
+
+
+@contextmanager
+def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
+    """Move a folder that somebody else has filled below `staging`; see `staged_folder`.
+
+    Raises
+    ------
+    UnavailableError
+        It cannot be moved: it is not there, or on another file system.
+    """
+    path = staging / name
+    if not move_folder(folder, path):
+        raise _vanished(folder)
+    try:
+        with writing(path):
+            path.chmod(0o700)
+        yield StagedFolder(path, fsync=fsync)
+    finally:
+        _remove(path)
+
+
+@contextmanager
+def requiring_whole(folder: Path) -> Iterator[None]:
+    """Map what is missing or damaged in a folder that somebody else has filled: both are `CorruptionError`."""
+    try:
+        yield
+    except (NotFoundError, CorruptionError) as exc:
+        raise CorruptionError(f"{folder} does not hold what it should: {exc}") from exc
 
 
 def retire_folder(path: Path, staging: Path, name: str) -> bool:

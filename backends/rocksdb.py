@@ -23,7 +23,6 @@ Notes
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
@@ -38,7 +37,7 @@ from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.rocksdb_check import damaged_tables
 from holdfast.backends.rocksdb_database import Database, create_database, read_marker
 from holdfast.backends.rocksdb_errors import damaged
-from holdfast.backends.rocksdb_marker import Named
+from holdfast.backends.rocksdb_marker import Marker, Named
 from holdfast.backends.rocksdb_options import RocksDBOptions, database_options, process_memory
 from holdfast.backends.rocksdb_view import RocksDBView
 from holdfast.backends.run import Run, TableSchema
@@ -141,14 +140,32 @@ class RocksDBBackend(Backend):
         database, folder = self._find(pointer), self._frozen / str(pointer)
         if not folder.is_dir():
             with self.judging(database), self._stage() as staged:
-                copy = staged.path / "database"
+                copy = StagedFolder(staged.path / "database", fsync=False)
                 options = database_options(self._parsed, self._memory, create=False)
-                database.copy(pointer, copy, options)
-                self._check_copy(copy, pointer)
+                database.copy(pointer, copy.path, options)
+                self._check_copy(copy.path, pointer)
+                _make_private(copy.path)
                 with suppress(ConflictError):  # another thread was faster
-                    self._publish(copy, folder)
+                    copy.publish(folder)
         with local_files.reading(folder):
             return sorted(folder.iterdir())
+
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=True) as staged:
+            if pointer in self.versions():
+                return
+            with local_files.requiring_whole(folder):
+                self._adopt(pointer, staged)
+            with suppress(ConflictError):  # another thread was faster
+                self._put_in_place(pointer, staged)
+
+    def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Check a frozen version that another process has made, and make its files ours."""
+        names = local_files.list_folder(staged.path)
+        staged.keep_only({name for name in names if _is_frozen(Path(name))})
+        for name in local_files.list_folder(staged.path):
+            staged.adopt(name)
+        self._require_marker(staged.path, pointer).require(self.tables, staged.path)
 
     def maintain(self, pointer: Pointer) -> int:
         database = self._find(pointer)
@@ -174,16 +191,18 @@ class RocksDBBackend(Backend):
         """Make a database of complete state."""
         self._open()
         with self._stage() as staged:
-            path = staged.path / "database"
-            with local_files.writing(path):
-                path.mkdir(mode=0o700)
-            create_database(path, database_options(self._parsed, self._memory, create=True), named, runs)
-            with self._lock:
-                self._require_new(named.pointer)
-                target = self._home / self.new_id()
-                self._publish(path, target)
-                self._unopened.append(target)
-                self._open()
+            create_database(staged.path, database_options(self._parsed, self._memory, create=True), named, runs)
+            self._put_in_place(named.pointer, staged)
+
+    def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Make a staged database one of the shard's, and open it."""
+        _make_private(staged.path)
+        with self._lock:
+            self._require_new(pointer)
+            target = self._home / self.new_id()
+            staged.publish(target)
+            self._unopened.append(target)
+            self._open()
 
     def _check_copy(self, path: Path, pointer: Pointer) -> None:
         """Check the files of a copy that were not checked before, and leave only what opening it needs."""
@@ -192,25 +211,19 @@ class RocksDBBackend(Backend):
             broken = damaged_tables([file for file, known in tables.items() if known not in self._checked], staged)
         if broken:
             raise damaged(broken[0], "its checksums do not match")
-        marker = read_marker(path, database_options(self._parsed, self._memory, create=False))
-        if marker.version is None or marker.version.pointer != pointer:
-            raise damaged(path, "its marker names another version")
+        self._require_marker(path, pointer)
         self._checked = {known for known in self._checked if known in tables.values()} | set(tables.values())
         with local_files.writing(path):
             for file in path.iterdir():
-                if not any(file.match(pattern) for pattern in _FROZEN):
+                if not _is_frozen(file):
                     file.unlink()
 
-    def _publish(self, path: Path, target: Path) -> None:
-        with local_files.writing(target):
-            _make_private(path)
-            local_files.make_private_folder(target.parent)
-            try:
-                os.rename(path, target)
-            except OSError as exc:
-                if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise ConflictError(f"{target} exists already") from exc
-                raise
+    def _require_marker(self, path: Path, pointer: Pointer) -> Marker:
+        """Return the marker of a database that nobody has open, if its rows are those of a version."""
+        marker = read_marker(path, database_options(self._parsed, self._memory, create=False))
+        if marker.version is None or marker.version.pointer != pointer:
+            raise damaged(path, "its marker names another version")
+        return marker
 
     def _stage(self) -> AbstractContextManager[StagedFolder]:
         return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
@@ -406,6 +419,10 @@ def _make_private(folder: Path) -> None:
         for file in folder.iterdir():
             with suppress(FileNotFoundError):  # a compaction was faster
                 file.chmod(0o600)
+
+
+def _is_frozen(file: Path) -> bool:
+    return any(file.match(pattern) for pattern in _FROZEN)
 
 
 def _identity(file: Path) -> tuple[int, int]:

@@ -81,13 +81,7 @@ class RunFilesBackend(Backend):
     def view(self, pointer: Pointer) -> RunFilesView:
         folder = self._version_folder(pointer)
         version = self._read_version(pointer)
-        unknown = sorted(version.stacks.keys() - self.tables.keys())
-        if unknown:
-            raise SchemaMismatchError(
-                "the stored state has tables that the operator does not declare: declare them again, or begin "
-                "with a new operator name",
-                tables=unknown,
-            )
+        self._require_declared(version)
         stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
         return RunFilesView(pointer, self.tables, stacks, version.properties)
 
@@ -99,7 +93,7 @@ class RunFilesBackend(Backend):
             for table, run in runs.items():
                 stack = self._use_merges(stacks.get(table, []), merges, staged)
                 stacks[table] = self._push(table, stack, run, staged)
-            Version(stacks, properties).write(staged)
+            Version(str(new), stacks, properties).write(staged)
             staged.publish(self._version_folder(new))
 
     def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
@@ -116,16 +110,20 @@ class RunFilesBackend(Backend):
             return
         with self._stage() as staged:
             stacks = {t: [self._write_run(t, run.size_bytes, [run], staged)] for t, run in runs.items() if len(run)}
-            Version(stacks, properties).write(staged)
-            while True:
-                try:
-                    staged.publish(self._version_folder(pointer))
+            Version(str(pointer), stacks, properties).write(staged)
+            self._put_in_place(pointer, staged)
+
+    def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Publish a restored version, unless a whole one is there."""
+        while True:
+            try:
+                staged.publish(self._version_folder(pointer))
+                return
+            except ConflictError:
+                # Another process has restored it first, or what stands there has lost files.
+                if self._is_whole(pointer):
                     return
-                except ConflictError:
-                    # Another process has restored it first, or what stands there has lost files.
-                    if self._is_whole(pointer):
-                        return
-                    self._retire(self._version_folder(pointer))
+                self._retire(self._version_folder(pointer))
 
     def _is_whole(self, pointer: Pointer) -> bool:
         try:
@@ -140,6 +138,32 @@ class RunFilesBackend(Backend):
         for file in files:
             self._check(folder / file.name, file)
         return [*(folder / file.name for file in files), folder / VERSION]
+
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        """See `Backend.thaw`.
+
+        Notes
+        -----
+        Cost: one read of the files, which are checked as those of a commit are.
+        """
+        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=self.fsync) as staged:
+            if self._is_whole(pointer):
+                return
+            self._require_room(0)  # the folder is held already
+            with local_files.requiring_whole(folder):
+                self._adopt(pointer, staged)
+            self._put_in_place(pointer, staged)
+
+    def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Check a version that another process has made, and make its files ours."""
+        version = Version.read(staged.path, str(pointer))
+        self._require_declared(version)
+        staged.keep_only({VERSION, *(file.name for file in version.files)})
+        staged.adopt(VERSION)
+        for table, files in version.stacks.items():
+            for file in files:
+                staged.adopt(file.name, file.modified_ns)
+                self._read_run(staged.path / file.name, file, table, verify=True, trusted=False)
 
     def versions(self) -> list[Pointer]:
         found = []
@@ -285,6 +309,15 @@ class RunFilesBackend(Backend):
             if table not in self.tables:
                 raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
 
+    def _require_declared(self, version: Version) -> None:
+        unknown = sorted(version.stacks.keys() - self.tables.keys())
+        if unknown:
+            raise SchemaMismatchError(
+                "the stored state has tables that the operator does not declare: declare them again, or begin "
+                "with a new operator name",
+                tables=unknown,
+            )
+
     def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
         """Link the runs of a version into a staged folder; from here on nobody can take them away."""
         version = self._read_version(pointer)
@@ -330,7 +363,7 @@ class RunFilesBackend(Backend):
     def _read_version(self, pointer: Pointer) -> Version:
         folder = self._version_folder(pointer)
         try:
-            return Version.read(folder)
+            return Version.read(folder, folder.name)
         except CorruptionError:
             self._set_aside([folder])
             raise
@@ -381,21 +414,26 @@ class RunFilesBackend(Backend):
             It is not what was written; what holds it is set aside.
         """
         try:
-            stored = local_files.map_stored_file(path, "run", file.note, verify=verify)
-            runs = read_stretches(stored.section(table, str(path)), self.tables[table], source=str(path), trusted=True)
-            if sum(len(run) for run in runs) != file.rows:
-                raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
+            return self._read_run(path, file, table, verify=verify, trusted=True)
         except CorruptionError:
             self._set_aside(self._folders_with(file))
             raise
         except SchemaMismatchError:
             self._check(path, file)  # damage may look like another schema
             raise
+
+    def _read_run(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> list[Run]:
+        """Map one run file; unless it is trusted, its columns are checked as well, as `Run.read` does."""
+        stored = local_files.map_stored_file(path, "run", file.note, verify=verify)
+        section = stored.section(table, str(path))
+        runs = read_stretches(section, self.tables[table], source=str(path), trusted=trusted)
+        if sum(len(run) for run in runs) != file.rows:
+            raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
         return runs
 
 
 def _files_of_version(folder: Path) -> list[RunFile]:
-    return Version.read(folder).files
+    return Version.read(folder, folder.name).files
 
 
 def _files_of_merge(folder: Path) -> list[RunFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from holdfast.backends.local_files import FileNote, StagedFolder
 from holdfast.errors import CorruptionError
 
 VERSION, MERGE = "version", "merge"
+_RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class RunFile:
     digest: str
     modified_ns: int
 
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> RunFile:
+        """Return the note that a small file holds; its id becomes the name of a file, so nothing else passes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is none.
+        """
+        file = cls(**record)
+        numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
+        if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(f"not a run: {ascii(record)[:200]}")
+        return file
+
     @property
     def name(self) -> str:
         """The file's name in every folder that holds it."""
@@ -52,8 +69,9 @@ class RunFile:
 
 @dataclass(frozen=True)
 class Version:
-    """The content of a version file: runs by table, oldest first, and the version's properties."""
+    """The content of a version file: its pointer as text, runs by table, oldest first, and properties."""
 
+    pointer: str
     stacks: Mapping[str, list[RunFile]]
     properties: Mapping[str, Any]
 
@@ -63,24 +81,30 @@ class Version:
         return [file for files in self.stacks.values() for file in files]
 
     @classmethod
-    def read(cls, folder: Path) -> Version:
+    def read(cls, folder: Path, pointer: str) -> Version:
         """Read the version file of a folder.
 
         Raises
         ------
-        NotFoundError, CorruptionError
+        NotFoundError
+        CorruptionError
+            It is damaged, or of another version than `pointer`.
         """
         path = folder / VERSION
         record = local_files.read_header(path, VERSION)
         with _fields_of(path):
-            stacks = {table: [RunFile(**file) for file in files] for table, files in record["stacks"].items()}
-            return cls(stacks, record["properties"])
+            stacks = {table: [RunFile.decode(file) for file in files] for table, files in record["stacks"].items()}
+            version = cls(record["pointer"], stacks, record["properties"])
+        if version.pointer != pointer:
+            raise CorruptionError(f"{path} is of another version", pointer=version.pointer, wanted=pointer)
+        return version
 
     def write(self, staged: StagedFolder) -> None:
         """Write the version file; of all other files, only those that it names stay."""
         staged.keep_only({file.name for file in self.files})
         stacks = {table: [asdict(file) for file in files] for table, files in self.stacks.items()}
-        staged.write(VERSION, VERSION, {"stacks": stacks, "properties": dict(self.properties)})
+        header = {"pointer": self.pointer, "stacks": stacks, "properties": dict(self.properties)}
+        staged.write(VERSION, VERSION, header)
 
 
 @dataclass(frozen=True)
@@ -102,7 +126,7 @@ class Merge:
         path = folder / MERGE
         record = local_files.read_header(path, MERGE)
         with _fields_of(path):
-            return cls(folder, [str(run_id) for run_id in record["inputs"]], RunFile(**record["output"]))
+            return cls(folder, [str(run_id) for run_id in record["inputs"]], RunFile.decode(record["output"]))
 
     @staticmethod
     def write(staged: StagedFolder, inputs: list[str], output: RunFile) -> None:
@@ -124,5 +148,5 @@ def _fields_of(path: Path) -> Iterator[None]:
     """Local state outlives an upgrade: what another release wrote differently is not readable, and restored."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
         raise CorruptionError(f"{path} does not say what this release of holdfast looks for: {exc!r}") from exc

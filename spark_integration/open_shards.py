@@ -36,6 +36,21 @@ def open_backend(shard: ShardAddress, tables: Mapping[str, TableSchema], executo
     return open_at(directory)
 
 
+def require_below(root: Path, text: str) -> Path:
+    """Return the directory that a request names.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not below `root`, which holds the executor's shards.
+    """
+    directory = Path(text)
+    inside = directory.is_relative_to(root) and directory.resolve().is_relative_to(root.resolve())
+    if not inside or directory == root or ".." in directory.parts:
+        raise InvalidArgumentError("not a directory of this executor's shards", directory=text)
+    return directory
+
+
 class _Slot:
     """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
 
@@ -88,7 +103,7 @@ class OpenShards:
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
-        directory = self._checked(address.directory)
+        directory = require_below(self._root, address.directory)
         with self._lock:
             slot = self._slots.setdefault(directory, _Slot())
         with slot.changed:
@@ -106,13 +121,6 @@ class OpenShards:
                 slot.users -= 1
                 slot.used_ms = clock.monotonic_ms()
                 slot.changed.notify_all()
-
-    def _checked(self, text: str) -> Path:
-        directory = Path(text)
-        inside = directory.is_relative_to(self._root) and directory.resolve().is_relative_to(self._root.resolve())
-        if not inside or directory == self._root or ".." in directory.parts:
-            raise InvalidArgumentError("not a directory of this executor's shards", directory=text)
-        return directory
 
     def _close_if_other(self, slot: _Slot, address: ShardAddress, directory: Path) -> None:
         def is_other() -> bool:

@@ -148,6 +148,16 @@ class RemoteBackend(Backend):
     def freeze(self, pointer: Pointer) -> list[Path]:
         return [Path(path) for path in self._call("freeze", pointer=str(pointer))]
 
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        """See `Backend.thaw`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The folder is not below the executor's directory; it is left.
+        """
+        self._call("thaw", pointer=str(pointer), folder=str(folder))
+
     def versions(self) -> list[Pointer]:
         return [Pointer.parse(text) for text in self._call("versions")]
 

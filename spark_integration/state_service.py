@@ -3,7 +3,7 @@
 ::
 
     action     ping, committed, statistics, drain                  of the server as a whole
-    action     versions, drop, freeze, maintain, verify, …         of one shard, for backends that have one owner
+    action     versions, drop, freeze, thaw, maintain, verify, …   of one shard, for backends that have one owner
     exchange   view                                                opens a view, which lives as long as the exchange
     exchange   get, scan, scan_prefix        of an open view       see `holdfast.spark_integration.state_streams`
     exchange   apply, load                                         a new version, once its runs are here whole
@@ -31,7 +31,7 @@ from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import state_streams
 from holdfast.spark_integration.housekeeping import Housekeeping
-from holdfast.spark_integration.open_shards import OpenShards
+from holdfast.spark_integration.open_shards import OpenShards, require_below
 from holdfast.spark_integration.state_messages import (
     Committed,
     Message,
@@ -218,10 +218,16 @@ def _drop(backend: Backend, message: Message) -> None:
     backend.drop([Pointer.parse(str(text)) for text in field(message, "pointers", list)])
 
 
+def _thaw(backend: Backend, message: Message) -> None:
+    folder = require_below(backend.executor_directory, field(message, "folder", str))
+    backend.thaw(_required_pointer(message, "pointer"), folder)
+
+
 _SHARD_ACTIONS: dict[str, Callable[[Backend, Message], Any]] = {
     "versions": lambda backend, _: [str(pointer) for pointer in backend.versions()],
     "drop": _drop,
     "freeze": lambda backend, m: [str(path) for path in backend.freeze(_required_pointer(m, "pointer"))],
+    "thaw": _thaw,
     "maintain": lambda backend, m: backend.maintain(_required_pointer(m, "pointer")),
     "verify": lambda backend, _: [str(path) for path in backend.verify()],
     "remove_leftovers": lambda backend, m: backend.remove_leftovers(field(m, "before_ns", int)),

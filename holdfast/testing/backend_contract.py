@@ -18,7 +18,8 @@ import pytest
 
 from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import ClosedError, ConflictError, NotFoundError
-from holdfast.testing.backend_rows_contract import BackendRowsContract, MakeBackend
+from holdfast.testing.backend_files_contract import BackendFilesContract
+from holdfast.testing.backend_rows_contract import MakeBackend
 from holdfast.testing.state_rows import (
     COUNTS,
     INSTANT,
@@ -38,7 +39,7 @@ from holdfast.testing.state_rows import (
 )
 
 
-class BackendContract(BackendRowsContract):
+class BackendContract(BackendFilesContract):
     """See the module; override `make_backend`."""
 
     # Versions: atomic, immutable, honest.
@@ -194,16 +195,6 @@ class BackendContract(BackendRowsContract):
         backend.load(P1, counts(("ann", 1)), {})
         with backend.view(P1) as view:
             assert contents(view, "counts") == {("ann",): (1,)}
-
-    def test_frozen_files_are_there_and_do_not_change(self, backend: Backend) -> None:
-        """An upload reads files that later commits and maintenance leave alone."""
-        backend.apply(None, P1, counts(*((str(i), i) for i in range(100))), {})
-        frozen = {path: path.read_bytes() for path in backend.freeze(P1)}
-        assert frozen
-        assert len({path.name for path in frozen}) == len(frozen)
-        backend.apply(P1, P2, counts(("1", None)), {})
-        backend.maintain(P2)
-        assert {path: path.read_bytes() for path in backend.freeze(P1)} == frozen
 
     def test_statistics_tell_what_is_held(self, backend: Backend) -> None:
         """Figures that a person sees: versions, bytes, rows of the newest version."""

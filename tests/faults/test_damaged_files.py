@@ -168,14 +168,14 @@ def go_on(backend: Backend, shard: Shard) -> None:
 
 
 def check_frozen(backend: Backend, pointer: Pointer, step: int) -> None:
-    """Frozen files are whole: put into a directory of their own, they are the version."""
-    files = backend.freeze(pointer)
+    """Frozen files are whole: thawed in a directory of their own, they are the version."""
     home = backend.directory.parent / f"thawed-{backend.new_id()}"
-    folder = home / ("databases/1" if backend.has_one_owner else f"versions/{pointer}")
+    folder = home / "frozen copies"
     folder.mkdir(parents=True)
-    for file in files:
-        shutil.copy2(file, folder)
+    for file in backend.freeze(pointer):
+        shutil.copyfile(file, folder / file.name)
     with type(backend)(home, TABLES, backend.new_id) as thawed:
+        thawed.thaw(pointer, folder)
         assert thawed.verify() == [], "a damaged copy was frozen"
         assert thawed.versions() == [pointer]
         with thawed.view(pointer) as view:

@@ -4,7 +4,7 @@
 
     <shard directory>/
         versions/17-9f3c…/            one version; never changed once it stands here
-            version                   small JSON with a checksum: properties, and the file of each table
+            version                   small JSON with a checksum: pointer, properties, the file of each table
             <digest>.parquet          all live rows of one table, sorted; any Parquet reader opens it
         staging/<id>/                 a version on its way in or out, or set aside because it is damaged
 
@@ -103,8 +103,8 @@ class ParquetBackend(Backend):
     def view(self, pointer: Pointer) -> ParquetView:
         folder = self._folder(pointer)
         try:
-            version = self._read_version(folder)
-            runs = {table: self._read_run(folder / name, table) for table, name in version["files"].items()}
+            version = self._read_version(folder, pointer)
+            runs = self._read_runs(folder, version)
         except CorruptionError:
             # Out of the way: from now on the version is not here, and the next attempt restores it.
             local_files.move_folder(folder, self._staging / self.new_id())
@@ -120,27 +120,44 @@ class ParquetBackend(Backend):
                 held = {table: view.run(table) for table in self.tables}
         merged = {t: merge_runs([held[t], run] if t in held else [run], drop_deletes=True) for t, run in runs.items()}
         with self._staged() as staged:
-            self._fill(staged, {**held, **merged}, properties)
+            self._fill(staged, new, {**held, **merged}, properties)
             staged.publish(self._folder(new))
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self._require_tables(runs)
         with self._staged() as staged:
-            self._fill(staged, runs, properties)
-            while True:
-                try:
-                    staged.publish(self._folder(pointer))
+            self._fill(staged, pointer, runs, properties)
+            self._put_in_place(pointer, staged)
+
+    def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
+        while True:
+            try:
+                staged.publish(self._folder(pointer))
+                return
+            except ConflictError:
+                # Another process has restored it first, or what stands there has lost files.
+                if self._is_whole(pointer):
                     return
-                except ConflictError:
-                    # Another process has restored it first, or what stands there has lost files.
-                    if self._is_whole(pointer):
-                        return
-                    self.drop([pointer])
+                self.drop([pointer])
 
     def freeze(self, pointer: Pointer) -> list[Path]:
         self.view(pointer).close()  # reads and so checks everything: nobody is given damaged files
         folder = self._folder(pointer)
-        return [folder / _VERSION, *(folder / name for name in set(self._read_version(folder)["files"].values()))]
+        files = self._read_version(folder, pointer)["files"]
+        return [folder / _VERSION, *(folder / name for name in set(files.values()))]
+
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged:
+            if self._is_whole(pointer):
+                return
+            with local_files.requiring_whole(folder):
+                version = self._read_version(staged.path, pointer)
+                self._read_runs(staged.path, version)
+                names = {_VERSION, *version["files"].values()}
+                staged.keep_only(names)
+                for name in names:
+                    staged.adopt(name)
+            self._put_in_place(pointer, staged)
 
     def versions(self) -> list[Pointer]:
         return sorted(Pointer.parse(name) for name in local_files.list_folder(self._versions))
@@ -183,17 +200,23 @@ class ParquetBackend(Backend):
             return False
         return True
 
-    def _read_version(self, folder: Path) -> Mapping[str, Any]:
+    def _read_version(self, folder: Path, pointer: Pointer) -> Mapping[str, Any]:
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
+        if version["pointer"] != str(pointer):
+            raise CorruptionError(f"{folder / _VERSION} is of another version", pointer=version["pointer"])
         undeclared = sorted(version["files"].keys() - self.tables.keys())
         if undeclared:
             raise SchemaMismatchError("the state has tables that the operator does not declare", tables=undeclared)
         return version
 
-    def _read_run(self, path: Path, table: str) -> Run:
+    def _read_runs(self, folder: Path, version: Mapping[str, Any]) -> dict[str, Run]:
+        return {table: self._read_run(folder, name, table) for table, name in version["files"].items()}
+
+    def _read_run(self, folder: Path, name: str, table: str) -> Run:
+        path = folder / Path(name).name  # nothing outside the folder, whatever the version file says
         with local_files.reading(path):
             data = path.read_bytes()
-        if _file_name(data) != path.name:
+        if _file_name(data) != name:
             raise CorruptionError(f"{path} is damaged: its bytes do not have the digest in its name", table=table)
         rows = pq.ParquetFile(pa.BufferReader(data)).read().replace_schema_metadata(None)
         if rows.schema != self.tables[table].columns:
@@ -204,9 +227,12 @@ class ParquetBackend(Backend):
             )
         return Run(self.tables[table], rows.combine_chunks().to_batches()[0])
 
-    def _fill(self, staged: StagedFolder, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+    def _fill(
+        self, staged: StagedFolder, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
+    ) -> None:
         files = {table: self._write_run(run, staged) for table, run in runs.items() if len(run)}
-        staged.write(_VERSION, _VERSION_KIND, {"files": files, "properties": dict(properties)})
+        header = {"pointer": str(pointer), "files": files, "properties": dict(properties)}
+        staged.write(_VERSION, _VERSION_KIND, header)
 
     def _write_run(self, run: Run, staged: StagedFolder) -> str:
         sink = pa.BufferOutputStream()
