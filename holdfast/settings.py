@@ -20,6 +20,8 @@ from holdfast.errors import InvalidArgumentError
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
 
+_SIZE_BITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
 Transport = Literal["packed", "rows"]
 
 
@@ -64,6 +66,13 @@ def _count(value: str) -> int:
     return number
 
 
+def _size_bytes(value: str) -> int:
+    found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", value.lower())
+    if found is None or int(found[1]) == 0:
+        raise ValueError("it must be a size such as 512k or 50m")
+    return int(found[1]) << _SIZE_BITS[found[2]]
+
+
 def _transport(value: str) -> str:
     if value not in ("packed", "rows"):
         raise ValueError("it must be 'packed' or 'rows'")
@@ -92,6 +101,8 @@ class Settings:
         ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
     snapshot_max_commits : int
         ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
+    upload_bandwidth_bytes : int or None
+        ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
     backend_options : mapping of str to str
@@ -104,6 +115,7 @@ class Settings:
     transport: Transport | None = _setting("transport", _transport, None)
     shards: int | None = _setting("shards", _count, None)
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
+    upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", _size_bytes, None)
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ Invariants, by name; `holdfast.testing.storage_contract` checks each:
 whole       a key names all the bytes of one put or nothing, at every moment, for every reader, after any crash
 durable     when `put` returns, the object survives a crash of this process and, on local disks, of the machine
 fresh       `get` and `list` ask the store; nothing is answered from a cache
+counted     each request that the client shows is counted, retries too: `ObjectStorage.requests`
 typed       each failure is a `holdfast.errors` class, third-party exceptions are mapped in `storage_errors` only
 contained   a key is validated before any I/O and cannot lead outside the root
 silent      credentials are in no URL, repr, log record, exception or pickle
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage_options import parse_storage_options
+from holdfast.snapshotter.storage_requests import RequestCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -88,7 +90,19 @@ class ObjectStorage(ABC):
         The root, normalised, without credentials and without a trailing slash.
     """
 
-    url: str
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._requests = RequestCounts()
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """What was asked of the store so far, as sums since this instance was made.
+
+        ``put``, ``get``, ``list`` and ``delete`` count requests: each attempt of a client that shows them (S3: parts,
+        pages and batches of keys too; what only ends or aborts an upload as well), else each operation.
+        ``put_bytes`` and ``get_bytes`` are the sizes of the objects that were stored and returned whole.
+        """
+        return self._requests.as_dict()
 
     @abstractmethod
     def put(self, key: str, data: Buffer) -> None:
@@ -180,6 +194,32 @@ class ObjectStorage(ABC):
             At least one could not be deleted, and trying again may help. Both errors are raised after every
             key was tried; the message names the first failed key, the error's notes name all of them.
         """
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove what puts that were killed have left behind: no list shows it, but it takes space.
+
+        Parameters
+        ----------
+        prefix : str
+            A folder, as for `list`; nothing outside of it is touched.
+        before_ms : int
+            Only what was begun before, by the store's clock, in ms since 1970: a younger one may still be at work. A
+            put whose upload is taken away fails with UnavailableError, and has stored nothing.
+
+        Returns
+        -------
+        int
+            How many there were.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The prefix is not a folder, or access is denied.
+        UnavailableError
+            The storage did not answer; some may be removed.
+        """
+        check_folder(prefix)
+        return 0  # most storages leave nothing behind
 
     def close(self) -> None:  # noqa: B027  most storages have nothing to release
         """Release connections; any later call raises ClosedError. Closing twice is allowed."""

@@ -38,6 +38,7 @@ from holdfast.snapshotter.storage import (
 )
 from holdfast.snapshotter.storage_errors import delete_failure, translated
 from holdfast.snapshotter.storage_options import secrets_of
+from holdfast.snapshotter.storage_requests import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +69,7 @@ class FsspecStorage(ObjectStorage):
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
         with translated("open", url, ""):
             fsspec.get_filesystem_class(scheme)  # its error names the package to install
-        self.url = url.rstrip("/")
+        super().__init__(url.rstrip("/"))
         if self.url == f"{scheme}:":
             raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
         self._options = dict(options)
@@ -83,44 +84,53 @@ class FsspecStorage(ObjectStorage):
         view = flat_view(data)
         content = data if isinstance(data, bytes) else bytes(view)
         with translated("put", self.url, key, self._secrets):
-            fs, root = self._fs()
+            fs, root = self._begin("put")
             if self._renames:
                 self._put_and_move(fs, f"{root}/{key}", content)
             else:
                 fs.pipe_file(f"{root}/{key}", content)
+        self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def get(self, key: str) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
-            fs, root = self._fs()
+            fs, root = self._begin("get")
             try:
-                return memoryview(fs.cat_file(f"{root}/{key}")).toreadonly()
+                data = memoryview(fs.cat_file(f"{root}/{key}")).toreadonly()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
         check_folder(prefix)
         with translated("list", self.url, prefix, self._secrets):
-            fs, root = self._fs()
-            fs.invalidate_cache()
-            try:
-                found = fs.find(f"{root}/{prefix}".rstrip("/") or "/", detail=True)
-            except (FileNotFoundError, NotADirectoryError):
-                found = {}
-            inside = f"{root}/{prefix}".lstrip("/")
-            keys = {
-                name.lstrip("/").removeprefix(inside): (name, info)
-                for name, info in found.items()
-                if name.lstrip("/").startswith(inside)
-            }
+            fs, files = self._files(prefix)
             return [
-                ObjectInfo(prefix + key, info["size"], _modified_ms(fs, name, info))
-                for key, (name, info) in sorted(keys.items(), key=lambda pair: pair[0].encode(errors="replace"))
-                if not key_problem(prefix + key)
+                ObjectInfo(key, info["size"], _modified_ms(fs, name, info))
+                for key, (name, info) in sorted(files.items(), key=lambda pair: pair[0].encode(errors="replace"))
+                if not key_problem(key)
             ]
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files, where there can be some; see `ObjectStorage.abort_unfinished_uploads`."""
+        check_folder(prefix)
+        if not self._renames:
+            return 0
+        removed = 0
+        with translated("abort", self.url, prefix, self._secrets):
+            fs, files = self._files(prefix)
+            for key, (name, info) in files.items():
+                is_temporary = key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+                if is_temporary and _modified_ms(fs, name, info) < before_ms:
+                    self._requests.add("delete")
+                    with suppress(FileNotFoundError):
+                        fs.rm_file(name)
+                        removed += 1
+        return removed
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `ObjectStorage.delete`."""
@@ -129,7 +139,7 @@ class FsspecStorage(ObjectStorage):
         for key in checked:
             try:
                 with translated("delete", self.url, key, self._secrets):
-                    fs, root = self._fs()
+                    fs, root = self._begin("delete")
                     with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                         fs.rm_file(f"{root}/{key}")  # not rm, which expands * and ?
             except ClosedError:
@@ -144,15 +154,31 @@ class FsspecStorage(ObjectStorage):
         self._closed = True
         self._connections.pop(os.getpid(), None)
 
-    def _fs(self) -> tuple[Any, str]:
-        """Return this process's file system and the root's path in it, without a trailing slash."""
+    def _begin(self, action: Action) -> tuple[Any, str]:
+        """Count a request; return this process's file system and the root's path in it, without a trailing slash."""
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._requests.add(action)
         connection = self._connections.get(os.getpid())
         if connection is None:
             fs, path = url_to_fs(self.url, skip_instance_cache=True, **self._options)
             connection = self._connections.setdefault(os.getpid(), (fs, path.rstrip("/")))
         return connection
+
+    def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
+        """Return the file system, and by key the path and the facts of every file below a folder."""
+        fs, root = self._begin("list")
+        fs.invalidate_cache()
+        try:
+            found = fs.find(f"{root}/{prefix}".rstrip("/") or "/", detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            found = {}
+        inside = f"{root}/".lstrip("/")
+        return fs, {
+            name.lstrip("/").removeprefix(inside): (name, info)
+            for name, info in found.items()
+            if name.lstrip("/").startswith(inside + prefix)
+        }
 
     def _put_and_move(self, fs: Any, path: str, content: bytes) -> None:
         folder = path.rpartition("/")[0]

@@ -63,6 +63,7 @@ from holdfast.snapshotter.storage import (
 )
 from holdfast.snapshotter.storage_errors import delete_failure, translated
 from holdfast.snapshotter.storage_options import dotted
+from holdfast.snapshotter.storage_requests import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -161,7 +162,7 @@ class HdfsStorage(ObjectStorage):
             check_key(root)  # HDFS itself has no colon in a name
         flat = dotted(options)
         _check_options(flat)
-        self.url = f"hdfs://{authority}/{root}".rstrip("/")
+        super().__init__(f"hdfs://{authority}/{root}".rstrip("/"))
         self._address = f"hdfs://{authority}" if authority else None
         self._root = f"/{root}" if root else ""
         ours = {name: float(str(flat.pop(name, default))) for name, default in _OURS.items()}
@@ -178,15 +179,18 @@ class HdfsStorage(ObjectStorage):
         path, view = self._path(key), flat_view(data)
         seconds = view.nbytes / _MIN_RATE_BYTES_PER_SECOND
         self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
+        self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def get(self, key: str) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         path = self._path(key)
         try:
-            return self._perform("get", key, lambda client, attempt: _read(client, attempt, path))
+            data = self._perform("get", key, lambda client, attempt: _read(client, attempt, path))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
@@ -199,14 +203,26 @@ class HdfsStorage(ObjectStorage):
             if not key_problem(key)
         ]
 
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
+        folder = f"{self._root}/{check_folder(prefix)}"
+        found = self._perform("list", prefix, lambda client, _: _files(client, folder))
+        left = [s.path for s in found if _is_temporary(s.path) and s.modification_time < before_ms]
+        self._delete_files({path.removeprefix(f"{self._root}/"): path for path in left})
+        return len(left)
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `ObjectStorage.delete`. A NameNode that is gone is not asked for each key anew."""
-        waiting = {key: self._path(key) for key in keys}
+        self._delete_files({key: self._path(key) for key in keys})
+
+    def _delete_files(self, waiting: dict[str, str]) -> None:
+        """Delete files by key; raise one error for all that could not be deleted."""
         failures: list[tuple[str, HoldfastError]] = []
 
         def delete_waiting(client: hdfs_native.Client, attempt: _Attempt) -> None:
             for key, path in list(waiting.items()):
                 attempt.check()
+                self._requests.add("delete")
                 try:
                     with translated("delete", self.url, key):
                         _delete(client, path)
@@ -237,12 +253,14 @@ class HdfsStorage(ObjectStorage):
             raise ClosedError("storage is closed: open it again", storage=self.url)
 
     def _perform(
-        self, action: str, key: str, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float = 0.0
+        self, action: Action, key: str, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float = 0.0
     ) -> _T:
         """Run `work`, again while a failure may pass; `seconds` are allowed beyond the limit of any operation."""
         start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
         while True:
             self._check_open()
+            if action != "delete":  # that counts its keys
+                self._requests.add(action)
             try:
                 with translated(action, self.url, key):
                     return self._attempt(work, seconds)
@@ -339,6 +357,10 @@ def _files(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.File
         if _is_there(client, top):
             raise UnavailableError("a folder was removed while it was listed") from exc
         return []
+
+
+def _is_temporary(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
 
 
 def _is_there(client: hdfs_native.Client, path: str) -> bool:

@@ -37,6 +37,7 @@ from holdfast.snapshotter.storage import (
     key_problem,
 )
 from holdfast.snapshotter.storage_errors import delete_failure, translated
+from holdfast.snapshotter.storage_requests import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +59,7 @@ class LocalStorage(ObjectStorage):
     """
 
     def __init__(self, root: str) -> None:
-        self.url = f"file://{root}"
+        super().__init__(f"file://{root}")
         self._root = root
         self._durable: set[tuple[str, ...]] = set()
         self._numbers = itertools.count()
@@ -68,7 +69,7 @@ class LocalStorage(ObjectStorage):
         """Store an object; see `ObjectStorage.put`."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
-        self._check_open()
+        self._begin("put")
         with translated("put", self.url, key), self._made_folder(tuple(folder)) as at:
             temporary = self._write_temporary(at, view)
             try:
@@ -77,33 +78,45 @@ class LocalStorage(ObjectStorage):
                 _remove(temporary, at)
                 raise
             os.fsync(at)
+        self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
     def get(self, key: str) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         *folder, name = check_key(key).split("/")
-        self._check_open()
+        self._begin("get")
         with translated("get", self.url, key):
             try:
                 with self._folder(tuple(folder)) as at:
-                    return memoryview(_read(name, at))
+                    data = memoryview(_read(name, at))
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = tuple(check_folder(prefix).split("/")[:-1])
-        self._check_open()
+        self._begin("list")
         found: list[ObjectInfo] = []
         absent = suppress(FileNotFoundError, NotADirectoryError)
         with translated("list", self.url, prefix), absent, self._folder(folder) as at:
             found.extend(_files(at, prefix))
         return sorted(found, key=lambda info: info.key.encode())
 
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
+        folder = tuple(check_folder(prefix).split("/")[:-1])
+        self._begin("list")
+        absent = suppress(FileNotFoundError, NotADirectoryError)
+        with translated("abort", self.url, prefix), absent, self._folder(folder) as at:
+            return _remove_temporaries(at, before_ms)
+        return 0
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `ObjectStorage.delete`. Folders stay: another writer may be using them."""
         checked = [check_key(key) for key in keys]
-        self._check_open()
+        self._begin("delete", len(checked))
         failures: list[tuple[str, HoldfastError]] = []
         for key in checked:
             *folder, name = key.split("/")
@@ -120,9 +133,10 @@ class LocalStorage(ObjectStorage):
         """Refuse later calls; there is nothing to release."""
         self._closed = True
 
-    def _check_open(self) -> None:
+    def _begin(self, action: Action, requests: int = 1) -> None:
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._requests.add(action, requests)
 
     @contextmanager
     def _folder(self, segments: tuple[str, ...]) -> Iterator[int]:
@@ -238,10 +252,32 @@ def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
                     finally:
                         os.close(below)
                 elif entry.is_file(follow_symlinks=False) and not key_problem(prefix + entry.name):
-                    facts = entry.stat(follow_symlinks=False)
-                    yield ObjectInfo(prefix + entry.name, facts.st_size, facts.st_mtime_ns // 1_000_000)
+                    size_bytes = entry.stat(follow_symlinks=False).st_size
+                    yield ObjectInfo(prefix + entry.name, size_bytes, _modified_ms(entry))
             except FileNotFoundError:
                 continue  # deleted since the folder was read
+
+
+def _modified_ms(entry: os.DirEntry[str]) -> int:
+    return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
+
+
+def _remove_temporaries(at: int, before_ms: int) -> int:
+    """Remove unfinished writes below an open folder that are older; returns how many."""
+    removed = 0
+    with os.scandir(at) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # finished or removed since the folder was read
+                if entry.is_dir(follow_symlinks=False):
+                    below = os.open(entry.name, _FOLDER, dir_fd=at)
+                    try:
+                        removed += _remove_temporaries(below, before_ms)
+                    finally:
+                        os.close(below)
+                elif entry.name.startswith(TEMPORARY_PREFIX) and _modified_ms(entry) < before_ms:
+                    os.unlink(entry.name, dir_fd=at)
+                    removed += 1
+    return removed
 
 
 def _remove_object(name: str, at: int) -> None:

@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import difflib
 import functools
-import inspect
 import io
 import logging
 import math
@@ -36,11 +34,8 @@ import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-from urllib.parse import urlsplit
 
-import aiobotocore.session
 import aiohttp
-import botocore.loaders
 import fsspec.asyn
 import s3fs
 from botocore.exceptions import BotoCoreError
@@ -58,6 +53,8 @@ from holdfast.snapshotter.storage import (
 )
 from holdfast.snapshotter.storage_errors import delete_failure, error_for_code, translated
 from holdfast.snapshotter.storage_options import secrets_of
+from holdfast.snapshotter.storage_requests import Action, RequestCounts
+from holdfast.snapshotter.storage_s3_options import check_options, make_session, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -68,9 +65,6 @@ _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Entries: TypeAlias = "list[dict[str, Any]]"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
-_CREDENTIALS = ("key", "secret", "token", "username", "password")
-_NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
-_OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
 _MIN_RATE_BYTES_PER_SECOND = 1 << 20
 _MIN_PART_BYTES = 5 << 20
 _MAX_PARTS = 10_000
@@ -78,6 +72,15 @@ _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
 _CLOSE_TIMEOUT_SECONDS = 5
 _DELETE_BATCH = 1_000
+# What a request counts as; all others are puts.
+_ACTIONS: dict[str, Action] = {
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "ListMultipartUploads": "list",
+    "DeleteObjects": "delete",
+    "AbortMultipartUpload": "delete",
+}
 
 
 class S3Storage(ObjectStorage):
@@ -97,12 +100,12 @@ class S3Storage(ObjectStorage):
         if not _BUCKET.fullmatch(bucket):
             raise InvalidArgumentError("s3 URL must be s3://bucket or s3://bucket/prefix, and hold no credentials")
         check_root(prefix)
-        _check_options(options)
-        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        check_options(options)
+        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._secrets = secrets_of(options)
-        self._options = _with_defaults(options)
+        self._options = with_defaults(options)
         self._profile = options.get("profile")
         self._timeout_seconds = float(cast("float", options.get("operation_timeout_seconds", 120.0)))
         self._part_bytes = max(_MIN_PART_BYTES, int(cast("int", options.get("part_size_bytes", 16 << 20))))
@@ -121,13 +124,16 @@ class S3Storage(ObjectStorage):
                 self._run(self._put_small(self._fs(), name, view))
             else:
                 self._run(self._put_large(self._fs(), name, memoryview(view)))
+        self._requests.add_bytes("put", len(view))
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
 
     def get(self, key: str) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         name = self._name(key)
         with translated("get", self.url, key, self._secrets):
-            return memoryview(self._run(self._get(self._fs(), name))).toreadonly()
+            data = memoryview(self._run(self._get(self._fs(), name))).toreadonly()
+        self._requests.add_bytes("get", data.nbytes)
+        return data
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
@@ -157,6 +163,12 @@ class S3Storage(ObjectStorage):
         if failures:
             raise delete_failure(failures, self.url) from failures[0][1]
 
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Abort multipart uploads; see `ObjectStorage.abort_unfinished_uploads`."""
+        check_folder(prefix)
+        with translated("abort", self.url, prefix, self._secrets):
+            return self._run(self._abort_uploads(self._fs(), self._root + prefix, before_ms))
+
     def close(self) -> None:
         """Close this process's connections; calls that are under way fail."""
         self._closed = True
@@ -178,7 +190,8 @@ class S3Storage(ObjectStorage):
         connection = self._connections.get(os.getpid())
         if connection is None:
             # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
-            session = _session(cast("str | None", self._profile))
+            session = make_session(cast("str | None", self._profile))
+            session.register("request-created.s3", functools.partial(_count, self._requests))
             made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **self._options)
             made.retries = 1
             connection = self._connections.setdefault(os.getpid(), made)
@@ -247,9 +260,7 @@ class S3Storage(ObjectStorage):
         """Abort an upload; where that fails, say so in the notes of the error that led here."""
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT_SECONDS):
-                await self._call(fs, "abort_multipart_upload", **target)
-        except FileNotFoundError:
-            return
+                await self._abort_upload(fs, target)
         except (OSError, BotoCoreError):
             _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
             cause.add_note(f"multipart upload left behind, expire it by a rule: upload={target['UploadId']}")
@@ -311,10 +322,42 @@ class S3Storage(ObjectStorage):
             answer = await self._call(fs, "delete_objects", Delete=wanted)
         return [entry for entry in answer.get("Errors", []) if entry.get("Code") != "NoSuchKey"]
 
+    async def _abort_uploads(self, fs: Any, folder: str, before_ms: int) -> int:
+        uploads: _Entries = []
+        request = {"Prefix": folder}
+        while True:
+            async with self._limit():
+                page = await self._call(fs, "list_multipart_uploads", **request)
+            uploads += page.get("Uploads", [])
+            if not page.get("IsTruncated"):
+                break
+            # Without its UploadIdMarker, which versitygw does not know again: of two uploads of one key, which only a
+            # put has that was begun again, one may be left to the next call.
+            request["KeyMarker"] = page["NextKeyMarker"]
+        aborted = 0
+        for upload in uploads:
+            if upload["Key"].startswith(folder) and upload["Initiated"].timestamp() * 1000 < before_ms:
+                async with self._limit():
+                    aborted += await self._abort_upload(fs, {name: upload[name] for name in ("Key", "UploadId")})
+        return aborted
+
+    async def _abort_upload(self, fs: Any, target: dict[str, str]) -> bool:
+        """Abort an upload; tells whether there was one."""
+        try:
+            await self._call(fs, "abort_multipart_upload", **target)
+        except FileNotFoundError:
+            return False  # finished or aborted by somebody else
+        return True
+
     def _delete_failure(self, entry: dict[str, Any]) -> tuple[str, HoldfastError]:
         kind, message = error_for_code(str(entry.get("Code", "")), 0)
         key = str(entry.get("Key", "")).removeprefix(self._root)
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
+
+
+def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
+    """Count a request; botocore calls this for each attempt."""
+    requests.add(_ACTIONS.get(operation_name, "put"))
 
 
 async def _read(response: Any) -> bytes:
@@ -335,49 +378,6 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _session(profile: str | None) -> aiobotocore.session.AioSession:
-    """Return a session; its own credentials, but the parsed models of the services are shared (60 ms of CPU)."""
-    session = aiobotocore.session.AioSession(profile=profile)
-    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
-    return session
-
-
-@functools.cache
-def _loader(data_path: str | None) -> botocore.loaders.Loader:
-    return botocore.loaders.create_loader(data_path)
-
-
-def _check_options(options: Mapping[str, object]) -> None:
-    """Refuse what s3fs would refuse later, or would put into a message."""
-    known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidArgumentError(f"unknown option for s3 storage{hint}", option=name)
-    for name in _CREDENTIALS:
-        value = options.get(name)
-        if value is not None and (not isinstance(value, str) or not value or re.search(r"[\s\x00-\x1f]", value)):
-            raise InvalidArgumentError("option must be a string without white space, not empty", option=name)
-    client = options.get("client_kwargs", {})
-    endpoints = [options.get("endpoint_url"), client.get("endpoint_url") if isinstance(client, dict) else None]
-    for endpoint in endpoints:
-        if endpoint is not None and "@" in urlsplit(str(endpoint)).netloc:
-            raise InvalidArgumentError("endpoint_url holds credentials: set key and secret instead")
-
-
-def _with_defaults(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the parameters for s3fs: time-outs and attempts bounded unless the user says otherwise."""
-    given = cast("dict[str, Any]", options.get("config_kwargs", {}))
-    retries = {"mode": "standard", **given.get("retries", {})}
-    if "max_attempts" not in retries:
-        retries.setdefault("total_max_attempts", 4)
-    config = {"connect_timeout": 5, "read_timeout": 20, "max_pool_connections": 32, **given, "retries": retries}
-    plain = {name: value for name, value in options.items() if name not in {*_OURS, "profile"}}
-    concurrency = options.get("max_concurrency", _OURS["max_concurrency"])
-    return {**plain, "config_kwargs": config, "max_concurrency": concurrency, "use_listings_cache": False}
 
 
 def _release(connections: dict[int, Any]) -> None:

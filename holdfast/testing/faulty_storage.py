@@ -140,7 +140,7 @@ class FaultyStorage(ObjectStorage):
         *,
         stop: Callable[[], None] = kill_this_process,
     ) -> None:
-        self.url = inner.url
+        super().__init__(inner.url)
         self.inner = inner
         self.faults = list(faults)
         self.operations: list[Operation] = []
@@ -163,6 +163,15 @@ class FaultyStorage(ObjectStorage):
         """Delete objects, or fail to; see `ObjectStorage.delete`."""
         wanted = tuple(keys)
         self._perform("delete", wanted, lambda: self.inner.delete(wanted))
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """Return the requests of the storage underneath."""
+        return self.inner.requests
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Pass it on: no fault happens to it."""
+        return self.inner.abort_unfinished_uploads(prefix, before_ms)
 
     def close(self) -> None:
         """Close the storage underneath."""

@@ -277,6 +277,30 @@ class StorageContract:
             reader.result()
         assert seen <= {len(data)}
 
+    def test_requests_are_counted(self, storage: ObjectStorage) -> None:
+        """Each request counts for its action, by any thread; bytes count when the object is stored or returned."""
+        before = storage.requests
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda number: storage.put(f"n/{number}", bytes(100)), range(8)))
+        storage.get("n/1")
+        with pytest.raises(NotFoundError):
+            storage.get("absent")
+        storage.list("n/")
+        storage.delete(["n/1"])
+        counted = {name: number - before[name] for name, number in storage.requests.items()}
+        assert counted == {"put": 8, "get": 2, "list": 1, "delete": 1, "put_bytes": 800, "get_bytes": 100}
+
+    def test_what_is_finished_is_no_unfinished_upload(self, storage: ObjectStorage) -> None:
+        """Objects stay, whatever the time; a prefix is a folder here too, and an absent one holds nothing."""
+        storage.put("a/1", b"1")
+        storage.put("a/large", bytes(self.large_bytes))
+        for prefix in ("", "a/", "absent/"):
+            assert storage.abort_unfinished_uploads(prefix, 1 << 52) == 0
+        for prefix in INVALID_PREFIXES:
+            with pytest.raises(InvalidArgumentError):
+                storage.abort_unfinished_uploads(prefix, 0)
+        assert [info.key for info in storage.list("")] == ["a/1", "a/large"]
+
     def test_closed(self, storage: ObjectStorage) -> None:
         """After closing, each operation says so; closing again is allowed."""
         storage.put("o", b"1")

@@ -257,6 +257,23 @@ def test_leftovers_of_the_dead_are_no_objects(storage: ObjectStorage, root: Path
     assert storage.get("b") == b"2"
 
 
+def test_leftovers_are_removed_by_age_and_folder(storage: ObjectStorage, root: Path) -> None:
+    for key in ("s-1/a/object", "s-10/object"):
+        storage.put(key, b"1")
+    outside = root.parent / ".tmp-9-9"
+    for path in (root / "s-1/.tmp-1-0", root / "s-1/a/.tmp-1-1", root / "s-10/.tmp-1-2", root / ".tmp-1-3", outside):
+        path.write_bytes(b"half")
+        os.utime(path, (1000, 1000))
+    (root / "s-1/a/.tmp-1-4").write_bytes(b"at work")
+    (root / "s-1/link").symlink_to(root.parent)
+    assert storage.abort_unfinished_uploads("s-1/", before_ms=1_000_000) == 0
+    assert storage.abort_unfinished_uploads("s-1/", before_ms=1_000_001) == 2
+    assert storage.abort_unfinished_uploads("", before_ms=1_000_001) == 2
+    left = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    assert left == ["s-1/a/.tmp-1-4", "s-1/a/object", "s-10/object"]
+    assert outside.exists()
+
+
 def test_no_descriptor_is_left_open(storage: ObjectStorage) -> None:
     def work() -> None:
         storage.put("a/b/c", b"1")

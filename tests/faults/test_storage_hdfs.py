@@ -337,6 +337,10 @@ def test_killed_writer(hdfs: Hdfs, storage: ObjectStorage, root: str, tmp_path: 
         storage.get("o")
     storage.put("o", b"by the next one")
     assert storage.get("o") == b"by the next one"
+    assert storage.abort_unfinished_uploads("", before_ms=1) == 0
+    assert storage.abort_unfinished_uploads("other/", before_ms=1 << 52) == 0
+    assert storage.abort_unfinished_uploads("", before_ms=1 << 52) == 1
+    assert set(hdfs.files(root)) == {f"{root}/before", f"{root}/o"}
 
 
 FORKED = """

@@ -574,6 +574,97 @@ def test_a_forked_child_works_and_leaves_the_parent_alone(server: S3Server, url:
     assert not done.stderr
 
 
+def test_every_attempt_is_counted(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    """What the store charges for: retries, parts, the requests around them, and those that failed."""
+    storage = open_through(total_max_attempts=3)
+    busy = proxy.rule("status", code=503, times=2)
+    storage.put("o", b"small")
+    assert busy.hits == 2
+    assert storage.requests["put"] == 3
+    storage.put("large", THREE_PARTS)
+    assert storage.requests["put"] == 3 + 5
+    cut = proxy.rule("cut_reply", method="GET", at=2, times=1)
+    storage.get("o")
+    assert cut.hits == 1
+    failing = proxy.rule("status", method="PUT", path="partNumber=2", code=500, s3_code="InternalError")
+    with pytest.raises(UnavailableError):
+        storage.put("other", THREE_PARTS)
+    assert failing.hits == 3
+    seen = [method for method, _, _ in proxy.log]
+    counted = storage.requests
+    assert counted["get"] == seen.count("GET") == 2
+    assert counted["delete"] == seen.count("DELETE") == 1
+    # Parts that were under way when the other one failed were counted, and may not have been sent.
+    assert 0 <= counted["put"] - seen.count("PUT") - seen.count("POST") <= 2
+    assert (counted["put_bytes"], counted["get_bytes"]) == (5 + len(THREE_PARTS), 5)
+
+
+def begin_upload(server: S3Server, storage: ObjectStorage, key: str) -> str:
+    """Leave what a process leaves that is killed in the middle of a large put; returns the upload's id."""
+    name = f"{storage.url.removeprefix(f's3://{BUCKET}/')}/{key}"
+    with server.client() as client:
+        upload = str(client.create_multipart_upload(Bucket=BUCKET, Key=name)["UploadId"])
+        client.upload_part(Bucket=BUCKET, Key=name, UploadId=upload, PartNumber=1, Body=b"x" * PART_BYTES)
+    return upload
+
+
+def uploads(server: S3Server) -> set[str]:
+    with server.client() as client:
+        return {upload["UploadId"] for upload in client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])}
+
+
+def test_unfinished_uploads_of_the_folder_are_aborted(
+    open_through: Callable[..., ObjectStorage], server: S3Server, proxy: FaultProxy
+) -> None:
+    """Only those of the folder, and only those begun before: others may be at work, and neighbours are not ours."""
+    storage = open_through(s3_additional_kwargs={"MaxUploads": 2})
+    storage.put("s-1/finished", THREE_PARTS)
+    neighbours = {begin_upload(server, storage, key) for key in ("s-10/o", "s-1", "t/o")}
+    ours = {begin_upload(server, storage, f"s-1/{number}") for number in range(5)}
+    assert storage.abort_unfinished_uploads("s-1/", before_ms=1) == 0
+    assert uploads(server) == neighbours | ours
+    proxy.log.clear()
+    assert storage.abort_unfinished_uploads("s-1/", before_ms=1 << 52) == 5
+    assert requests_of(proxy, "DELETE") == 5
+    assert requests_of(proxy, "GET") == (3 if isinstance(server, Versitygw) else 1), "moto has one page for all"
+    assert uploads(server) == neighbours
+    assert storage.get("s-1/finished") == THREE_PARTS
+    assert storage.abort_unfinished_uploads("", before_ms=1 << 52) == 3
+    assert not uploads(server)
+
+
+def test_an_abort_that_fails_is_told_and_made_again(
+    open_through: Callable[..., ObjectStorage], server: S3Server, proxy: FaultProxy
+) -> None:
+    storage = open_through(total_max_attempts=2)
+    ours = {begin_upload(server, storage, f"{number}") for number in range(3)}
+    denied = proxy.rule("status", method="DELETE", code=403, s3_code="AccessDenied", skip=1, times=1)
+    with pytest.raises(InvalidArgumentError, match=r"access denied.*action=abort"):
+        storage.abort_unfinished_uploads("", before_ms=1 << 52)
+    gone = proxy.rule("status_after", method="DELETE", code=404, s3_code="NoSuchUpload", times=1)
+    assert storage.abort_unfinished_uploads("", before_ms=1 << 52) == 1, "the other one was gone already"
+    assert (denied.hits, gone.hits, len(ours)) == (1, 1, 3)
+    assert not uploads(server)
+
+
+def test_an_upload_that_is_taken_away_stores_nothing(
+    open_through: Callable[..., ObjectStorage], server: S3Server, proxy: FaultProxy
+) -> None:
+    """The put that is still at work fails when it completes; a part that comes after the abort leaves no upload."""
+    storage = open_through(total_max_attempts=1)
+    late = proxy.rule("delay", method="PUT", path="partNumber=3", seconds=1)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(storage.put, "o", THREE_PARTS)
+        while not late.hits:
+            time.sleep(0.01)
+        with open_through() as other:
+            assert other.abort_unfinished_uploads("", before_ms=1 << 52) == 1
+        with pytest.raises(UnavailableError):
+            writing.result()
+    assert late.hits >= 1, "the client repeats what moto answers with a reset"
+    assert_nothing_left(server, storage)
+
+
 def test_absent_object(storage: ObjectStorage) -> None:
     with pytest.raises(NotFoundError, match="NoSuchKey"):
         storage.get("absent")

@@ -29,17 +29,32 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.transport": "rows",
             "spark.holdfast.shards": "8",
             "spark.holdfast.snapshot.maxCommits": "5",
+            "spark.holdfast.snapshot.upload.bandwidth": "50m",
             "spark.sql.shuffle.partitions": "2",
             "spark.holdfastly": "someone else's",
         }
     )
-    assert parsed == Settings("memory", "s3://bucket/app", "/fast", "rows", 8, 5)
+    assert parsed == Settings("memory", "s3://bucket/app", "/fast", "rows", 8, 5, 50 << 20)
 
 
 def test_every_setting_has_a_key_in_this_test() -> None:
     """A new one needs a case above."""
     keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
-    assert keys == {"backend", "checkpoint.dir", "local.dir", "transport", "shards", "snapshot.maxCommits"}
+    assert keys == {
+        "backend",
+        "checkpoint.dir",
+        "local.dir",
+        "transport",
+        "shards",
+        "snapshot.maxCommits",
+        "snapshot.upload.bandwidth",
+    }
+
+
+@pytest.mark.parametrize(("text", "size_bytes"), [("1", 1), ("7B", 7), (" 512 kb ", 512 << 10), ("2g", 2 << 30)])
+def test_sizes_are_written_as_spark_writes_them(text: str, size_bytes: int) -> None:
+    parsed = Settings.parse({PREFIX + "snapshot.upload.bandwidth": text})
+    assert parsed.upload_bandwidth_bytes == size_bytes
 
 
 @pytest.mark.parametrize(
@@ -85,6 +100,8 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("shards", "0", "at least 1"),
         ("shards", "2.5", "invalid literal"),
         ("snapshot.maxCommits", "-1", "at least 1"),
+        ("snapshot.upload.bandwidth", "0", "512k or 50m"),
+        ("snapshot.upload.bandwidth", "fast", "512k or 50m"),
         ("transport", "pigeon", "'packed' or 'rows'"),
         ("transport", "", "'packed' or 'rows'"),
         ("backend", " ", "empty"),
