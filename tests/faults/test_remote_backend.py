@@ -394,6 +394,7 @@ def test_directories_elsewhere_are_refused(path: str, backend: RemoteBackend, ex
         link.symlink_to(executor.root)
     directory = path.format(root=executor.directory)
     outside = dataclasses.replace(backend._shard, directory=directory)
+    assert backend.versions() == []  # and its directory is there
     before = sorted(executor.root.rglob("*"))
     elsewhere = RemoteBackend(backend._client, outside, TABLES, new_id)
     for ask in (
@@ -401,6 +402,7 @@ def test_directories_elsewhere_are_refused(path: str, backend: RemoteBackend, ex
         lambda: elsewhere.view(P1),
         lambda: elsewhere.load(P1, counts(("ann", 1)), {}),
         lambda: elsewhere.apply(None, P1, counts(("ann", 1)), {}),
+        lambda: backend.thaw(P1, Path(directory)),
     ):
         with pytest.raises(InvalidArgumentError, match="not a directory of this executor's shards"):
             ask()

@@ -1,0 +1,215 @@
+"""Taking over frozen files when something goes wrong: kills, files that lie, full memory; a whole version or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd  # noqa: F401  pyarrow imports it when it is first needed: once here, not in every victim
+import pytest
+
+from holdfast import clock
+from holdfast.backends import stored_file
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.filesystem import FilesystemBackend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files import RunFilesBackend
+from holdfast.errors import CorruptionError, UnavailableError
+from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts
+from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
+from tests.model.built_in import BUILT_IN, open_backend, ram_directory
+from tests.repetitions import LONG
+
+MANY = {(f"user {i}",): (i,) for i in range(2000)}
+
+
+def write_frozen(backend_name: str, home: Path) -> None:
+    """Make P1 and P2 elsewhere, and leave copies of P2's files in ``frozen``."""
+    with open_backend(backend_name, home / "elsewhere", TABLES) as backend:
+        backend.apply(None, P1, counts(*((name, n) for (name,), (n,) in MANY.items())), {})
+        backend.apply(P1, P2, counts(("user 0", -1)), {"step": 2})
+        copy_frozen(backend, P2, home / "frozen")
+
+
+def copy_frozen(backend: Backend, pointer: Pointer, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for path in backend.freeze(pointer):
+        shutil.copyfile(path, folder / path.name)
+    return folder
+
+
+def check(backend: Backend) -> None:
+    assert backend.verify() == []
+    with backend.view(P2) as view:
+        assert contents(view, "counts") == MANY | {("user 0",): (-1,)}
+        assert view.properties == {"step": 2}
+
+
+# Kills.
+
+
+def thaw_and_go_on(backend_name: str, folder: Path) -> None:
+    """The victim: downloads, thaws, commits, and tells how far it came, in a file outside of `folder`."""
+    told = os.open(f"{folder}.told", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open_backend(backend_name, folder / "shard", TABLES) as backend:
+        backend.apply(None, P1, counts(("before", 1)), {})
+        shutil.copytree(folder.parent / "frozen", folder / "shard" / "download")
+        os.write(told, b"copied\n")
+        backend.thaw(P2, folder / "shard" / "download")
+        os.write(told, b"thawed\n")
+        backend.apply(P2, P3, counts(("new", 3)), {})
+
+
+@pytest.fixture
+def ram_path() -> Iterator[Path]:
+    with ram_directory() as path:
+        yield path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.parametrize("backend_name", BUILT_IN)
+def test_a_process_killed_while_it_thaws_leaves_a_whole_version_or_none(backend_name: str, ram_path: Path) -> None:
+    """And what it was told is there is there: a thawed version needs no flush."""
+    write_frozen(backend_name, ram_path)
+    found: Counter[str] = Counter()
+    for record in kills(f"{__name__}:thaw_and_go_on", backend_name, ram_path, how_many=0 if LONG else 40):
+        folder = Path(record["folder"])
+        told = Path(f"{folder}.told").read_text()
+        with open_backend(backend_name, folder / "shard", TABLES) as backend:
+            if P2 in backend.versions():
+                check(backend)
+            else:
+                assert "thawed" not in told
+            found["held" if P2 in backend.versions() else "none" if "copied" in told else "no download"] += 1
+            again = folder / "shard" / "again"
+            shutil.copytree(ram_path / "frozen", again)
+            backend.thaw(P2, again)
+            check(backend)
+            shutil.rmtree(folder / "shard" / "download", ignore_errors=True)
+            backend.remove_leftovers(2**63 - 1)
+            assert not list((folder / "shard" / "staging").iterdir())
+        shutil.rmtree(folder)
+    assert found["held"] >= 3
+    assert found["none"] >= 1
+
+
+# Files that lie.
+
+
+@pytest.fixture(params=[MemoryBackend, FilesystemBackend])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> RunFilesBackend:
+    """Make an empty shard beside ``frozen``, the copies of P2's files that another one froze."""
+    write_frozen("memory", tmp_path)
+    backend: RunFilesBackend = request.param(tmp_path / "shard", TABLES, clock.new_id)
+    return backend
+
+
+def test_thawed_run_files_are_as_if_written_here(shard: RunFilesBackend, tmp_path: Path) -> None:
+    """Private to the user, and sealed: a reader need not compute the digest of each, as of one that was touched."""
+    for path in (tmp_path / "frozen").iterdir():
+        path.chmod(0o644)
+    (tmp_path / "frozen").chmod(0o755)
+    (tmp_path / "frozen" / "something else").write_bytes(b"not part of it")
+    shard.thaw(P2, tmp_path / "frozen")
+    (folder,) = (shard.directory / "versions").iterdir()
+    files = {path.name: path.stat() for path in folder.iterdir()}
+    assert files.keys() == {path.name for path in shard.freeze(P2)}
+    assert {stat.S_IMODE(file.st_mode) for file in files.values()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    header = stored_file.decode((folder / "version").read_bytes(), source="x", kind="version").header
+    notes = {f"{run['id']}.arrow": run["modified_ns"] for runs in header["stacks"].values() for run in runs}
+    assert notes == {name: file.st_mtime_ns for name, file in files.items() if name != "version"}
+    assert not list((shard.directory / "staging").iterdir())
+
+
+def test_a_version_that_lost_files_is_replaced(shard: RunFilesBackend, tmp_path: Path) -> None:
+    """Somebody cleaned the directory: the pointer is there, the state is not, and thawing brings it back."""
+    shutil.copytree(tmp_path / "frozen", tmp_path / "again")
+    shard.thaw(P2, tmp_path / "frozen")
+    next(path for path in shard.freeze(P2) if path.suffix == ".arrow").unlink()
+    shard.thaw(P2, tmp_path / "again")
+    check(shard)
+
+
+def test_a_flipped_byte_of_a_run_is_refused_before_anything_is_made(shard: RunFilesBackend, tmp_path: Path) -> None:
+    """At any place of any file, whatever the caller has checked; and no healthy version is blamed."""
+    shutil.copytree(tmp_path / "frozen", tmp_path / "healthy")
+    with open_backend("memory", tmp_path / "elsewhere", TABLES) as backend:
+        shard.thaw(P1, copy_frozen(backend, P1, tmp_path / "first"))
+    for name in sorted(os.listdir(tmp_path / "frozen")):
+        size = (tmp_path / "frozen" / name).stat().st_size
+        for place in (0, size // 3, size // 2, size - 40, size - 1):
+            folder = tmp_path / "flipped"
+            shutil.copytree(tmp_path / "frozen", folder)
+            data = bytearray((folder / name).read_bytes())
+            data[place] ^= 0x10
+            (folder / name).write_bytes(data)
+            with pytest.raises(CorruptionError, match=name):
+                shard.thaw(P2, folder)
+            assert shard.versions() == [P1]
+    shard.thaw(P2, tmp_path / "healthy")
+    check(shard)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: run | {"id": "../../../secret"},
+        lambda run: run | {"id": ""},
+        lambda run: run | {"id": 7},
+        lambda run: run | {"modified_ns": "now"},
+        lambda run: run | {"rows": -1},
+        lambda run: run | {"more": 1},
+        lambda run: {name: value for name, value in run.items() if name != "digest"},
+    ],
+    ids=["path", "empty", "number", "time", "negative", "more", "less"],
+)
+def test_a_version_file_that_names_no_run_is_refused(
+    shard: RunFilesBackend, tmp_path: Path, change: Callable[[dict[str, object]], dict[str, object]]
+) -> None:
+    """Its digest is right, so somebody made it so: no path in it is followed, and no other error comes out."""
+    path = tmp_path / "frozen" / "version"
+    header = json.loads(json.dumps(stored_file.decode(path.read_bytes(), source="x", kind="version").header))
+    (header["stacks"]["counts"][0],) = map(change, header["stacks"]["counts"][:1])
+    path.write_bytes(stored_file.encode("version", header)[0])
+    secret = tmp_path / "secret.arrow"
+    secret.write_bytes(b"untouched")
+    before = secret.stat()
+    with pytest.raises(CorruptionError, match="version does not say"):
+        shard.thaw(P2, tmp_path / "frozen")
+    assert secret.stat() == before
+    assert shard.versions() == []
+
+
+# Where it cannot be.
+
+
+def test_a_folder_that_is_not_there_is_an_error_and_no_version(shard: RunFilesBackend, tmp_path: Path) -> None:
+    """Another program cleaned up: trying again, with another download, may help."""
+    with pytest.raises(UnavailableError, match="vanished"):
+        shard.thaw(P2, tmp_path / "nowhere")
+    assert shard.versions() == []
+
+
+def test_a_version_that_passes_the_memory_limit_is_refused_and_removed(tmp_path: Path) -> None:
+    """The limit holds for what is restored, too: with all shards of the executor, and the download itself."""
+    write_frozen("memory", tmp_path)
+    place = tmp_path / "memory" / "query" / "totals" / "shard-0000"
+
+    def thaw(limit: str) -> MemoryBackend:
+        backend = MemoryBackend(place, TABLES, clock.new_id, {"limit": limit}, tmp_path)
+        shutil.copytree(tmp_path / "frozen", place / "download")
+        backend.thaw(P2, place / "download")
+        return backend
+
+    with pytest.raises(UnavailableError, match=r"spark\.holdfast\.memory\.limit.*raise the limit"):
+        thaw("50k")
+    assert not [path for path in place.rglob("*") if path.is_file()]
+    check(thaw("1m"))
