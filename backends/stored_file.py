@@ -15,8 +15,8 @@ Invariants
 ----------
 * **whole**: a file is accepted only if its magic, its format version and its digest are right; a cut or
   altered file is a `CorruptionError` that names it.
-* **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"`` so far;
-  other values are reserved, for example for encryption), `header` holds the facts of that kind.
+* **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
+  each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
 * **fixed tail**: the format version and the magic stay at these places in every later version.
 """
 
@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import lz4.frame
 import pyarrow as pa
 import xxhash
 
@@ -44,6 +45,23 @@ class _Sink(Protocol):
 
 
 SectionWriter = Callable[[pa.NativeFile], None]
+
+
+def _in_a_frame(write_section: SectionWriter) -> SectionWriter:
+    def write(file: pa.NativeFile) -> None:
+        raw = pa.BufferOutputStream()
+        write_section(raw)
+        file.write(lz4.frame.compress(raw.getvalue()))
+
+    return write
+
+
+def _out_of_a_frame(section: pa.Buffer) -> pa.Buffer:
+    return pa.py_buffer(lz4.frame.decompress(section))
+
+
+_ENCODERS: dict[str, Callable[[SectionWriter], SectionWriter]] = {"plain": lambda write: write, "lz4": _in_a_frame}
+_DECODERS: dict[str, Callable[[pa.Buffer], pa.Buffer]] = {"plain": lambda section: section, "lz4": _out_of_a_frame}
 
 
 class _DigestingSink:
@@ -93,6 +111,7 @@ class StoredFile:
     header : mapping
         The facts of this kind, JSON values.
     sections : mapping of str to pyarrow.Buffer
+        Decoded.
     digest : str
         32 hexadecimal digits; names exactly these bytes.
     """
@@ -115,6 +134,7 @@ def write_to(
     kind: str,
     header: Mapping[str, Any],
     sections: Mapping[str, SectionWriter] | None = None,
+    encoding: str = "plain",
 ) -> tuple[int, str]:
     """Write one stored file to `sink`.
 
@@ -126,6 +146,8 @@ def write_to(
         See `StoredFile`.
     sections : mapping of str to callable
         Each is called with a file to write its section to.
+    encoding : {"plain", "lz4"}
+        Of the sections; with "lz4" each is held in memory once.
 
     Returns
     -------
@@ -137,10 +159,10 @@ def write_to(
     for name, write_section in (sections or {}).items():
         start = out.size_bytes
         with pa.PythonFile(out, mode="w") as file:
-            write_section(file)
+            _ENCODERS[encoding](write_section)(file)
         table.append({"name": name, "offset": start, "size_bytes": out.size_bytes - start})
     footer = json.dumps(
-        {"kind": kind, "encoding": "plain", "header": header, "sections": table},
+        {"kind": kind, "encoding": encoding, "header": header, "sections": table},
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
@@ -152,11 +174,14 @@ def write_to(
 
 
 def encode(
-    kind: str, header: Mapping[str, Any], sections: Mapping[str, SectionWriter] | None = None
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None = None,
+    encoding: str = "plain",
 ) -> tuple[pa.Buffer, str]:
     """Return one stored file as a buffer, and its digest."""
     sink = pa.BufferOutputStream()
-    _, digest = write_to(sink, kind, header, sections)
+    _, digest = write_to(sink, kind, header, sections, encoding)
     return sink.getvalue(), digest
 
 
@@ -201,11 +226,12 @@ def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, veri
     if footer_size > end:
         raise CorruptionError(f"{source} has no whole footer", footer_size_bytes=footer_size)
     footer = _parse_footer(bytes(view[end - footer_size : end]), source)
-    if footer.get("kind") != kind or footer.get("encoding") != "plain":
+    encoding = footer.get("encoding")
+    if footer.get("kind") != kind or encoding not in _DECODERS:
         raise CorruptionError(
             f"{source} is not what was asked for",
             kind=footer.get("kind"),
-            encoding=footer.get("encoding"),
+            encoding=encoding,
             wanted=kind,
         )
     sections = {}
@@ -213,7 +239,10 @@ def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, veri
         start, size = entry["offset"], entry["size_bytes"]
         if not 0 <= start <= start + size <= end - footer_size:
             raise CorruptionError(f"{source} has a section outside its bytes", section=entry["name"])
-        sections[entry["name"]] = buffer.slice(start, size)
+        try:
+            sections[entry["name"]] = _DECODERS[encoding](buffer.slice(start, size))
+        except RuntimeError as exc:
+            raise CorruptionError(f"{source} has a section that is no LZ4 frame", section=entry["name"]) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 

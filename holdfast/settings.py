@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from holdfast.backends.options import parse_size
 from holdfast.errors import InvalidArgumentError
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
 
-_SIZE_BITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 Transport = Literal["packed", "rows"]
 
@@ -66,11 +66,11 @@ def _count(value: str) -> int:
     return number
 
 
-def _size_bytes(value: str) -> int:
-    found = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", value.lower())
-    if found is None or int(found[1]) == 0:
-        raise ValueError("it must be a size such as 512k or 50m")
-    return int(found[1]) << _SIZE_BITS[found[2]]
+def _carried_bytes(value: str) -> int:
+    size_bytes = 0 if value.strip() == "0" else parse_size(value)
+    if size_bytes > 1 << 20:
+        raise ValueError("it must be at most 1m: Spark writes it with every micro-batch, for each shard")
+    return size_bytes
 
 
 def _transport(value: str) -> str:
@@ -101,6 +101,12 @@ class Settings:
         ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
     snapshot_max_commits : int
         ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
+    snapshot_max_bytes : int or None
+        ``spark.holdfast.snapshot.maxBytes``: bytes of such commits after which a snapshot is written.
+    snapshot_interval_seconds : int or None
+        ``spark.holdfast.snapshot.intervalSeconds``: time after which a snapshot is written if there were commits.
+    carried_bytes : int
+        ``spark.holdfast.commit.carriedBytes``: commits up to this size travel in the row of the query's pointer.
     upload_bandwidth_bytes : int or None
         ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
     storage_names : tuple of str
@@ -115,7 +121,10 @@ class Settings:
     transport: Transport | None = _setting("transport", _transport, None)
     shards: int | None = _setting("shards", _count, None)
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
-    upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", _size_bytes, None)
+    snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)
+    snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)
+    carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
+    upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 

@@ -26,14 +26,30 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.mvcc.transaction import Transaction
+
+
+@dataclass(frozen=True)
+class FrozenVersion:
+    """A version as files that a backend froze.
+
+    Attributes
+    ----------
+    pointer : Pointer
+    folder : pathlib.Path
+        Holds the files, and nothing else; `holdfast.backends.base.Backend.thaw` takes it.
+    """
+
+    pointer: Pointer
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -48,11 +64,14 @@ class RestoredVersion:
         By table.
     properties : mapping
         What the log keeps with the version; JSON values.
+    frozen : FrozenVersion or None
+        The base, where it is not held.
     """
 
     base: Pointer | None
     runs: Mapping[str, Run]
     properties: Mapping[str, Any]
+    frozen: FrozenVersion | None = None
 
 
 class PendingCommit(Protocol):
@@ -78,8 +97,10 @@ class CommitLog(Protocol):
             The properties of the version it builds on.
         """
 
-    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> RestoredVersion:
+    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> AbstractContextManager[RestoredVersion]:
         """Return a version: what was written since the newest of `held` that it descends from, else all of it.
+
+        Files that come with it are gone after the context, unless a backend has taken them.
 
         Raises
         ------
@@ -155,22 +176,27 @@ class VersionedStore:
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
-        held = self._backend.versions()
-        # A version that stands there but has lost files is loaded whole, which replaces it.
-        self._restore(self._log, pointer, () if pointer in held else held)
+        if pointer in self._backend.versions():  # it stands there, but has lost files
+            self._backend.drop([pointer])
+        self._restore(self._log, pointer, self._backend.versions())
         return self._backend.view(pointer)
 
-    def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer]) -> None:
-        restored = log.restore(pointer, held)
-        if restored.base is None:
-            self._backend.load(pointer, restored.runs, restored.properties)
-            return
-        try:
-            self._backend.apply(restored.base, pointer, restored.runs, restored.properties)
-        except ConflictError:
-            pass  # another worker has restored it first
-        except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
-            self._restore(log, pointer, ())
+    def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer], tries: int = 3) -> None:
+        with log.restore(pointer, held) as restored:
+            if restored.base is None:
+                self._backend.load(pointer, restored.runs, restored.properties)
+                return
+            if restored.frozen is not None:
+                self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
+            try:
+                self._backend.apply(restored.base, pointer, restored.runs, restored.properties)
+                return
+            except ConflictError:
+                return  # another worker has restored it first
+            except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
+                if tries == 1:
+                    raise
+        self._restore(log, pointer, (), tries - 1)
 
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())

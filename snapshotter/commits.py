@@ -3,253 +3,278 @@
 ::
 
     <operator>/shard-0003/
-        commits/<version>-<commit id>               what one micro-batch wrote: one run a table
-        snapshots/<version>-<commit id>-<digest>    one whole version: one run a table
+        commits/<version>-<commit id>               what was written since the commit object before it
+        snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots`
 
-Every object is written once under a name that is never used again. A snapshot's name holds 16 digits of its
-digest, because two executors may write one of the same version, and equal state need not be equal bytes. A
-commit's header holds its **chain**: the snapshot it builds on, if any, and the commits since, each with size
-and digest::
+A commit is an object of its own, or **carried**: a small one travels in the row of the query's pointer, which Spark
+makes durable anyway. The next commit holds what the carried one holds, too, and becomes an object when together
+they are large. So micro-batches that write little cost no requests::
 
-    snapshots/20-aa-7c1e… ◀─ commits/21-bb ◀─ commits/22-cc ◀─ commits/23-dd
-                             chain(23-dd) = [snapshots/20-aa-7c1e…, commits/21-bb, commits/22-cc]
+    pointer row        21-bb                22-cc, 1 KB          23-dd, 2 KB          24-ee
+    commits/           21-bb                                                          24-ee: what 22 to 24 wrote
 
-So a version is restored from its pointer with one read, then the rest in parallel, and no listing. An
-attempt that Spark dropped leaves an object that no chain names.
+Every object is written once under a name that is never used again. A commit's header holds its `Lineage`, so a
+version is restored from its pointer with one read, then the rest in parallel, and no listing. An attempt that
+Spark dropped leaves an object that no chain names.
 
 Invariants
 ----------
 * **whole chain**: an object is used only if its digest is the one that the chain names.
 * **bounded chain**: a snapshot begins a new chain; `SnapshotPolicy` says when one is due.
+* **two ways**: commit objects follow each other without a gap, whatever snapshots were made meanwhile. Where a
+  snapshot is damaged, the one before it and the commits since give exactly the same version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast import clock
-from holdfast.backends import local_files, stored_file
-from holdfast.backends.base import Pointer, View
+from holdfast.backends import stored_file
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
-from holdfast.mvcc.store import RestoredVersion
+from holdfast.mvcc.store import FrozenVersion, RestoredVersion
+from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
+from holdfast.snapshotter.manifest import Manifest
+from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
 from holdfast.snapshotter.storage import ObjectStorage
 
-_NOTES_KEPT = 4
+#: A carried commit covers no more versions than these: their names are in its header.
+_VERSIONS_CARRIED = 64
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ChainEntry:
-    """One object that a version is made of.
+class PendingCommit:
+    """A commit on its way; see `holdfast.mvcc.store.PendingCommit`."""
 
-    Attributes
-    ----------
-    kind : {"snapshot", "commit"}
-    pointer : str
-        The version that the object belongs to.
-    size_bytes : int
-    digest : str
-        Of the object's bytes; see `holdfast.backends.stored_file`.
-    """
-
-    kind: str
-    pointer: str
-    size_bytes: int
-    digest: str
-
-    @property
-    def key(self) -> str:
-        """Where the object lies, below the shard."""
-        name = f"{self.pointer}-{self.digest[:16]}" if self.kind == "snapshot" else self.pointer
-        return f"{self.kind}s/{name}"
-
-
-Chain = list[ChainEntry]
-
-
-def chain_of(properties: Mapping[str, Any] | None, source: str = "a local version") -> Chain:
-    """Return the chain that a version's properties or a commit's header hold; empty where there is none.
-
-    Raises
-    ------
-    CorruptionError
-        It is no chain; the message calls its place `source`.
-    """
-    try:
-        return [ChainEntry(**entry) for entry in (properties or {}).get("chain", [])]
-    except TypeError as exc:
-        raise CorruptionError(f"{source} holds no readable chain of commits") from exc
-
-
-@dataclass(frozen=True)
-class SnapshotPolicy:
-    """When a shard's chain is long enough for a new snapshot.
-
-    Attributes
-    ----------
-    max_commits : int
-        Commits since the last snapshot after which the background writes one.
-    """
-
-    max_commits: int = 20
-
-    def is_due(self, chain: Chain) -> bool:
-        """Whether the background should write a snapshot of the version with this chain."""
-        return sum(e.kind == "commit" for e in chain) >= self.max_commits
-
-    def is_overdue(self, chain: Chain) -> bool:
-        """Whether the chain is so long that the next commit must wait for a snapshot."""
-        return sum(e.kind == "commit" for e in chain) >= 4 * self.max_commits
-
-
-class PendingPut:
-    """A commit object on its way; see `holdfast.mvcc.store.PendingCommit`."""
-
-    def __init__(self, properties: Mapping[str, Any], done: Future[None]) -> None:
-        self.properties = properties
-        self._done = done
+    properties: Mapping[str, Any]
+    done: Future[None] | None
 
     def wait(self) -> None:
-        """Return when the object is durable; raise what went wrong."""
-        self._done.result()
+        """Return when the commit is durable, or in the hands of the query; raise what went wrong."""
+        if self.done is not None:
+            self.done.result()
 
 
+@dataclass
+class Objects:
+    """What a version is made of, read: perhaps a snapshot, and commits on it, oldest first."""
+
+    commits: list[stored_file.StoredFile]
+    snapshot: Downloaded | None = None
+
+
+@dataclass
 class ObjectCommitLog:
-    """A `holdfast.mvcc.CommitLog` on object storage.
+    """A `holdfast.mvcc.CommitLog` on object storage, for one shard.
 
     Parameters
     ----------
     storage : ObjectStorage
-    prefix : str
-        Of the shard: ``<operator>/shard-0003``.
+    shard : str
+        The shard's place in the storage: ``totals/shard-0003``.
     tables : mapping of str to TableSchema
     executor : concurrent.futures.Executor
         Runs uploads and downloads.
-    snapshot_notes : pathlib.Path
-        Local directory in which `write_snapshot` leaves a note of each snapshot, for the next commit.
+    directory : pathlib.Path
+        The shard's local directory: for notes of snapshots, and for what is being restored.
+    backend_name : str or None
+        The backend that takes over the files of snapshots; None to get rows in any case.
+    carried_bytes : int
+        Commits up to this size are carried; 0 carries none.
+    carried : dict of Pointer to bytes
+        The carried commits in reach: the one that came with the query's pointer, and those that were appended.
     new_id : callable
         Returns a new unique name each time.
+    before_part : callable
+        See `holdfast.snapshotter.snapshots.Snapshots`.
     """
 
-    def __init__(
-        self,
-        storage: ObjectStorage,
-        prefix: str,
-        tables: Mapping[str, TableSchema],
-        executor: Executor,
-        snapshot_notes: Path,
-        new_id: Callable[[], str] = clock.new_id,
-    ) -> None:
-        self._storage = storage
-        self._prefix = prefix
-        self._tables = tables
-        self._executor = executor
-        self._notes = snapshot_notes
-        self._new_id = new_id
+    storage: ObjectStorage
+    shard: str
+    tables: Mapping[str, TableSchema]
+    executor: Executor
+    directory: Path
+    backend_name: str | None = None
+    carried_bytes: int = 0
+    carried: dict[Pointer, bytes] = field(default_factory=dict)
+    new_id: Callable[[], str] = clock.new_id
+    before_part: Callable[[int], None] = send_at_once
 
-    def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingPut:
-        """Encode the commit and start to store it.
+    @property
+    def snapshots(self) -> Snapshots:
+        """The shard's snapshots."""
+        return Snapshots(self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part)
+
+    # Writing.
+
+    def append(self, pointer: Pointer, parent: Mapping[str, Any] | None, runs: Mapping[str, Run]) -> PendingCommit:
+        """Encode the commit, and carry it or start to store it.
 
         Parameters
         ----------
         parent : mapping or None
             Properties of the version it builds on; None where it builds on nothing.
-        """
-        chain = self.shorten(chain_of(parent))
-        entry, data = self._encode("commit", pointer, chain, runs)
-        done = self._executor.submit(self._storage.put, self._path(entry), data)
-        return PendingPut({"chain": [asdict(e) for e in [*chain, entry]]}, done)
-
-    def write_snapshot(self, pointer: Pointer, view: View) -> ChainEntry:
-        """Store one whole version and leave a note of it for the commits that follow.
-
-        Raises
-        ------
-        UnavailableError
-            Durable or local storage failed; commits go on without the snapshot.
-        """
-        runs = {}
-        for table in self._tables:
-            stretches = list(view.scan(table))
-            if stretches:
-                runs[table] = merge_runs(stretches, drop_deletes=True)
-        entry, data = self._encode("snapshot", pointer, [], runs)
-        self._storage.put(self._path(entry), data)
-        self._leave_note(entry)
-        return entry
-
-    def _leave_note(self, entry: ChainEntry) -> None:
-        note, _ = stored_file.encode("snapshot-note", asdict(entry))
-        with local_files.writing(self._notes):
-            local_files.make_private_folder(self._notes)
-            temporary = self._notes / f".{self._new_id()}"
-            temporary.write_bytes(note)
-            temporary.rename(self._notes / entry.pointer)
-            # Chains that a running attempt may still shorten end at one of the newest.
-            noted = sorted(map(Pointer.parse, local_files.list_folder(self._notes)))
-            for old in noted[:-_NOTES_KEPT]:
-                (self._notes / str(old)).unlink(missing_ok=True)
-
-    def _read_note(self, pointer: str) -> ChainEntry | None:
-        """Return what a note says; None where it is gone, or says nothing: it only saves work."""
-        try:
-            header = local_files.read_header(self._notes / pointer, "snapshot-note")
-        except (NotFoundError, CorruptionError):
-            return None
-        return chain_of({"chain": [header]})[0]
-
-    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> RestoredVersion:
-        """Read a version; nothing local changes.
-
-        Parameters
-        ----------
-        held : collection of Pointer
-            Versions held locally. Commits up to the newest of them in the version's chain are not read.
 
         Raises
         ------
         StateLostError
-            The commit object is not in the storage.
-        CorruptionError
-            An object of the chain is missing, damaged, or not the one that the chain names.
-        UnavailableError
-            The storage cannot be read now.
+            The commit of the parent was carried, and did not come with the query's pointer.
         """
-        path = f"{self._prefix}/commits/{pointer}"
+        lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
+        if lineage.since:
+            runs = self._merged([self._carried_commit(Pointer.parse(lineage.since[-1]))], runs)
+        covered = Lineage(lineage.chain, [*lineage.since, str(pointer)], lineage.last)
+        header = {
+            "pointer": str(pointer),
+            "shard": self.shard,
+            "rows": {table: len(run) for table, run in runs.items()},
+            **covered.to_json(),
+        }
+        sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
+        data, digest = stored_file.encode("commit", header, sections)
+        if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
+            self.carried[pointer] = data.to_pybytes()
+            return PendingCommit(covered.to_json(), None)
+        entry = ChainEntry("commit", str(pointer), data.size, digest)
+        done = self.executor.submit(self.storage.put, f"{self.shard}/{entry.key}", data)
+        return PendingCommit(Lineage([*lineage.chain, entry], [], entry).to_json(), done)
+
+    def _merged(self, older: Sequence[stored_file.StoredFile], newer: Mapping[str, Run]) -> dict[str, Run]:
+        merged = {}
+        for table in self.tables:
+            runs = [*self._runs_of(table, older), *([newer[table]] if table in newer else [])]
+            if runs:
+                merged[table] = merge_runs(runs, drop_deletes=False)
+        return merged
+
+    def _carried_commit(self, pointer: Pointer) -> stored_file.StoredFile:
+        if pointer not in self.carried:
+            raise StateLostError(
+                "the commit of this version was kept in the row of the query's pointer, and did not come with it: "
+                "start the query from its own checkpoint location",
+                version=pointer.version,
+                commit=pointer.commit_id,
+            )
+        return self._checked(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
+
+    def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
+        """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
+
+        Parameters
+        ----------
+        backend : Backend
+            Of the kind that `backend_name` names; holds the version.
+        """
+        assert self.backend_name is not None
+        return self.snapshots.write(backend, self.backend_name, pointer)
+
+    # Reading.
+
+    @contextmanager
+    def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> Iterator[RestoredVersion]:
+        """Read a version; nothing local changes but a folder that is gone after the context.
+
+        Parameters
+        ----------
+        held : collection of Pointer
+            Versions held locally. What the newest of them in the version's lineage holds is not read.
+
+        Raises
+        ------
+        StateLostError
+            The commit is not in the storage.
+        CorruptionError
+            An object of the chain is missing, damaged, or not the one that the chain names, and no older snapshot
+            stands in for it.
+        UnavailableError
+            The storage cannot be read now, or local storage is full.
+        """
+        commit = self._carried_commit(pointer) if pointer in self.carried else self._newest_commit(pointer)
+        lineage = Lineage.of(commit.header, self._source_of(commit))
+        base, chain = self._after(lineage, pointer, held)
+        with ExitStack() as folders:
+            if base is None:
+                objects = self._read_all(lineage.chain, commit, folders)
+            else:
+                objects = Objects([*self._fetch_all(chain), commit])
+            yield self._restored(objects, base, self._properties(pointer, commit, lineage))
+
+    def _after(self, lineage: Lineage, pointer: Pointer, held: Collection[Pointer]) -> tuple[Pointer | None, Chain]:
+        """Return the newest version held that the lineage comes from, and the chain after it."""
+        names = {str(p) for p in held if p != pointer}
+        known = [name for name in lineage.since if name in names]
+        if known:
+            return Pointer.parse(known[-1]), []
+        places = [i for i, entry in enumerate(lineage.chain) if entry.pointer in names]
+        return (
+            (Pointer.parse(lineage.chain[places[-1]].pointer), lineage.chain[places[-1] + 1 :])
+            if places
+            else (None, [])
+        )
+
+    def _properties(self, pointer: Pointer, commit: stored_file.StoredFile, lineage: Lineage) -> dict[str, Any]:
+        if pointer in self.carried:
+            return lineage.to_json()
+        entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
+        return Lineage([*lineage.chain, entry], [], entry).to_json()
+
+    def _newest_commit(self, pointer: Pointer) -> stored_file.StoredFile:
+        path = f"{self.shard}/commits/{pointer}"
         try:
-            data = self._storage.get(path)
+            data = self.storage.get(path)
         except NotFoundError as exc:
             raise StateLostError(
                 "the commit that the query's pointer names is not in the checkpoint directory: check that "
                 "spark.holdfast.checkpoint.dir is the one this query has used, and that nothing was deleted",
                 key=path,
-                storage=self._storage.url,
+                storage=self.storage.url,
             ) from exc
-        source = f"{self._storage.url}/{path}"
-        commit = stored_file.decode(data, source=source, kind="commit")
-        self._check_identity(commit, pointer, source)
-        chain = chain_of(commit.header, source)
-        names = {str(p) for p in held}
-        known = [i for i, entry in enumerate(chain) if entry.pointer in names]
-        base = Pointer.parse(chain[known[-1]].pointer) if known else None
-        objects = [*self._executor.map(self._fetch, chain[known[-1] + 1 :] if known else chain), commit]
-        runs = {t: self._merge(t, objects, drop_deletes=base is None) for t in self._tables}
-        entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
-        return RestoredVersion(
-            base,
-            {t: run for t, run in runs.items() if run is not None},
-            {"chain": [asdict(e) for e in [*chain, entry]]},
-        )
+        return self._checked(data, pointer, f"{self.storage.url}/{path}")
+
+    def _read_all(self, chain: Chain, newest: stored_file.StoredFile, folders: ExitStack) -> Objects:
+        """Read everything that a chain names; where its snapshot is damaged, what that one stands for."""
+        commits = [*self._fetch_all([entry for entry in chain if entry.kind == "commit"]), newest]
+        if not chain or chain[0].kind != "snapshot":
+            return Objects(commits)
+        try:
+            return Objects(commits, folders.enter_context(self.snapshots.downloaded(chain[0])))
+        except CorruptionError as damage:
+            try:
+                objects = self._read_around(commits, folders)
+            except CorruptionError as exc:
+                damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
+                raise damage from exc
+            _log.warning("restored without a damaged snapshot, from %d commits: %s", len(objects.commits), damage)
+            return objects
+
+    def _read_around(self, commits: list[stored_file.StoredFile], folders: ExitStack) -> Objects:
+        last = Lineage.of(commits[0].header).last
+        if last is None:  # the oldest commit begins at nothing
+            return Objects(commits)
+        before = self._fetch(last)
+        objects = self._read_all(Lineage.of(before.header, self._source_of(before)).chain, before, folders)
+        return Objects([*objects.commits, *commits], objects.snapshot)
+
+    def _fetch_all(self, chain: Chain) -> list[stored_file.StoredFile]:
+        return list(self.executor.map(self._fetch, chain))
 
     def _fetch(self, entry: ChainEntry) -> stored_file.StoredFile:
-        source = f"{self._storage.url}/{self._path(entry)}"
+        source = f"{self.storage.url}/{self.shard}/{entry.key}"
         try:
-            data = self._storage.get(self._path(entry))
+            data = self.storage.get(f"{self.shard}/{entry.key}")
         except NotFoundError as exc:
             raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
         stored = stored_file.decode(data, source=source, kind=entry.kind)
@@ -257,47 +282,58 @@ class ObjectCommitLog:
             raise CorruptionError(f"{source} is not the object that the commit builds on: it was replaced")
         return stored
 
-    def _check_identity(self, stored: stored_file.StoredFile, pointer: Pointer, source: str) -> None:
-        if stored.header.get("pointer") != str(pointer) or stored.header.get("shard") != self._prefix:
+    def _checked(self, data: bytes | memoryview, pointer: Pointer, source: str) -> stored_file.StoredFile:
+        stored = stored_file.decode(data, source=source, kind="commit")
+        if stored.header.get("pointer") != str(pointer) or stored.header.get("shard") != self.shard:
             raise CorruptionError(
                 f"{source} belongs elsewhere: it was moved or copied",
                 pointer=stored.header.get("pointer"),
                 shard=stored.header.get("shard"),
             )
+        return stored
 
-    def _merge(self, table: str, objects: Sequence[stored_file.StoredFile], *, drop_deletes: bool) -> Run | None:
-        schema = self._tables[table]
-        runs = [
-            Run.read(
-                o.sections[table],
-                schema,
-                source=f"{self._storage.url}/{self._prefix}/{o.kind}s/{o.header['pointer']}",
-            )
-            for o in objects
-            if table in o.sections
+    def _source_of(self, commit: stored_file.StoredFile) -> str:
+        return f"{self.storage.url}/{self.shard}/commits/{commit.header.get('pointer')}"
+
+    def _restored(self, objects: Objects, base: Pointer | None, properties: Mapping[str, Any]) -> RestoredVersion:
+        if objects.snapshot is None:
+            return RestoredVersion(base, self._rows(objects.commits, {}, drop_deletes=base is None), properties)
+        manifest, folder = objects.snapshot.manifest, objects.snapshot.folder
+        if manifest.backend == self.backend_name:
+            frozen = FrozenVersion(manifest.pointer, folder)
+            runs = self._rows(objects.commits, {}, drop_deletes=False)
+            return RestoredVersion(manifest.pointer, runs, properties, frozen)
+        below = self._thawed_rows(objects.snapshot)
+        return RestoredVersion(None, self._rows(objects.commits, below, drop_deletes=True), properties)
+
+    def _rows(
+        self, commits: Sequence[stored_file.StoredFile], below: Mapping[str, Run], *, drop_deletes: bool
+    ) -> dict[str, Run]:
+        rows = {}
+        for table in self.tables:
+            runs = [*([below[table]] if table in below else []), *self._runs_of(table, commits)]
+            if runs:
+                rows[table] = merge_runs(runs, drop_deletes=drop_deletes)
+        return rows
+
+    def _runs_of(self, table: str, commits: Sequence[stored_file.StoredFile]) -> list[Run]:
+        return [
+            Run.read(commit.sections[table], self.tables[table], source=self._source_of(commit))
+            for commit in commits
+            if table in commit.sections
         ]
-        return merge_runs(runs, drop_deletes=drop_deletes) if runs else None
 
-    def _encode(self, kind: str, pointer: Pointer, chain: Chain, runs: Mapping[str, Run]) -> tuple[ChainEntry, Any]:
-        header = {
-            "pointer": str(pointer),
-            "shard": self._prefix,
-            "chain": [asdict(e) for e in chain],
-            "rows": {table: len(run) for table, run in runs.items()},
-        }
-        sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
-        data, digest = stored_file.encode(kind, header, sections)
-        return ChainEntry(kind, str(pointer), data.size, digest), data
-
-    def shorten(self, chain: Chain) -> Chain:
-        """Return the chain with everything up to its newest snapshotted version replaced by the snapshot."""
-        noted = set(local_files.list_folder(self._notes))
-        for i in reversed(range(len(chain))):
-            if chain[i].kind == "commit" and chain[i].pointer in noted:
-                snapshot = self._read_note(chain[i].pointer)
-                if snapshot is not None:
-                    return [snapshot, *chain[i + 1 :]]
-        return chain
-
-    def _path(self, entry: ChainEntry) -> str:
-        return f"{self._prefix}/{entry.key}"
+    def _thawed_rows(self, snapshot: Downloaded) -> dict[str, Run]:
+        """Read a snapshot that another backend wrote, by that backend."""
+        pointer, rows = snapshot.manifest.pointer, {}
+        with (
+            tempfile.TemporaryDirectory(dir=snapshot.folder.parent) as home,
+            find_backend(snapshot.manifest.backend)(Path(home), self.tables, self.new_id) as backend,
+        ):
+            backend.thaw(pointer, snapshot.folder)
+            with backend.view(pointer) as view:
+                for table in self.tables:
+                    found = list(view.scan(table))
+                    if found:
+                        rows[table] = merge_runs(found, drop_deletes=True)
+        return rows

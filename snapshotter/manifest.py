@@ -31,7 +31,8 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 KIND, PART_KIND = "snapshot", "part"
-PART_BYTES = 32 << 20
+#: How much of a file goes into one part; what a manifest says counts when it is read.
+PART_BYTES = 8 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -66,12 +67,15 @@ class SnapshotFile:
         Its name in the folder that the backend takes over.
     size_bytes : int
         Of the file as it lies there.
+    modified_ns : int
+        When it was modified; a restored file gets that time again.
     parts : tuple of Part
         In the order of their bytes.
     """
 
     name: str
     size_bytes: int
+    modified_ns: int
     parts: tuple[Part, ...]
 
     @property
@@ -92,6 +96,8 @@ class Manifest:
         The shard's place in the storage: ``totals/shard-0003``.
     backend : str
         The name of the backend that froze the files, and can open them.
+    part_bytes : int
+        Bytes of a file in each of its parts but the last one.
     files : tuple of SnapshotFile
     replaced : list
         The chain that the snapshot stands for, as JSON; see `holdfast.snapshotter.commits`.
@@ -104,6 +110,7 @@ class Manifest:
     pointer: Pointer
     shard: str
     backend: str
+    part_bytes: int
     files: tuple[SnapshotFile, ...]
     replaced: list[Any]
     new_bytes: int
@@ -129,11 +136,15 @@ class Manifest:
         """
         header = stored.header
         try:
-            files = tuple(_decode_file(file) for file in header["files"])
+            part_bytes = _size(header["part_bytes"])
+            if part_bytes == 0:
+                raise ValueError("parts cannot be empty")
+            files = tuple(decode_file(file, part_bytes) for file in header["files"])
             manifest = cls(
                 Pointer.parse(header["pointer"]),
                 str(header["shard"]),
                 str(header["backend"]),
+                part_bytes,
                 files,
                 list(header["replaced"]),
                 _size(header["new_bytes"]),
@@ -146,15 +157,27 @@ class Manifest:
         return manifest
 
 
-def _decode_file(file: Mapping[str, Any]) -> SnapshotFile:
+def decode_file(file: Mapping[str, Any], part_bytes: int) -> SnapshotFile:
+    """Return the file that a JSON value describes.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        It describes none, or one with a name or size that cannot be.
+    """
     parts = tuple(
         Part(_matching(_PART_NAME, p["key"]), _size(p["size_bytes"]), _matching(_DIGEST, p["digest"]))
         for p in file["parts"]
     )
     size_bytes = _size(file["size_bytes"])
-    if len(parts) != max(1, -(-size_bytes // PART_BYTES)):
+    if len(parts) != number_of_parts(size_bytes, part_bytes):
         raise ValueError(f"{size_bytes} bytes cannot lie in {len(parts)} parts")
-    return SnapshotFile(_matching(_FILE_NAME, file["name"]), size_bytes, parts)
+    return SnapshotFile(_matching(_FILE_NAME, file["name"]), size_bytes, _size(file["modified_ns"]), parts)
+
+
+def number_of_parts(size_bytes: int, part_bytes: int) -> int:
+    """Return how many parts a file has; an empty one has one."""
+    return max(1, -(-size_bytes // part_bytes))
 
 
 def _matching(pattern: re.Pattern[str], text: object) -> str:

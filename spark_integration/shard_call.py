@@ -14,7 +14,7 @@ accept is never seen again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,17 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.settings import Settings
-from holdfast.snapshotter.commits import ObjectCommitLog, SnapshotPolicy, chain_of
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
+from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.columns import conform_output
 from holdfast.spark_integration.open_shards import open_backend
+from holdfast.spark_integration.pointer_row import read_pointer
 from holdfast.spark_integration.remote_backend import RemoteBackend
 from holdfast.spark_integration.shard_batch import STATE_TABLE, ShardBatch, ShardState, group_rows
 from holdfast.spark_integration.state_messages import ServerLostError, ShardAddress
@@ -101,34 +104,60 @@ class ShardStore:
     policy: SnapshotPolicy
 
     def begin(self, pointer: Pointer | None, version: int) -> Transaction:
-        """Begin at the pointer that the query has accepted, and forget what came before it.
-
-        Where the chain of commits has become too long, a snapshot is written first.
-        """
+        """Begin at the pointer that the query has accepted, and forget what came before it."""
         transaction = self.store.begin(pointer, version)
         try:
-            if pointer is not None and transaction.view is not None:
+            if pointer is not None:
                 # Now, not after the commit: so the new version takes the place of the oldest.
                 self.store.prune(pointer)
-                self._bound_chain(pointer, transaction.view)
         except BaseException:
             transaction.abort()
             raise
         return transaction
 
-    def _bound_chain(self, pointer: Pointer, view: View) -> None:
-        if self.log is not None and self.policy.is_overdue(self.log.shorten(chain_of(view.properties))):
-            damaged = self.backend.verify()  # what is damaged must not become durable
-            if damaged:
-                raise CorruptionError(
-                    "local state was damaged; it was set aside, and the next attempt restores it",
-                    files=[str(path) for path in damaged],
-                )
-            self.log.write_snapshot(pointer, view)
+    def carried(self, pointer: Pointer) -> bytes | None:
+        """Return the commit of a version where the pointer's row must carry it."""
+        return None if self.log is None else self.log.carried.get(pointer)
 
 
-def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) -> ShardStore:
-    """Open the store of one shard in the running task."""
+def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
+    """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
+
+    So restoring stays quick, and a storage that takes no snapshots is felt before it costs much.
+
+    Raises
+    ------
+    UnavailableError
+        The chain is far too long, and no snapshot can be written.
+    """
+    if opened.log is None or view is None:
+        return
+    lineage = opened.log.snapshots.notes.apply_to(Lineage.of(view.properties))
+    if not opened.policy.is_overdue(lineage):
+        return
+    _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
+    try:
+        state_client.snapshot_now(operator, opened, pointer)
+    except HoldfastError as exc:
+        if opened.policy.is_full(lineage):
+            raise UnavailableError(
+                f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
+                f"make room and speed in spark.holdfast.checkpoint.dir, then start the query again ({exc.message})",
+                shard=opened.prefix,
+            ) from exc
+        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
+
+
+def open_shard(
+    operator: Operator, shard: int, streaming: task.StreamingTask, carried: Mapping[Pointer, bytes]
+) -> ShardStore:
+    """Open the store of one shard in the running task.
+
+    Parameters
+    ----------
+    carried : mapping of Pointer to bytes
+        The commit that came with the query's pointer, if any.
+    """
     settings = operator.settings
     tables = operator.tables()
     backend_class = find_backend(settings.backend)
@@ -159,8 +188,19 @@ def open_shard(operator: Operator, shard: int, streaming: task.StreamingTask) ->
             tables,
         )
         task.claim_once(storage, record, operator_directory)
-        log = ObjectCommitLog(storage, prefix, tables, task.io_executor(), directory / "snapshots")
-    policy = SnapshotPolicy(settings.snapshot_max_commits)
+        log = ObjectCommitLog(
+            storage,
+            prefix,
+            tables,
+            task.io_executor(),
+            directory,
+            settings.backend,
+            settings.carried_bytes,
+            dict(carried),
+        )
+    policy = SnapshotPolicy(
+        settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
+    )
     store = VersionedStore(backend, log)
     return ShardStore(address, executor_directory, prefix, backend, log, store, policy)
 
@@ -178,12 +218,14 @@ def call_shard(
     streaming = task.StreamingTask.current()
     assert streaming is not None
     watermark_ms = state.getCurrentWatermarkMs() if operator.has_watermark else None
-    pointer = Pointer(*state.get) if state.exists else None
+    pointer, carried = read_pointer(state.get) if state.exists else (None, {})
 
     def attempt() -> tuple[ShardStore, pa.RecordBatch | None, Pointer | None]:
-        opened = open_shard(operator, shard, streaming)
+        opened = open_shard(operator, shard, streaming, carried)
         freeze_modules()
         with opened.begin(pointer, streaming.batch_id + 1) as transaction:
+            if pointer is not None:
+                bound_chain(operator, opened, pointer, transaction.view)
             output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
             return opened, output, transaction.commit()
 
@@ -195,7 +237,7 @@ def call_shard(
         opened, output, committed = attempt()
     if committed is not None:
         # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
-        state.update(tuple(committed))
+        state.update((*committed, opened.carried(committed)))
         state_client.announce(operator, opened, accepted=pointer, committed=committed)
     if output is not None:
         yield from pack_output(output)

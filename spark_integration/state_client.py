@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_SECONDS = 5.0
 ANNOUNCE_TIMEOUT_SECONDS = 2.0
+#: How long a micro-batch waits for a snapshot where the chain of commits is too long.
+SNAPSHOT_TIMEOUT_SECONDS = 30.0
 START_WITHIN_SECONDS = 60.0
 START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
@@ -313,6 +315,20 @@ def client_of(executor_directory: Path) -> StateClient:
     return _clients[key]
 
 
+def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | None, committed: Pointer) -> Committed:
+    """Return what the state server must know of a commit."""
+    settings = operator.settings
+    return Committed(
+        shard=opened.shard,
+        accepted=accepted,
+        committed=committed,
+        prefix=opened.prefix,
+        checkpoint_dir=settings.checkpoint_dir,
+        storage_options=storage_options(settings),
+        policy=opened.policy,
+    )
+
+
 def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None, committed: Pointer) -> bool:
     """Tell the state server of a commit, and start one where none answers.
 
@@ -322,16 +338,7 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
         Whether a server took note.
     """
     client = client_of(opened.executor_directory)
-    settings = operator.settings
-    message = Committed(
-        shard=opened.shard,
-        accepted=accepted,
-        committed=committed,
-        prefix=opened.prefix,
-        checkpoint_dir=settings.checkpoint_dir,
-        storage_options=storage_options(settings),
-        snapshot_max_commits=settings.snapshot_max_commits,
-    )
+    message = announcement(operator, opened, accepted, committed)
     if client.has_just_timed_out:
         return False
     try:
@@ -341,6 +348,20 @@ def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None
         _start_server(client)
         return False
     return True
+
+
+def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
+    """Have the state server snapshot a version, and wait for it.
+
+    Raises
+    ------
+    HoldfastError
+        There is no server, or it could not do so in time; the message says why.
+    """
+    client = client_of(opened.executor_directory)
+    client.require_server()
+    message = announcement(operator, opened, accepted, accepted)
+    client.call("snapshot", message.encode(), SNAPSHOT_TIMEOUT_SECONDS)
 
 
 def _start_server(client: StateClient) -> None:

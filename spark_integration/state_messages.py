@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from holdfast import errors
@@ -15,6 +15,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.operator_record import decode_schemas, encode_schemas
+from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 
 Message = Mapping[str, Any]
 _Kind = TypeVar("_Kind")
@@ -65,6 +66,14 @@ def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
 def pointer_field(message: Message, name: str) -> Pointer | None:
     """Return the pointer that a field holds as text; None where it is null."""
     return None if message.get(name) is None else Pointer.parse(field(message, name, str))
+
+
+def _policy_field(message: Message) -> SnapshotPolicy:
+    policy = field(message, "policy", dict)
+    names = {f.name for f in fields(SnapshotPolicy)}
+    if policy.keys() != names or not all(value is None or type(value) is int for value in policy.values()):
+        raise InvalidArgumentError("a request to the state server needs numbers in 'policy'", names=sorted(names))
+    return SnapshotPolicy(**policy)
 
 
 def _texts_field(message: Message, name: str) -> dict[str, str]:
@@ -146,7 +155,7 @@ class Committed:
     checkpoint_dir : str or None
     storage_options : mapping of str to str
         As configured. They cross a socket that only this user can open, and are never stored.
-    snapshot_max_commits : int
+    policy : SnapshotPolicy
     """
 
     shard: ShardAddress
@@ -155,7 +164,7 @@ class Committed:
     prefix: str
     checkpoint_dir: str | None
     storage_options: Mapping[str, str]
-    snapshot_max_commits: int
+    policy: SnapshotPolicy
 
     def __repr__(self) -> str:
         accepted = str(self.accepted) if self.accepted else None
@@ -186,7 +195,7 @@ class Committed:
             prefix=field(message, "prefix", str),
             checkpoint_dir=None if message.get("checkpoint_dir") is None else field(message, "checkpoint_dir", str),
             storage_options=_texts_field(message, "storage_options"),
-            snapshot_max_commits=field(message, "snapshot_max_commits", int),
+            policy=_policy_field(message),
         )
 
 

@@ -12,6 +12,7 @@ pointers name commits of this operator; commit ids are random, so one shard deci
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema
@@ -28,10 +30,13 @@ from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.pointer_row import POINTER_COLUMNS, read_pointer
 from holdfast.spark_integration.routes import choose_routes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_PointerRow = tuple[Pointer, dict[Pointer, bytes]]
 
 _SPARK_OPERATOR = "applyInPandasWithState"
 _SHARDS_AT_ONCE = 4
@@ -97,21 +102,22 @@ def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
 
 @dataclass(frozen=True)
 class _StateOperator:
-    """One of Spark's state operators, and the pointers it holds by shard."""
+    """One of Spark's state operators, and by shard the pointer it holds and the commit carried with it."""
 
     number: int
-    pointers: dict[int, Pointer]
+    pointers: dict[int, _PointerRow]
 
 
 def _find_pointers(
     spark: SparkSession, query_checkpoint: str, storage: ObjectStorage, record: OperatorRecord
-) -> dict[int, Pointer]:
-    """Return the pointers of the operator by shard; shards without state have none."""
+) -> dict[int, _PointerRow]:
+    """Return the rows of the operator's pointers by shard; shards without state have none."""
     found = list(_state_operators(spark, query_checkpoint, record.shards))
     for candidate in found:
-        shard, pointer = next(iter(candidate.pointers.items()), (0, None))
-        if pointer is not None and _has_commit(storage, record.operator, shard, pointer):
-            return candidate.pointers
+        for shard, row in candidate.pointers.items():
+            if _is_of(storage, shard_prefix(record.operator, shard), row):
+                return candidate.pointers
+            break
     if any(not candidate.pointers for candidate in found):
         return {}
     raise NotFoundError(
@@ -148,41 +154,45 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
 
 def _read_pointers(
     spark: SparkSession, query_checkpoint: str, number: int, routes: dict[int, int]
-) -> dict[int, Pointer]:
+) -> dict[int, _PointerRow]:
     source = spark.read.format("statestore").option("operatorId", number)
     state = source.load(query_checkpoint).select("key.*", "value.groupState.*")
-    if state.columns[1:] != ["version", "commit"]:
+    if state.columns[1:] != POINTER_COLUMNS:
         return {}  # of another library, or the user's own
-    pointers = {}
-    for route, version, commit in state.collect():
-        if route in routes:
-            pointers[routes[route]] = Pointer(version, commit)
-    return pointers
+    return {routes[row[0]]: read_pointer(tuple(row[1:])) for row in state.collect() if row[0] in routes}
 
 
-def _has_commit(storage: ObjectStorage, operator: str, shard: int, pointer: Pointer) -> bool:
+def _is_of(storage: ObjectStorage, shard: str, row: _PointerRow) -> bool:
+    """Tell whether a pointer is one of this operator's: its commit names the shard, or lies there."""
+    pointer, carried = row
     try:
-        storage.get(f"{shard_prefix(operator, shard)}/commits/{pointer}")
+        data = carried[pointer] if carried else storage.get(f"{shard}/commits/{pointer}")
     except NotFoundError:
         return False
-    return True
+    commit = stored_file.decode(data, source=f"the commit {pointer} of {shard}", kind="commit")
+    return bool(commit.header.get("shard") == shard)
 
 
 def _restore(
     storage: ObjectStorage,
     record: OperatorRecord,
     schemas: dict[str, TableSchema],
-    pointers: dict[int, Pointer],
+    pointers: dict[int, _PointerRow],
     table: str,
 ) -> list[Run]:
     # Two pools: a shard waits for its requests, and must not take the threads they need.
-    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards, ThreadPoolExecutor(_REQUESTS_AT_ONCE) as requests:
+    with (
+        ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
+        ThreadPoolExecutor(_REQUESTS_AT_ONCE) as requests,
+        tempfile.TemporaryDirectory(prefix="holdfast-read-") as home,
+    ):
 
         def restore(shard: int) -> Run | None:
             prefix = shard_prefix(record.operator, shard)
-            # No snapshots are written here, so nothing is noted.
-            log = ObjectCommitLog(storage, prefix, schemas, requests, snapshot_notes=Path())
-            return log.restore(pointers[shard]).runs.get(table)
+            pointer, carried = pointers[shard]
+            log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{shard}", carried=carried)
+            with log.restore(pointer) as restored:
+                return restored.runs.get(table)
 
         restored = list(shards.map(restore, sorted(pointers)))
     return [run for run in restored if run is not None]

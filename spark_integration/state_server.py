@@ -1,8 +1,8 @@
 """The state server: one process for each executor.
 
-It does what no micro-batch should wait for (`housekeeping`), and owns the shards of backends that have one owner:
-workers read and write those through it (`state_service`, `open_shards`). It may be killed at any time: the next task
-starts another, and what it has lost is restored from durable commits.
+It does what no micro-batch should wait for (`housekeeping`, `snapshotting`), and owns the shards of backends that
+have one owner: workers read and write those through it (`state_service`, `open_shards`). It may be killed at any
+time: the next task starts another, and what it has lost is restored from durable commits.
 
 It listens with Arrow Flight on a Unix socket in a directory that only this user can enter, holds a lock as long as it
 runs, so that an executor has one, and ends when its executor does.
@@ -23,12 +23,16 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.spark_integration import dead_executors, local_dirs
+from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.processes import ProcessId
+from holdfast.spark_integration.snapshotting import Snapshotting
 from holdfast.spark_integration.state_service import StateService
 
 CLEAN_EVERY_SECONDS = 300.0
+#: Each holds a part of a file, so they bound the memory that uploads take.
+UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
 
 _log = logging.getLogger("holdfast.state_server")
@@ -38,10 +42,15 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     """Run the server until its executor ends, then close its shards and remove what no later executor can use."""
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
-    housekeeping = Housekeeping(shards, ThreadPoolExecutor(2, thread_name_prefix="holdfast-io"))
-    worker = threading.Thread(target=housekeeping.run, name="housekeeping", daemon=True)
-    worker.start()
-    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, executor_directory)
+    logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
+    housekeeping, snapshotting = Housekeeping(shards, logs), Snapshotting(shards, logs)
+    workers = [
+        threading.Thread(target=work.run, name=type(work).__name__, daemon=True)
+        for work in (housekeeping, snapshotting)
+    ]
+    for worker in workers:
+        worker.start()
+    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, snapshotting, executor_directory)
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
     has_ended = False
@@ -52,12 +61,13 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
         shards.close_unused()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
-    housekeeping.end()
-    _finish(server, shards, worker)
+    housekeeping.queue.end()
+    snapshotting.queue.end()
+    _finish(server, shards, workers)
     dead_executors.leave_executor_directory(executor_directory)
 
 
-def _finish(server: StateService, shards: OpenShards, worker: threading.Thread) -> None:
+def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:
     """End calls, housekeeping and shards, all within a bounded time: what hangs is abandoned."""
     end_ms = clock.monotonic_ms() + int(END_WITHIN_SECONDS * 1000)
 
@@ -68,7 +78,8 @@ def _finish(server: StateService, shards: OpenShards, worker: threading.Thread) 
     shutting = threading.Thread(target=server.shutdown, name="shutdown", daemon=True)
     shutting.start()
     shutting.join(left_seconds() / 4)
-    worker.join(left_seconds() / 2)
+    for worker in workers:
+        worker.join(left_seconds() / 3)
     closing = threading.Thread(target=shards.close, args=(left_seconds() / 2,), name="close", daemon=True)
     closing.start()
     closing.join(left_seconds())

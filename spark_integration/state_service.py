@@ -2,7 +2,7 @@
 
 ::
 
-    action     ping, committed, statistics, drain                  of the server as a whole
+    action     ping, committed, statistics, drain, snapshot        of the server as a whole
     action     versions, drop, freeze, thaw, maintain, verify, …   of one shard, for backends that have one owner
     exchange   view                                                opens a view, which lives as long as the exchange
     exchange   get, scan, scan_prefix        of an open view       see `holdfast.spark_integration.state_streams`
@@ -32,6 +32,7 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import state_streams
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards, require_below
+from holdfast.spark_integration.snapshotting import Snapshotting
 from holdfast.spark_integration.state_messages import (
     Committed,
     Message,
@@ -72,13 +73,22 @@ class StateService(flight.FlightServerBase):
     location : str
     shards : OpenShards
     housekeeping : Housekeeping
+    snapshotting : Snapshotting
     directory : pathlib.Path
         Where runs lie that are received and too large for memory.
     """
 
-    def __init__(self, location: str, shards: OpenShards, housekeeping: Housekeeping, directory: Path) -> None:
+    def __init__(
+        self,
+        location: str,
+        shards: OpenShards,
+        housekeeping: Housekeeping,
+        snapshotting: Snapshotting,
+        directory: Path,
+    ) -> None:
         self._shards = shards
         self._housekeeping = housekeeping
+        self._snapshotting = snapshotting
         self._directory = directory
         self._views: dict[str, tuple[View, Mapping[str, TableSchema]]] = {}
         self._exchanges: dict[str, Callable[[Message, Reader, Writer], None]] = {
@@ -101,12 +111,16 @@ class StateService(flight.FlightServerBase):
         if kind == "ping":
             return None
         if kind == "committed":
-            return self._housekeeping.announce(Committed.decode(body))
+            committed = Committed.decode(body)
+            self._housekeeping.announce(committed)
+            return self._snapshotting.announce(committed)
+        if kind == "snapshot":
+            return self._snapshotting.write_now(Committed.decode(body))
         if kind == "statistics":
-            return self._housekeeping.statistics() | {"views": len(self._views)}
+            return self._statistics()
         message = decode(body)
         if kind == "drain":
-            return self._housekeeping.drain(field(message, "timeout_seconds", float))
+            return self._drain(field(message, "timeout_seconds", float))
         if kind == "count":
             view, schema = self._viewed(message)
             return view.count(schema.name, field(message, "first_hash", int), field(message, "last_hash", int))
@@ -114,6 +128,17 @@ class StateService(flight.FlightServerBase):
             raise InvalidArgumentError("no such action", action=kind)
         with self._shards.use(ShardAddress.read(message)) as backend:
             return _SHARD_ACTIONS[kind](backend, message)
+
+    def _statistics(self) -> dict[str, Any]:
+        found = self._housekeeping.statistics()
+        found["counters"] |= self._snapshotting.counters
+        return found | {"views": len(self._views), "snapshot_errors": self._snapshotting.errors()}
+
+    def _drain(self, timeout_seconds: float) -> bool:
+        end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
+        queues = (self._housekeeping.queue, self._snapshotting.queue)
+        drained = [queue.drain(max(0, end_ms - clock.monotonic_ms()) / 1000) for queue in queues]
+        return all(drained)
 
     def do_exchange(self, context: object, descriptor: flight.FlightDescriptor, reader: Reader, writer: Writer) -> None:
         """Carry out one exchange."""

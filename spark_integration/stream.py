@@ -26,6 +26,7 @@ from holdfast.spark_integration.columns import (
     parse_struct,
     require_key_types,
 )
+from holdfast.spark_integration.pointer_row import POINTER_STATE
 from holdfast.spark_integration.routes import choose_routes
 from holdfast.spark_integration.rows import RowsTransport
 from holdfast.spark_integration.shard_call import Operator, ShardFunction, call_batch_shard, call_shard
@@ -44,7 +45,6 @@ from holdfast.spark_integration.worker_socket import read_promptly
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
-POINTER_STATE = "version long, commit string"
 _KEY_EXPRESSION = "__holdfast_key_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

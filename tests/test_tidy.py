@@ -37,7 +37,7 @@ PLUG_INS_MAY_IMPORT = {
 
 # What the layers and the modules of holdfast itself may import of holdfast, besides the layers below.
 EVERYONE = {"holdfast.errors", "holdfast.clock"}
-ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings"}}
+ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings", "holdfast.backends.options"}}
 # These stand above all layers, and may import anything.
 ABOVE = ("benches/*", "examples/*", "holdfast/__init__.py", "holdfast/cli*.py", "holdfast/testing/*")
 

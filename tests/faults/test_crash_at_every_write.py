@@ -33,7 +33,7 @@ def work(backend_name: str, folder: Path) -> None:
     run_files.COMMIT_MERGE_LIMIT_BYTES = 0
     pointers: dict[int, Pointer] = {}
     told = os.open(f"{folder}.told", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with commit_log(folder) as log:
+    with commit_log(folder, backend_name) as log:
         for first, last in ((1, 19), (20, STEPS)):
             with open_backend(backend_name, folder / "shard", TABLES) as backend:
                 for step in range(first, last + 1):
@@ -74,7 +74,7 @@ def check_alone(backend_name: str, directory: Path, told: dict[Pointer, int]) ->
 def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) -> None:
     """With the commit log: the query goes on at exactly the state it was told of."""
     pointer = list(told)[-1] if told else None
-    with commit_log(folder) as log:
+    with commit_log(folder, backend_name) as log:
         elsewhere = open_backend(backend_name, folder / "elsewhere", TABLES)
         with elsewhere, VersionedStore(elsewhere, log).begin(pointer) as transaction:
             assert step_of(transaction) == (told[pointer] if pointer else 0), "what was told is durable"

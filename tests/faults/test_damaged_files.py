@@ -72,7 +72,7 @@ def shard(request: pytest.FixtureRequest, ram_path: Path, monkeypatch: pytest.Mo
     backend_name, end = request.param
     monkeypatch.setattr("holdfast.backends.run_files.COMMIT_MERGE_LIMIT_BYTES", 0)
     pointers: dict[int, Pointer] = {}
-    with commit_log(ram_path) as log:
+    with commit_log(ram_path, backend_name) as log:
         with open_backend(backend_name, ram_path / "shard", TABLES) as backend:
             for step in range(1, STEPS + 1):
                 take_step(backend, log, step, pointers)

@@ -246,7 +246,7 @@ def test_the_store_restores_what_was_damaged(filled: Filled, tmp_path: Path) -> 
     """The attempt that meets the damage fails; the next one finds the version in the commit log."""
     backend = filled()
     with ThreadPoolExecutor(2) as threads:
-        log = ObjectCommitLog(open_storage(str(tmp_path / "log")), "op/shard-0000", TABLES, threads, tmp_path / "notes")
+        log = ObjectCommitLog(open_storage(str(tmp_path / "log")), "op/shard-0000", TABLES, threads, tmp_path / "local")
         store = VersionedStore(backend, log)
         pointer = None
         for n in range(3):

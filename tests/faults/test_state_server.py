@@ -29,8 +29,10 @@ from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.commits import ObjectCommitLog, chain_of
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.operator_record import encode_schemas
+from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 from holdfast.snapshotter.storage import open_storage
 from holdfast.spark_integration import local_dirs, state_client
 from holdfast.spark_integration.state_client import StateClient
@@ -72,12 +74,12 @@ class Shard:
         log = None
         if checkpoint_dir is not None:
             log = ObjectCommitLog(
-                open_storage(checkpoint_dir), PREFIX, self.tables, self.threads, self.directory / "snapshots"
+                open_storage(checkpoint_dir), PREFIX, self.tables, self.threads, self.directory, "memory"
             )
         self.store = VersionedStore(self.backend, log)
         self.checkpoint_dir = checkpoint_dir
         self.pointer: Pointer | None = None
-        self.more = {"storage_options": {}, "snapshot_max_commits": 3, **more}
+        self.more = {"storage_options": {}, "policy": SnapshotPolicy(max_commits=3), **more}
 
     def commit(self, first: int, count: int = 1) -> Committed:
         """Commit users first … first + count and return the announcement."""
@@ -223,7 +225,7 @@ def test_it_writes_snapshots_that_shorten_the_next_chain(
     assert done["errors"] == 0
     assert shard.pointer is not None
     with shard.store.read_at(shard.pointer) as view:
-        chain = chain_of(view.properties)
+        chain = Lineage.of(view.properties).chain
     assert chain[0].kind == "snapshot"
     assert len(chain) <= 5
     shutil.rmtree(shard.directory / "versions")
@@ -405,7 +407,7 @@ def good_message(executor: Executor) -> dict[str, Any]:
         "prefix": PREFIX,
         "checkpoint_dir": None,
         "storage_options": {"secret": SECRET},
-        "snapshot_max_commits": 3,
+        "policy": {"max_commits": 3, "max_bytes": None, "interval_seconds": None},
     }
 
 
@@ -482,7 +484,6 @@ def test_the_log_lies_where_the_documentation_says(executor: Executor) -> None:
 def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is complete before: a full disk below the log must not undo it."""
     from holdfast.settings import Settings
-    from holdfast.snapshotter.commits import SnapshotPolicy
     from holdfast.spark_integration.shard_call import Operator, ShardStore
 
     types = pa.schema([("user", pa.string())])

@@ -65,7 +65,7 @@ def write(folder: Path) -> Pointer:
     claim_operator(storage, OperatorRecord.of(OPERATOR, "query", "definition", "run", 1, TABLES))
     with tempfile.TemporaryDirectory() as local, ThreadPoolExecutor(2) as threads:
         backend = MemoryBackend(Path(local) / "shard", TABLES, clock.new_id)
-        log = ObjectCommitLog(storage, SHARD, TABLES, threads, Path(local) / "notes")
+        log = ObjectCommitLog(storage, SHARD, TABLES, threads, Path(local) / "shard", "memory")
         store = VersionedStore(backend, log)
         pointer = None
         for n, rows in enumerate([[0, 1, 2], [0, 3], [1]], start=1):
@@ -76,8 +76,7 @@ def write(folder: Path) -> Pointer:
                     attempt.delete("state", keys([0]))
                 pointer = attempt.commit()
             if n == 1 and pointer is not None:
-                with store.read_at(pointer) as view:
-                    log.write_snapshot(pointer, view)
+                log.write_snapshot(backend, pointer)
     assert pointer is not None
     (folder / "pointer").write_text(f"{pointer}\n")
     return pointer

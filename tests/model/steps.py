@@ -90,10 +90,10 @@ def step_of(view: View | Transaction) -> int:
 
 
 @contextmanager
-def commit_log(folder: Path) -> Iterator[ObjectCommitLog]:
+def commit_log(folder: Path, backend_name: str) -> Iterator[ObjectCommitLog]:
     """The log of the shard in `folder`, on the file system beside it."""
     with ThreadPoolExecutor(2) as executor, open_storage(f"file://{folder / 'durable'}") as storage:
-        yield ObjectCommitLog(storage, "op/shard-0000", TABLES, executor, folder / "notes")
+        yield ObjectCommitLog(storage, "op/shard-0000", TABLES, executor, folder / "log", backend_name)
 
 
 def take_step(backend: Backend, log: ObjectCommitLog, step: int, pointers: dict[int, Pointer]) -> None:
@@ -113,7 +113,6 @@ def look_after(backend: Backend, log: ObjectCommitLog, step: int, pointer: Point
     if step % 7 == 0:
         backend.freeze(pointer)
     if step == 15:
-        with backend.view(pointer) as view:
-            log.write_snapshot(pointer, view)
+        log.write_snapshot(backend, pointer)
     if step % 10 == 0:
         backend.remove_leftovers(2**63)

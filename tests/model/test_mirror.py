@@ -53,7 +53,8 @@ class Side:
         self.directory = next(self.places)
         executor = cleanup.enter_context(ThreadPoolExecutor(2))
         storage = cleanup.enter_context(open_storage(f"memory://holdfast-mirror/{next(_roots)}"))
-        self.log = ObjectCommitLog(storage, "op/shard-0000", self.schemas, executor, root / f"{backend_name}-notes")
+        directory = root / f"{backend_name}-log"
+        self.log = ObjectCommitLog(storage, "op/shard-0000", self.schemas, executor, directory, backend_name)
         self.pointers: list[Pointer] = []
         self.pins: list[tuple[ExitStack, View]] = []
         self.open()
@@ -82,8 +83,8 @@ class Side:
             assert self.pointers[number] not in self.backend.versions()
 
     def snapshot(self, number: int) -> None:
-        with self.store.pin(self.pointers[number]) as view:
-            self.log.write_snapshot(self.pointers[number], view)
+        with self.store.pin(self.pointers[number]):
+            self.log.write_snapshot(self.backend, self.pointers[number])
 
     def prune(self, number: int) -> None:
         accepted = self.pointers[number]

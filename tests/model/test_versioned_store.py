@@ -306,7 +306,8 @@ class StoreWithLog(StoreWithoutLog):
     def make_log(self) -> ObjectCommitLog:
         executor = self.cleanup.enter_context(ThreadPoolExecutor(2))
         storage = self.cleanup.enter_context(open_storage(f"memory://holdfast-model/{next(_roots)}"))
-        return ObjectCommitLog(storage, "op/shard-0000", TABLES, executor, self.directory / "notes")
+        directory = self.directory / "log"
+        return ObjectCommitLog(storage, "op/shard-0000", TABLES, executor, directory, self.backend_name, CARRIED_BYTES)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -341,13 +342,16 @@ class StoreWithLog(StoreWithoutLog):
         """A new beginning of the chain, for the commits that follow."""
         pointer = self.draw_pointer(data)
         assert isinstance(self.log, ObjectCommitLog)
-        with self.store.pin(pointer) as view:
-            self.log.write_snapshot(pointer, view)
+        with self.store.pin(pointer):
+            self.log.write_snapshot(self.backend, pointer)
 
 
 def suppress_not_found(may_be_lost: bool) -> Any:
     return suppress(NotFoundError) if may_be_lost else nullcontext()
 
+
+# Some commits of the machine are smaller, some are larger.
+CARRIED_BYTES = 1500
 
 _settings = settings(max_examples=150 if LONG else 25, stateful_step_count=60 if LONG else 30, deadline=None)
 

@@ -6,10 +6,10 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,10 +21,10 @@ from holdfast.clock import new_id
 from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.mvcc.store import RestoredVersion
-from holdfast.snapshotter.commits import ChainEntry, ObjectCommitLog, SnapshotPolicy, chain_of
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
-from holdfast.spark_integration.shard_call import ShardStore
-from holdfast.spark_integration.state_messages import ShardAddress
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 
@@ -49,9 +49,9 @@ def executor() -> Iterator[Executor]:
 class Shard:
     """A shard on one executor: its backend, log and store; every commit writes one user."""
 
-    def __init__(self, storage: ObjectStorage, executor: Executor, directory: Path) -> None:
+    def __init__(self, storage: ObjectStorage, executor: Executor, directory: Path, carried_bytes: int = 0) -> None:
         self.backend = MemoryBackend(directory, TABLES, new_id)
-        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory / "snapshots")
+        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, "memory", carried_bytes)
         self.store = VersionedStore(self.backend, self.log)
 
     def commit(self, base: Pointer | None, *rows: tuple[str, int | None], delete: Sequence[str] = ()) -> Pointer:
@@ -79,12 +79,11 @@ class Shard:
             return {key[0]: value[0] for key, value in contents(view, "counts").items()}
 
     def snapshot(self, pointer: Pointer) -> ChainEntry:
-        with self.store.pin(pointer) as view:
-            return self.log.write_snapshot(pointer, view)
+        return self.log.write_snapshot(self.backend, pointer)[0]
 
     def chain(self, pointer: Pointer) -> list[str]:
         with self.store.read_at(pointer) as view:
-            return [entry.key for entry in chain_of(view.properties)]
+            return [entry.key for entry in Lineage.of(view.properties).chain]
 
 
 @pytest.fixture
@@ -119,9 +118,9 @@ def test_what_is_held_locally_is_not_read_again(shard: Shard, elsewhere: Shard, 
     dropped = elsewhere.commit(two, ("dropped", 1))
     four = shard.commit(shard.commit(two, ("cem", 3)), ("u1", 7), delete=["u0", "cem"])
     storage.delete([f"{PREFIX}/commits/{p}" for p in _pointers(storage, range(1, 3))])
-    restored = shard.log.restore(four, [two, dropped])
-    assert restored.base == two
-    assert restored.runs["counts"].deleted.sum() == 2, "deletes must reach the base"
+    with shard.log.restore(four, [two, dropped]) as restored:
+        assert restored.base == two
+        assert restored.runs["counts"].deleted.sum() == 2, "deletes must reach the base"
     assert elsewhere.state(four) == shard.state(four) == {"u1": 7}
     assert elsewhere.chain(four) == shard.chain(four)
 
@@ -135,10 +134,11 @@ def test_a_base_that_vanishes_meanwhile_is_done_without(
     three = shard.commit(two, ("cem", 3))
     restore = elsewhere.log.restore
 
-    def pruned_meanwhile(pointer: Pointer, held: Sequence[Pointer] = ()) -> RestoredVersion:
-        restored = restore(pointer, held)
-        elsewhere.backend.drop([two])
-        return restored
+    @contextmanager
+    def pruned_meanwhile(pointer: Pointer, held: Sequence[Pointer] = ()) -> Iterator[RestoredVersion]:
+        with restore(pointer, held) as restored:
+            elsewhere.backend.drop([two])
+            yield restored
 
     monkeypatch.setattr(elsewhere.log, "restore", pruned_meanwhile)
     assert elsewhere.state(three) == {"u0": 0, "u1": 1, "cem": 3}
@@ -225,34 +225,18 @@ def test_a_note_that_cannot_be_read_costs_nothing_but_work(shard: Shard, tmp_pat
     assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
 
 
-def test_two_executors_may_snapshot_one_version_in_different_bytes(
+def test_two_executors_may_snapshot_one_version_in_different_files(
     shard: Shard, elsewhere: Shard, storage: ObjectStorage
 ) -> None:
-    """What lies under a null differs from merge to merge; neither snapshot may take the other's place."""
-    base = shard.grow(None, 1)
-    snapshots = []
-    for one, under_null in ((shard, 7), (elsewhere, 8)):
-        with one.store.pin(base) as view:
-            one.log.write_snapshot(base, _WithNull(view, under_null))  # type: ignore[arg-type]
-        snapshots.append(one.log.shorten(chain_of(view.properties))[0])
-    assert snapshots[0].digest != snapshots[1].digest
-    for one, snapshot in zip((shard, elsewhere), snapshots, strict=True):
+    """Neither snapshot may take the other's place."""
+    base = shard.grow(None, 3)
+    elsewhere.state(base)
+    snapshots = [one.snapshot(base) for one in (shard, elsewhere)]
+    assert snapshots[0].key != snapshots[1].key
+    for one, other, snapshot in zip((shard, elsewhere), (elsewhere, shard), snapshots, strict=True):
         after = one.commit(base, ("ann", 1))
         assert one.chain(after) == [snapshot.key, f"commits/{after}"]
-        assert one.log.restore(after).runs["counts"].batch.num_rows == 2
-
-
-class _WithNull:
-    """A view whose one row is null, with `under_null` in the memory below."""
-
-    def __init__(self, view: object, under_null: int) -> None:
-        self._view, self._under_null = view, under_null
-
-    def scan(self, table: str) -> Iterator[Run]:
-        (run,) = self._view.scan(table)  # type: ignore[attr-defined]
-        null = pa.array(np.array([self._under_null]), mask=np.array([True]))
-        columns = [*run.batch.columns[:-1], null]
-        yield Run(run.schema, pa.RecordBatch.from_arrays(columns, schema=run.batch.schema))
+        assert other.state(after) == {"u0": 0, "u1": 1, "u2": 2, "ann": 1}
 
 
 # What cannot be restored
@@ -275,25 +259,17 @@ def _alter(data: bytes) -> bytes:
     return data[:40] + bytes([data[40] ^ 1]) + data[41:]
 
 
-@pytest.mark.parametrize("which", ["snapshot", "commit in the chain", "newest commit"])
+@pytest.mark.parametrize("which", ["commit in the chain", "newest commit"])
 @pytest.mark.parametrize("damage", ["gone", "cut", "altered", "replaced"])
-def test_a_damaged_object_is_named_and_changes_nothing_local(
+def test_a_damaged_commit_is_named_and_changes_nothing_local(
     shard: Shard, elsewhere: Shard, storage: ObjectStorage, tmp_path: Path, which: str, damage: str
 ) -> None:
     base = shard.grow(None, 2)
-    snapshot = shard.snapshot(base)
+    shard.snapshot(base)
     between = shard.grow(base, 1)
     last = shard.grow(between, 1)
-    key = {"snapshot": snapshot.key, "commit in the chain": f"commits/{between}", "newest commit": f"commits/{last}"}[
-        which
-    ]
-    path = f"{PREFIX}/{key}"
-    donor = shard.snapshot(last).key if which == "snapshot" else f"commits/{base}"
-    data = bytes(storage.get(path))
-    storage.delete([path])
-    if damage != "gone":
-        made = {"cut": _cut(data), "altered": _alter(data), "replaced": bytes(storage.get(f"{PREFIX}/{donor}"))}[damage]
-        storage.put(path, made)
+    key = {"commit in the chain": f"commits/{between}", "newest commit": f"commits/{last}"}[which]
+    inflict(damage, storage, key, donor=f"commits/{base}")
     wanted: type[HoldfastError] = StateLostError if (which, damage) == ("newest commit", "gone") else CorruptionError
     with pytest.raises(wanted) as caught:
         elsewhere.store.begin(last)
@@ -302,15 +278,25 @@ def test_a_damaged_object_is_named_and_changes_nothing_local(
     assert not any(p.is_file() for p in (tmp_path / "elsewhere").rglob("*"))
 
 
+def inflict(damage: str, storage: ObjectStorage, key: str, donor: str) -> None:
+    """Remove, cut or alter an object of the shard, or put another one in its place."""
+    path = f"{PREFIX}/{key}"
+    data = bytes(storage.get(path))
+    storage.delete([path])
+    if damage != "gone":
+        made = {"cut": _cut(data), "altered": _alter(data), "replaced": bytes(storage.get(f"{PREFIX}/{donor}"))}[damage]
+        storage.put(path, made)
+
+
 def test_a_commit_of_another_shard_is_refused(
     shard: Shard, storage: ObjectStorage, executor: Executor, tmp_path: Path
 ) -> None:
     """Copied between directories by hand, say: right bytes, wrong state."""
     base = shard.grow(None, 1)
     storage.put(f"totals/shard-0004/commits/{base}", bytes(storage.get(f"{PREFIX}/commits/{base}")))
-    other = ObjectCommitLog(storage, "totals/shard-0004", TABLES, executor, tmp_path / "notes")
-    with pytest.raises(CorruptionError, match="moved or copied") as caught:
-        other.restore(base)
+    other = ObjectCommitLog(storage, "totals/shard-0004", TABLES, executor, tmp_path / "other")
+    with pytest.raises(CorruptionError, match="moved or copied") as caught, other.restore(base):
+        pass
     assert caught.value.facts["shard"] == PREFIX
 
 
@@ -327,8 +313,8 @@ def test_a_commit_with_an_unreadable_chain_is_named(shard: Shard, storage: Objec
     pointer = Pointer(7, "abcd")
     header = {"pointer": str(pointer), "shard": PREFIX, "chain": chain, "rows": {}}
     storage.put(f"{PREFIX}/commits/{pointer}", stored_file.encode("commit", header)[0])
-    with pytest.raises(CorruptionError, match=f"commits/{pointer}"):
-        shard.log.restore(pointer)
+    with pytest.raises(CorruptionError, match=f"commits/{pointer}"), shard.log.restore(pointer):
+        pass
 
 
 @pytest.mark.parametrize("pointer", ["../../../outside", "/etc/passwd", "..", ""])
@@ -339,14 +325,14 @@ def test_no_chain_leads_out_of_the_storage(shard: Shard, storage: ObjectStorage,
     storage.put(f"{PREFIX}/commits/{own}", stored_file.encode("commit", header)[0])
     (tmp_path / "outside").write_text(json.dumps({}))
     with pytest.raises(HoldfastError):
-        shard.log.restore(own)
+        shard.log.restore(own).__enter__()
 
 
 def test_a_storage_that_does_not_answer_is_neither_lost_nor_corrupt(shard: Shard, elsewhere: Shard) -> None:
     """Trying again must be possible: the error says retryable."""
     last = shard.grow(None, 2)
-    faulty = FaultyStorage(elsewhere.log._storage, [Fault("fail", action="get", nth=2)])
-    elsewhere.log._storage = faulty
+    faulty = FaultyStorage(elsewhere.log.storage, [Fault("fail", action="get", nth=2)])
+    elsewhere.log.storage = faulty
     with pytest.raises(UnavailableError):
         elsewhere.store.begin(last)
     faulty.assert_all_hit()
@@ -357,7 +343,7 @@ def test_a_storage_that_does_not_answer_is_neither_lost_nor_corrupt(shard: Shard
 def test_a_commit_that_could_not_be_stored_leaves_no_local_version(shard: Shard, kind: str) -> None:
     """Else a pointer could name what no other executor can restore."""
     base = shard.grow(None, 1)
-    shard.log._storage = FaultyStorage(shard.log._storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
+    shard.log.storage = FaultyStorage(shard.log.storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
     with pytest.raises(UnavailableError):
         shard.commit(base, ("ann", 1))
     assert shard.backend.versions() == [base]
@@ -366,7 +352,7 @@ def test_a_commit_that_could_not_be_stored_leaves_no_local_version(shard: Shard,
 
 def test_a_snapshot_that_could_not_be_stored_leaves_no_note(shard: Shard, tmp_path: Path) -> None:
     base = shard.grow(None, 2)
-    shard.log._storage = FaultyStorage(shard.log._storage, [Fault("fail", action="put")])
+    shard.log.storage = FaultyStorage(shard.log.storage, [Fault("fail", action="put")])
     with pytest.raises(UnavailableError):
         shard.snapshot(base)
     assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
@@ -383,32 +369,22 @@ def test_a_note_that_cannot_be_written_says_so_as_ours(shard: Shard, tmp_path: P
 # How long chains get
 
 
-def test_the_policy_counts_commits_since_the_snapshot() -> None:
-    commit = ChainEntry("commit", "1-aa", 1, "00")
+def test_the_policy_looks_at_commits_their_bytes_and_the_time() -> None:
+    commit = ChainEntry("commit", "1-aa", 100, "00")
+    snapshot = replace(commit, kind="snapshot")
+
+    def of(commits: int) -> Lineage:
+        return Lineage([snapshot, *[commit] * commits], [], commit)
+
     policy = SnapshotPolicy(max_commits=3)
-    lengths = [policy.is_due([replace(commit, kind="snapshot"), *[commit] * n]) for n in (2, 3)]
-    assert lengths == [False, True]
-    assert [policy.is_overdue([commit] * n) for n in (11, 12)] == [False, True]
-
-
-def test_a_worker_writes_the_snapshot_where_the_background_does_not(
-    shard: Shard, elsewhere: Shard, tmp_path: Path
-) -> None:
-    """The chain stays bounded when the state server is dead for ever; a batch pays for it once."""
-    policy = SnapshotPolicy(max_commits=2)
-    address = ShardAddress.of(tmp_path, "memory", {}, shard.backend.tables)
-    opened = ShardStore(address, tmp_path, PREFIX, shard.backend, shard.log, shard.store, policy)
-    base: Pointer | None = None
-    longest = 0
-    for i in range(30):
-        with opened.begin(base, i + 1) as transaction:
-            transaction.put("counts", keys_of(COUNTS, [(f"u{i}",)]), values_of(COUNTS, [(i,)]))
-            base = transaction.commit()
-        assert base is not None
-        longest = max(longest, len(shard.chain(base)))
-    assert longest <= 4 * policy.max_commits + 1
-    assert base is not None
-    assert elsewhere.state(base) == {f"u{i}": i for i in range(30)}
+    assert [policy.is_due(of(n), 1e9) for n in (2, 3)] == [False, True]
+    assert [policy.is_overdue(of(n)) for n in (11, 12)] == [False, True]
+    assert [policy.is_full(of(n)) for n in (47, 48)] == [False, True]
+    assert [SnapshotPolicy(max_bytes=200).is_due(of(n)) for n in (1, 2)] == [False, True]
+    by_time = SnapshotPolicy(interval_seconds=60)
+    assert [by_time.is_due(of(1), age) for age in (59.0, 60.0)] == [False, True]
+    assert by_time.is_due(Lineage([snapshot], ["2-bb"], commit), 60.0), "a carried commit is something new"
+    assert not by_time.is_due(Lineage([snapshot], [], commit), 60.0), "nothing was written since"
 
 
 def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
@@ -419,5 +395,12 @@ def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
     batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
     assert batch.to_pylist() == [{"hash": batch["hash"][0].as_py(), "deleted": False, "key.user": "u0", "value.n": 0}]
     stored = stored_file.decode(data, source="it", kind="commit")
-    assert stored.header == {"pointer": str(base), "shard": PREFIX, "chain": [], "rows": {"counts": 1}}
+    assert stored.header == {
+        "pointer": str(base),
+        "shard": PREFIX,
+        "rows": {"counts": 1},
+        "chain": [],
+        "since": [str(base)],
+        "last": None,
+    }
     assert len(merge_runs([Run.read(stored.sections["counts"], COUNTS, source="it")], drop_deletes=True)) == 1

@@ -1,0 +1,182 @@
+"""Snapshots of one shard: the files that a backend froze, stored once each, and a manifest that names them.
+
+::
+
+    backend.freeze(17-9f3c) ─▶ links in uploading/<id>/ ─▶ parts that are not stored yet ─▶ manifest ─▶ note
+    manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
+
+Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
+meanwhile; what a killed process leaves in them is swept by `Snapshots.remove_leftovers`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import clock
+from holdfast.backends import local_files, stored_file
+from holdfast.backends.base import Backend, Pointer
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.manifest import KIND, PART_BYTES, Manifest
+from holdfast.snapshotter.snapshot_notes import SnapshotNotes, identity_of
+from holdfast.snapshotter.storage import ObjectStorage
+from holdfast.snapshotter.transfer import download_files, upload_files
+
+_log = logging.getLogger(__name__)
+
+
+def send_at_once(_size_bytes: int) -> None:
+    """Send each part without waiting."""
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """The files of a snapshot, here and verified.
+
+    Attributes
+    ----------
+    manifest : Manifest
+    folder : pathlib.Path
+        Holds the files; whoever takes it away by a rename may.
+    """
+
+    manifest: Manifest
+    folder: Path
+
+
+class Snapshots:
+    """Writes and reads the snapshots of one shard.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    shard : str
+        The shard's place in the storage: ``totals/shard-0003``.
+    executor : concurrent.futures.Executor
+        Its threads carry one part each.
+    directory : pathlib.Path
+        The shard's local directory.
+    new_id : callable
+        Returns a new unique name each time.
+    before_part : callable, optional
+        Called with the size of each part before it is sent: may wait, and may raise to end the upload.
+
+    Notes
+    -----
+    Threads: any, also of several processes. Two may snapshot one version; both snapshots are good.
+    """
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        shard: str,
+        executor: Executor,
+        directory: Path,
+        new_id: Callable[[], str] = clock.new_id,
+        before_part: Callable[[int], None] = send_at_once,
+    ) -> None:
+        self._storage = storage
+        self._shard = shard
+        self._executor = executor
+        self._uploading, self._restoring = directory / "uploading", directory / "restoring"
+        self._new_id = new_id
+        self._before_part = before_part
+        self.notes = SnapshotNotes(directory / "snapshots", new_id)
+
+    def write(self, backend: Backend, backend_name: str, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
+        """Store one version and leave a note of it for the commits that follow.
+
+        Parameters
+        ----------
+        backend : Backend
+            Holds the version; is used only to freeze it.
+        backend_name : str
+            Under which the backend is registered.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held any more.
+        CorruptionError
+            It is damaged: nothing was stored.
+        UnavailableError
+            Durable or local storage failed; commits go on without the snapshot.
+        """
+        with backend.view(pointer) as view:
+            lineage = self.notes.apply_to(Lineage.of(view.properties))
+        # Only what the version itself builds on is sure not to be cleaned up meanwhile.
+        stored = {} if lineage.snapshot is None else self.notes.files_of(lineage.snapshot)
+        with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
+            for path in backend.freeze(pointer):
+                staged.link(path)
+            names = local_files.list_folder(staged.path)
+            identities = {name: identity_of(staged.path / name) for name in names}
+            known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
+            missing = [staged.path / name for name in names if name not in known]
+            new = upload_files(missing, self._storage, self._shard, self._executor, self._new_id, self._before_part)
+        files = known | {file.name: file for file in new}
+        manifest = Manifest(
+            pointer=pointer,
+            shard=self._shard,
+            backend=backend_name,
+            part_bytes=PART_BYTES,
+            files=tuple(files[name] for name in names),
+            replaced=lineage.to_json()["chain"],
+            new_bytes=sum(file.stored_bytes for file in new),
+            written_ms=clock.now_ms(),
+        )
+        data, digest = manifest.encode()
+        entry = ChainEntry("snapshot", str(pointer), data.size, digest)
+        self._storage.put(f"{self._shard}/{entry.key}", data)
+        self.notes.leave(entry, [(identities[name], files[name]) for name in names])
+        return entry, manifest
+
+    def read_manifest(self, entry: ChainEntry) -> Manifest:
+        """Return the manifest that a chain names.
+
+        Raises
+        ------
+        CorruptionError
+            It is missing, damaged, or another one.
+        UnavailableError
+            The storage did not answer.
+        """
+        source = f"{self._storage.url}/{self._shard}/{entry.key}"
+        try:
+            data = self._storage.get(f"{self._shard}/{entry.key}")
+        except NotFoundError as exc:
+            raise CorruptionError(f"{source} is missing, and a commit builds on it") from exc
+        stored = stored_file.decode(data, source=source, kind=KIND)
+        manifest = Manifest.decode(stored, source)
+        if stored.digest != entry.digest or str(manifest.pointer) != entry.pointer or manifest.shard != self._shard:
+            raise CorruptionError(f"{source} is not the object that a commit builds on: it was replaced")
+        return manifest
+
+    @contextmanager
+    def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
+        """Fetch the files of a snapshot into a folder that is gone after the context, unless it was taken away.
+
+        Raises
+        ------
+        CorruptionError
+            The manifest or a part is missing, damaged, or another one; the message names it.
+        UnavailableError
+            Local storage is full or failing, or the storage did not answer.
+        """
+        manifest = self.read_manifest(entry)
+        with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
+            download_files(manifest.files, manifest.part_bytes, self._storage, self._shard, staged.path, self._executor)
+            identities = [identity_of(staged.path / file.name) for file in manifest.files]
+            yield Downloaded(manifest, staged.path)
+        # The files are the same ones where the backend has renamed them into place.
+        self.notes.leave(entry, zip(identities, manifest.files, strict=True))
+
+    def remove_leftovers(self, before_ns: int) -> int:
+        """Remove what killed processes left, last written before `before_ns`; return how many folders."""
+        return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
