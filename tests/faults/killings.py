@@ -27,7 +27,7 @@ VICTIMS = ("driver", "worker", "server")
 FILE_ROWS, KEYS = 400, 150
 RUN_MARK = "HOLDFAST_TEST_RUN"
 _POLL_S = 0.002
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 
 
 @dataclass
