@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
+from holdfast.snapshotter.bandwidth import Bandwidth
 from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.snapshots import send_at_once
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.spark_integration.state_messages import Committed
 
@@ -29,6 +32,7 @@ class DurableLogs:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._lock = threading.Lock()
+        self._bandwidth: tuple[int, Bandwidth] | None = None
         self._storages: dict[tuple[str, tuple[tuple[str, str], ...]], ObjectStorage] = {}
 
     def log_of(self, message: Committed) -> ObjectCommitLog | None:
@@ -49,7 +53,21 @@ class DurableLogs:
             self._executor,
             Path(message.shard.directory),
             message.shard.backend,
+            before_part=self._pace(message.upload_bandwidth_bytes),
         )
+
+    def _pace(self, bytes_per_second: int | None) -> Callable[[int], None]:
+        if bytes_per_second is None:
+            return send_at_once
+        with self._lock:
+            if self._bandwidth is None or self._bandwidth[0] != bytes_per_second:
+                self._bandwidth = bytes_per_second, Bandwidth(bytes_per_second)
+            return self._bandwidth[1].take
+
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Return by URL how many requests and bytes went to and came from each storage."""
+        with self._lock:
+            return {storage.url: dict(storage.requests) for storage in self._storages.values()}
 
     def _storage(self, url: str, message: Committed) -> ObjectStorage:
         key = (url, tuple(sorted(message.storage_options.items())))

@@ -68,6 +68,10 @@ def pointer_field(message: Message, name: str) -> Pointer | None:
     return None if message.get(name) is None else Pointer.parse(field(message, name, str))
 
 
+def _number_field(message: Message, name: str) -> int | None:
+    return None if message.get(name) is None else field(message, name, int)
+
+
 def _policy_field(message: Message) -> SnapshotPolicy:
     policy = field(message, "policy", dict)
     names = {f.name for f in fields(SnapshotPolicy)}
@@ -156,6 +160,8 @@ class Committed:
     storage_options : mapping of str to str
         As configured. They cross a socket that only this user can open, and are never stored.
     policy : SnapshotPolicy
+    upload_bandwidth_bytes : int or None
+        Bytes per second that snapshots send at most.
     """
 
     shard: ShardAddress
@@ -165,6 +171,7 @@ class Committed:
     checkpoint_dir: str | None
     storage_options: Mapping[str, str]
     policy: SnapshotPolicy
+    upload_bandwidth_bytes: int | None = None
 
     def __repr__(self) -> str:
         accepted = str(self.accepted) if self.accepted else None
@@ -196,6 +203,7 @@ class Committed:
             checkpoint_dir=None if message.get("checkpoint_dir") is None else field(message, "checkpoint_dir", str),
             storage_options=_texts_field(message, "storage_options"),
             policy=_policy_field(message),
+            upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
         )
 
 

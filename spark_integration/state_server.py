@@ -50,7 +50,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     ]
     for worker in workers:
         worker.start()
-    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, snapshotting, executor_directory)
+    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, snapshotting, logs, executor_directory)
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
     has_ended = False

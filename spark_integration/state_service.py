@@ -30,6 +30,7 @@ from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.spark_integration import state_streams
+from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards, require_below
 from holdfast.spark_integration.snapshotting import Snapshotting
@@ -74,6 +75,7 @@ class StateService(flight.FlightServerBase):
     shards : OpenShards
     housekeeping : Housekeeping
     snapshotting : Snapshotting
+    logs : DurableLogs
     directory : pathlib.Path
         Where runs lie that are received and too large for memory.
     """
@@ -84,11 +86,13 @@ class StateService(flight.FlightServerBase):
         shards: OpenShards,
         housekeeping: Housekeeping,
         snapshotting: Snapshotting,
+        logs: DurableLogs,
         directory: Path,
     ) -> None:
         self._shards = shards
         self._housekeeping = housekeeping
         self._snapshotting = snapshotting
+        self._logs = logs
         self._directory = directory
         self._views: dict[str, tuple[View, Mapping[str, TableSchema]]] = {}
         self._exchanges: dict[str, Callable[[Message, Reader, Writer], None]] = {
@@ -132,7 +136,11 @@ class StateService(flight.FlightServerBase):
     def _statistics(self) -> dict[str, Any]:
         found = self._housekeeping.statistics()
         found["counters"] |= self._snapshotting.counters
-        return found | {"views": len(self._views), "snapshot_errors": self._snapshotting.errors()}
+        return found | {
+            "views": len(self._views),
+            "snapshot_errors": self._snapshotting.errors(),
+            "requests": self._logs.requests(),
+        }
 
     def _drain(self, timeout_seconds: float) -> bool:
         end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)

@@ -49,6 +49,8 @@ def start_spark(job: Job) -> SparkSession:
         "spark.holdfast.backend": job.backend,
         "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
         "spark.holdfast.local.dir": str(job.path / "local"),
+        # Some commits are objects, and others travel with the pointer.
+        "spark.holdfast.commit.carriedBytes": "6k",
         "spark.holdfast.snapshot.maxCommits": "5",
         "spark.holdfast.transport": job.transport,
         "spark.sql.session.timeZone": "UTC",

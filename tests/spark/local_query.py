@@ -33,6 +33,7 @@ def main(folder: Path, backend: str) -> None:
         "spark.driver.host": "127.0.0.1",
         "spark.holdfast.backend": backend,
         "spark.holdfast.checkpoint.dir": str(folder / "durable"),
+        "spark.holdfast.commit.carriedBytes": "0",
         "spark.holdfast.local.dir": str(folder / "local"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",

@@ -144,7 +144,7 @@ def replaced(path: Path) -> None:
 def test_a_broken_commit_object_stops_the_query_until_it_is_back(
     lab: Lab, break_it: Callable[[Path], None], expected: str, which: str, tmp_path: Path
 ) -> None:
-    lab.configure({"shards": "1"})
+    lab.configure({"shards": "1", "commit.carriedBytes": "0"})
     lab.feed([("a", 1)])
     lab.feed([("a", 3), ("b", 2), (None, 4)])
     lab.run(lab.totals())

@@ -106,7 +106,7 @@ def test_two_operators_of_one_query_keep_apart(spark: SparkSession, lab: Lab) ->
 
 
 def test_more_shards_than_partitions(lab: Lab) -> None:
-    lab.configure({"shards": "5"})
+    lab.configure({"shards": "5", "commit.carriedBytes": "0"})
     lab.feed([(str(i), i) for i in range(100)])
     lab.feed([(str(i), i) for i in range(50, 150)])
     lab.run(lab.totals())
@@ -163,6 +163,7 @@ def test_a_batch_query_inside_of_a_streaming_one_has_no_state_either(lab: Lab) -
         totals = holdfast.stream(rows).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
         seen.append({row["key"]: row["n"] for row in totals.collect()})
 
+    lab.configure({"commit.carriedBytes": "0"})
     lab.feed(FIRST)
     lab.feed(SECOND)
     writer = lab.source().writeStream.foreachBatch(inner).trigger(availableNow=True)

@@ -29,12 +29,27 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.transport": "rows",
             "spark.holdfast.shards": "8",
             "spark.holdfast.snapshot.maxCommits": "5",
+            "spark.holdfast.snapshot.maxBytes": "64m",
+            "spark.holdfast.snapshot.intervalSeconds": "60",
             "spark.holdfast.snapshot.upload.bandwidth": "50m",
+            "spark.holdfast.commit.carriedBytes": "4k",
             "spark.sql.shuffle.partitions": "2",
             "spark.holdfastly": "someone else's",
         }
     )
-    assert parsed == Settings("memory", "s3://bucket/app", "/fast", "rows", 8, 5, 50 << 20)
+    assert parsed == Settings(
+        "memory",
+        "s3://bucket/app",
+        "/fast",
+        "rows",
+        8,
+        snapshot_max_commits=5,
+        snapshot_max_bytes=64 << 20,
+        snapshot_interval_seconds=60,
+        carried_bytes=4096,
+        upload_bandwidth_bytes=50 << 20,
+    )
+    assert Settings.parse({"spark.holdfast.commit.carriedBytes": "0"}).carried_bytes == 0
 
 
 def test_every_setting_has_a_key_in_this_test() -> None:
@@ -47,6 +62,9 @@ def test_every_setting_has_a_key_in_this_test() -> None:
         "transport",
         "shards",
         "snapshot.maxCommits",
+        "snapshot.maxBytes",
+        "snapshot.intervalSeconds",
+        "commit.carriedBytes",
         "snapshot.upload.bandwidth",
     }
 
@@ -100,8 +118,11 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("shards", "0", "at least 1"),
         ("shards", "2.5", "invalid literal"),
         ("snapshot.maxCommits", "-1", "at least 1"),
-        ("snapshot.upload.bandwidth", "0", "512k or 50m"),
-        ("snapshot.upload.bandwidth", "fast", "512k or 50m"),
+        ("snapshot.upload.bandwidth", "0", "512m or 2g"),
+        ("snapshot.maxBytes", "many", "512m or 2g"),
+        ("snapshot.intervalSeconds", "0", "at least 1"),
+        ("commit.carriedBytes", "2m", "at most 1m"),
+        ("snapshot.upload.bandwidth", "fast", "512m or 2g"),
         ("transport", "pigeon", "'packed' or 'rows'"),
         ("transport", "", "'packed' or 'rows'"),
         ("backend", " ", "empty"),
