@@ -1,8 +1,9 @@
 """The record that ties an operator's directory to one query and one shape of state.
 
 ``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and read
-by every worker before it uses the directory. Two queries, or two operators of one name, can so not write
-into each other's state, and state is never read with another schema or number of shards.
+by every worker before it uses the directory: so where there is no record, there is no state. Two queries, or two
+operators of one name, can so not write into each other's state, and state is never read with another schema or number
+of shards.
 """
 
 from __future__ import annotations
@@ -108,8 +109,29 @@ def shard_prefix(operator: str, shard: int) -> str:
     return f"{operator}/shard-{shard:04d}"
 
 
-def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
+def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     """Write the record if there is none, and check that the stored one allows `record` to go on.
+
+    Raises
+    ------
+    ConflictError, SchemaMismatchError
+        See `check_operator`.
+    """
+    stored = find_operator(storage, record.operator)
+    if stored is None:
+        try:
+            storage.put(f"{record.operator}/operator", stored_file.encode("operator", asdict(record))[0])
+        except (InvalidArgumentError, UnavailableError) as exc:
+            exc.add_note(
+                "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
+            )
+            raise
+        stored = find_operator(storage, record.operator) or record
+    check_operator(stored, record, storage.url)
+
+
+def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
+    """Check that a stored record allows `record` to go on.
 
     Raises
     ------
@@ -118,18 +140,7 @@ def claim_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
-    key = f"{record.operator}/operator"
-    stored = _find(storage, key)
-    if stored is None:
-        try:
-            storage.put(key, stored_file.encode("operator", asdict(record))[0])
-        except (InvalidArgumentError, UnavailableError) as exc:
-            exc.add_note(
-                "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
-            )
-            raise
-        stored = _find(storage, key) or record
-    where = {"operator": record.operator, "storage": storage.url}
+    where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
         raise ConflictError(
             "this directory holds the state of another query: give the operator another name, or set "
@@ -171,7 +182,7 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
     NotFoundError
         The storage holds no operator of this name.
     """
-    record = _find(storage, f"{operator}/operator")
+    record = find_operator(storage, operator)
     if record is None:
         raise NotFoundError(
             "the checkpoint directory holds no operator of this name: check the name, and that "
@@ -182,7 +193,9 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
     return record
 
 
-def _find(storage: ObjectStorage, key: str) -> OperatorRecord | None:
+def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
+    """Return an operator's record, or None where there is none."""
+    key = f"{operator}/operator"
     try:
         data = storage.get(key)
     except NotFoundError:

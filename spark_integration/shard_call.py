@@ -100,6 +100,7 @@ class ShardStore:
     prefix: str
     backend: Backend
     log: ObjectCommitLog | None
+    record: OperatorRecord | None
     store: VersionedStore
     policy: SnapshotPolicy
 
@@ -114,6 +115,11 @@ class ShardStore:
             transaction.abort()
             raise
         return transaction
+
+    def declare(self) -> None:
+        """See to it that the checkpoint directory tells whose state it is, before there is any."""
+        if self.log is not None and self.record is not None:
+            task.declare_once(self.log.storage, self.record)
 
     def carried(self, pointer: Pointer) -> bytes | None:
         """Return the commit of a version where the pointer's row must carry it."""
@@ -177,7 +183,7 @@ def open_shard(
         backend = open_backend(address, tables, executor_directory)
     storage = task.checkpoint_storage(settings)
     prefix = shard_prefix(operator.name, shard)
-    log = None
+    log, record = None, None
     if storage is not None:
         record = OperatorRecord.of(
             operator.name,
@@ -187,7 +193,7 @@ def open_shard(
             len(operator.routes),
             tables,
         )
-        task.claim_once(storage, record, operator_directory)
+        task.keep_claim(storage, record, operator_directory)
         log = ObjectCommitLog(
             storage,
             prefix,
@@ -202,7 +208,7 @@ def open_shard(
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
     store = VersionedStore(backend, log)
-    return ShardStore(address, executor_directory, prefix, backend, log, store, policy)
+    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy)
 
 
 def call_shard(
@@ -227,6 +233,7 @@ def call_shard(
             if pointer is not None:
                 bound_chain(operator, opened, pointer, transaction.view)
             output = run_function(operator, received, transaction, shard, streaming.batch_id, watermark_ms)
+            opened.declare()
             return opened, output, transaction.commit()
 
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,14 +13,18 @@ from pathlib import Path
 
 from pyspark import TaskContext
 
+from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, UnavailableError
 from holdfast.settings import STORAGE_PREFIX, Settings
-from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
+from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claimant, Claims
+from holdfast.snapshotter.operator_record import OperatorRecord, check_operator, declare_operator, find_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.snapshotter.storage_probe import probe_storage
+from holdfast.spark_integration.claim_note import ClaimNote
 from holdfast.spark_integration.local_dirs import private_directory
 
+_log = logging.getLogger(__name__)
 _IO_THREADS = 8
 _HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
 
@@ -90,26 +97,75 @@ def _executor(_pid: int) -> Executor:
 
 
 _claimed: set[tuple[int, str, str, str]] = set()
+_declared: set[tuple[int, str, str, str]] = set()
 
 
-def claim_once(storage: ObjectStorage, record: OperatorRecord, operator_directory: Path) -> None:
-    """`claim_operator`, once in this process for each operator definition and run of the query.
+def keep_claim(
+    storage: ObjectStorage,
+    record: OperatorRecord,
+    operator_directory: Path,
+    now_ms: Callable[[], int] = clock.now_ms,
+) -> None:
+    """Claim the operator's directory before it is used, and renew the claim when it is time; see `snapshotter.claims`.
 
-    The first process of an executor probes the storage before, once for each run. Here and not where the operator is
-    defined: only executors are sure to have the credentials, the network and the local file system that will be used.
+    The first process of an executor tests the storage and claims, once for each run; each other one looks at the
+    operator's record. Here and not where the operator is defined: only executors are sure to have the credentials, the
+    network and the local file system that will be used.
+
+    Raises
+    ------
+    ConflictError
+        Another query, or another operator of this query, is at work here.
+    FencedError
+        A newer run of this query is.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
     """
-    claim = (os.getpid(), storage.url, record.run_id, record.definition_id)
-    if claim not in _claimed:
-        _probe_once(storage, record, private_directory(operator_directory / "runs") / f"{record.run_id}-probed")
-        claim_operator(storage, record)
-        _claimed.add(claim)
+    claims = Claims(storage, record.operator, claimant(record), now_ms=now_ms)
+    note = ClaimNote(operator_directory / "runs" / f"{record.run_id}-claim")
+    process = (os.getpid(), storage.url, record.run_id, record.definition_id)
+    renewed_ms = note.modified_ms()
+    if process not in _claimed or renewed_ms is None:
+        private_directory(note.path.parent)
+        with note.locked() as held:
+            if held is None:
+                probe_storage(storage, f"{record.operator}/probes")
+                note.write(claims.take(record))
+            elif (stored := find_operator(storage, record.operator)) is not None:
+                check_operator(stored, record, storage.url)
+        _claimed.add(process)
+    elif abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
+        _renew(claims, note)
 
 
-def _probe_once(storage: ObjectStorage, record: OperatorRecord, note: Path) -> None:
-    if not note.exists():
-        probe_storage(storage, f"{record.operator}/probes")
-        with local_files.writing(note):
-            note.touch(0o600)
+def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """`declare_operator`, once in this process for each operator definition and run of the query."""
+    process = (os.getpid(), storage.url, record.run_id, record.definition_id)
+    if process not in _declared:
+        declare_operator(storage, record)
+        _declared.add(process)
+
+
+def claimant(record: OperatorRecord) -> Claimant:
+    """Return who claims in this task; Spark tells the query's name in the description of its jobs only."""
+    context = TaskContext.get()
+    description = (context.getLocalProperty("spark.job.description") or "") if context else ""
+    name, found, _ = description.partition(f"id = {record.query_id}")
+    name = name.strip().removesuffix("<br/>").strip()
+    return Claimant(record.query_id, record.run_id, name if found and name else None, socket.gethostname())
+
+
+def _renew(claims: Claims, note: ClaimNote) -> None:
+    seen_ms = note.modified_ms()
+    with note.locked() as held:
+        if held is None or note.modified_ms() != seen_ms:
+            return  # another process was faster
+        try:
+            claims.renew(held)
+        except UnavailableError as exc:
+            # The commit will say so where that matters; a claim that grows old harms nobody.
+            _log.warning("the claim was not renewed, and is tried again later: %s", exc)
+        note.touch()
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:

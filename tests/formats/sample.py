@@ -18,7 +18,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
+from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.storage import open_storage
 
 OPERATOR, SHARD = "sample", "sample/shard-0000"
@@ -62,7 +62,7 @@ def keys(rows: list[int]) -> Keys:
 def write(folder: Path) -> Pointer:
     """Write an operator's directory: a snapshot, commits on it, a delete and an all-null value."""
     storage = open_storage(str(folder))
-    claim_operator(storage, OperatorRecord.of(OPERATOR, "query", "definition", "run", 1, TABLES))
+    declare_operator(storage, OperatorRecord.of(OPERATOR, "query", "definition", "run", 1, TABLES))
     with tempfile.TemporaryDirectory() as local, ThreadPoolExecutor(2) as threads:
         backend = MemoryBackend(Path(local) / "shard", TABLES, clock.new_id)
         log = ObjectCommitLog(storage, SHARD, TABLES, threads, Path(local) / "shard", "memory")

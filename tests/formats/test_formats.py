@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.operator_record import OperatorRecord, claim_operator
+from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.storage import open_storage
 from tests.formats import sample
 
@@ -47,7 +47,7 @@ def test_an_old_directory_restores_to_the_same_state(folder: Path, tmp_path: Pat
 def test_an_old_operator_record_still_admits_its_query(folder: Path) -> None:
     """A query that began with that release goes on with this one."""
     record = OperatorRecord.of(sample.OPERATOR, "query", "another definition", "another run", 1, sample.TABLES)
-    claim_operator(open_storage(str(folder)), record)
+    declare_operator(open_storage(str(folder)), record)
 
 
 def test_a_commit_opens_as_an_arrow_stream(folder: Path) -> None:

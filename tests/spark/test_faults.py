@@ -90,7 +90,7 @@ def test_two_operators_of_one_name_are_refused(lab: Lab) -> None:
 
 def test_a_directory_of_another_query_is_refused(lab: Lab) -> None:
     begun(lab)
-    fails(lab, r"(?s)ConflictError.*state of another query.*spark.holdfast.checkpoint.dir", query="other-query")
+    fails(lab, r"(?s)ConflictError.*another query.*spark.holdfast.checkpoint.dir", query="other-query")
     assert lab.state() == AFTER_FIRST
 
 

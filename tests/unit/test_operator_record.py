@@ -17,7 +17,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.operator_record import (
     OperatorRecord,
-    claim_operator,
+    declare_operator,
     decode_schemas,
     encode_schemas,
     read_operator,
@@ -40,10 +40,10 @@ def storage() -> Iterator[ObjectStorage]:
 
 
 def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage) -> None:
-    claim_operator(storage, RECORD)
+    declare_operator(storage, RECORD)
     written = bytes(storage.get("totals/operator"))
-    claim_operator(storage, RECORD)
-    claim_operator(storage, replace(RECORD, run_id="run-2", definition_id="def-2"))
+    declare_operator(storage, RECORD)
+    declare_operator(storage, replace(RECORD, run_id="run-2", definition_id="def-2"))
     assert bytes(storage.get("totals/operator")) == written
     assert read_operator(storage, "totals") == RECORD
 
@@ -71,16 +71,16 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
 def test_a_claim_that_does_not_fit_is_refused_with_the_remedy(
     storage: ObjectStorage, other: OperatorRecord, error: type[Exception], message: str
 ) -> None:
-    claim_operator(storage, RECORD)
+    declare_operator(storage, RECORD)
     with pytest.raises(error, match=message) as caught:
-        claim_operator(storage, other)
+        declare_operator(storage, other)
     assert storage.url in str(caught.value)
     assert read_operator(storage, "totals") == RECORD
 
 
 def test_operators_of_other_names_do_not_meet(storage: ObjectStorage) -> None:
-    claim_operator(storage, RECORD)
-    claim_operator(storage, replace(RECORD, operator="others", query_id="query-2"))
+    declare_operator(storage, RECORD)
+    declare_operator(storage, replace(RECORD, operator="others", query_id="query-2"))
     assert read_operator(storage, "others").query_id == "query-2"
 
 
@@ -91,7 +91,7 @@ def test_of_two_queries_that_claim_at_once_the_loser_is_told(storage: ObjectStor
         storage, [Fault("delay", action="get", nth=2, wait=lambda: storage.put("totals/operator", _encode(other)))]
     )
     with pytest.raises(ConflictError, match="another query"):
-        claim_operator(faulty, RECORD)
+        declare_operator(faulty, RECORD)
     faulty.assert_all_hit()
 
 
@@ -102,7 +102,7 @@ def _encode(record: OperatorRecord) -> pa.Buffer:
 def test_a_storage_that_does_not_answer_claims_nothing(storage: ObjectStorage) -> None:
     faulty = FaultyStorage(storage, [Fault("fail", action="put")])
     with pytest.raises(UnavailableError):
-        claim_operator(faulty, RECORD)
+        declare_operator(faulty, RECORD)
     assert storage.list("") == []
 
 
@@ -116,7 +116,7 @@ def test_an_operator_that_is_not_there_is_named(storage: ObjectStorage) -> None:
 def test_a_record_with_other_fields_is_named(storage: ObjectStorage, header: dict[str, object]) -> None:
     storage.put("totals/operator", stored_file.encode("operator", header)[0])
     with pytest.raises(CorruptionError, match="totals/operator is no operator record"):
-        claim_operator(storage, RECORD)
+        declare_operator(storage, RECORD)
 
 
 def test_a_damaged_record_is_named(storage: ObjectStorage) -> None:
@@ -152,6 +152,6 @@ def test_shards_sort_as_text_in_their_order() -> None:
 
 def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
     with open_storage(str(tmp_path)) as storage:
-        claim_operator(storage, RECORD)
+        declare_operator(storage, RECORD)
     stored = stored_file.decode((tmp_path / "totals" / "operator").read_bytes(), source="it", kind="operator")
     assert stored.header["tables"] == {"state": {"key": [["user", "large_string"]], "value": [["n", "int64"]]}}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from holdfast import clock
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, InvalidArgumentError, UnavailableError
+from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.settings import Settings
-from holdfast.snapshotter.operator_record import OperatorRecord
+from holdfast.snapshotter.claims import RENEW_EVERY_MS
+from holdfast.snapshotter.operator_record import OperatorRecord, find_operator
 from holdfast.snapshotter.storage import open_storage
 from holdfast.spark_integration import task
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -27,6 +30,7 @@ _numbers = itertools.count()
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
     monkeypatch.setattr(task, "_claimed", set())
+    monkeypatch.setattr(task, "_declared", set())
     with FaultyStorage(open_storage(f"memory://task-{next(_numbers)}")) as opened:
         yield opened
 
@@ -54,23 +58,26 @@ def test_a_directory_is_claimed_once_in_a_process_and_again_in_the_next(
 ) -> None:
     """Each micro-batch and shard asks; a forked worker must not trust what its parent has seen."""
     for _ in range(3):
-        task.claim_once(storage, RECORD, tmp_path)
-    asked = [operation.action for operation in storage.operations]
-    assert asked == ["put", "get", "list", "delete", "get", "put", "get"], "probe; then look, write, look again"
+        task.keep_claim(storage, RECORD, tmp_path)
+    asked = [(operation.action, operation.keys[0].split("/")[1]) for operation in storage.operations]
+    probe = [(action, "probes") for action in ("put", "get", "list", "delete")]
+    claim = [("list", "claims"), ("get", "operator"), ("put", "claims"), ("list", "claims")]
+    assert asked == probe + claim, "look, write, look again"
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    task.claim_once(storage, RECORD, tmp_path)
+    task.keep_claim(storage, RECORD, tmp_path)
     assert len(storage.operations) == len(asked) + 1, "one process of the executor probes, each one looks"
-    task.claim_once(storage, replace(RECORD, run_id="run-2"), tmp_path)
-    assert len(storage.operations) == len(asked) + 1 + 5, "each run probes anew"
+    task.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path)
+    assert len(storage.operations) == len(asked) + 1 + 8, "each run probes and claims anew"
 
 
 def test_a_claim_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
     storage.faults.append(Fault("fail", action="get", key="totals/operator"))
     with pytest.raises(UnavailableError):
-        task.claim_once(storage, RECORD, tmp_path)
-    task.claim_once(storage, RECORD, tmp_path)
+        task.keep_claim(storage, RECORD, tmp_path)
+    task.keep_claim(storage, RECORD, tmp_path)
+    other = replace(RECORD, query_id="query-2", run_id="run-2", definition_id="def-2")
     with pytest.raises(ConflictError):
-        task.claim_once(storage, replace(RECORD, query_id="query-2", definition_id="def-2"), tmp_path)
+        task.keep_claim(storage, other, tmp_path)
     storage.assert_all_hit()
 
 
@@ -81,10 +88,85 @@ def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Pat
     )
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed its test.*denied.*action=delete"):
-            task.claim_once(storage, RECORD, tmp_path)
+            task.keep_claim(storage, RECORD, tmp_path)
         assert not [info for info in storage.list("") if info.key.endswith("/operator")]
-    task.claim_once(storage, RECORD, tmp_path)
+    task.keep_claim(storage, RECORD, tmp_path)
     storage.assert_all_hit()
+
+
+def test_a_claim_is_renewed_when_it_is_time_by_one_process(storage: FaultyStorage, tmp_path: Path) -> None:
+    """All micro-batches of two minutes cost nothing, the next one 2 requests; old claims of the run go later."""
+    now_ms = clock.now_ms()
+    task.keep_claim(storage, RECORD, tmp_path)
+    storage.operations.clear()
+    task.keep_claim(storage, RECORD, tmp_path, lambda: now_ms + RENEW_EVERY_MS - 1000)
+    assert not storage.operations
+    for _ in range(2):
+        task.keep_claim(storage, RECORD, tmp_path, lambda: now_ms + RENEW_EVERY_MS + 1000)
+        os.utime(tmp_path / "runs" / "run-1-claim", (now_ms / 1000 + RENEW_EVERY_MS / 1000 + 1,) * 2)
+    assert [operation.action for operation in storage.operations] == ["list", "put"]
+    assert len(storage.list("totals/claims/")) == 2
+
+
+def test_a_claim_that_cannot_be_renewed_stops_nothing(storage: FaultyStorage, tmp_path: Path) -> None:
+    """Nothing depends on its age; what is not allowed, though, is told."""
+    task.keep_claim(storage, RECORD, tmp_path)
+    later_ms = clock.now_ms() + RENEW_EVERY_MS
+    storage.faults += [
+        Fault("fail", action="list"),
+        Fault("fail", action="list", error=lambda: InvalidArgumentError("x")),
+    ]
+    task.keep_claim(storage, RECORD, tmp_path, lambda: later_ms)
+    with pytest.raises(InvalidArgumentError):
+        task.keep_claim(storage, RECORD, tmp_path, lambda: later_ms + RENEW_EVERY_MS)
+    storage.assert_all_hit()
+
+
+def test_an_older_run_stops_when_it_renews(storage: FaultyStorage, tmp_path: Path) -> None:
+    """And at each call after that: a retried task must not slip through."""
+    task.keep_claim(storage, RECORD, tmp_path / "old")
+    task.keep_claim(storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new")
+    later_ms = clock.now_ms() + RENEW_EVERY_MS
+    for _ in range(2):
+        with pytest.raises(FencedError, match=r"newer run of this query.*run=run-1 newer_run=run-2"):
+            task.keep_claim(storage, RECORD, tmp_path / "old", lambda: later_ms)
+    task.keep_claim(storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new", lambda: later_ms)
+
+
+def test_processes_of_an_executor_that_begin_at_once_claim_once(storage: FaultyStorage, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:  # each opens the note for itself, as a process does
+        list(pool.map(lambda _: task.keep_claim(storage, RECORD, tmp_path), range(4)))
+    puts = [operation.keys[0].split("/")[1] for operation in storage.operations if operation.action == "put"]
+    assert puts == ["probes", "claims"]
+
+
+def test_the_record_is_written_once_before_the_first_commit(storage: FaultyStorage, tmp_path: Path) -> None:
+    """Not before: until then a query that dies leaves no state, and its directory to others."""
+    task.keep_claim(storage, RECORD, tmp_path)
+    assert find_operator(storage, "totals") is None
+    storage.operations.clear()
+    for _ in range(3):
+        task.declare_once(storage, RECORD)
+    assert [operation.action for operation in storage.operations] == ["get", "put", "get"]
+    assert find_operator(storage, "totals") == RECORD
+
+
+def test_a_process_that_did_not_claim_looks_at_the_record_before_it_calls_anything(
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.keep_claim(storage, RECORD, tmp_path)
+    task.declare_once(storage, RECORD)
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    with pytest.raises(SchemaMismatchError):
+        task.keep_claim(storage, replace(RECORD, shards=8), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{"])
+def test_a_note_of_a_killed_process_is_no_claim(storage: FaultyStorage, tmp_path: Path, text: str) -> None:
+    (tmp_path / "runs").mkdir(mode=0o700)
+    (tmp_path / "runs" / "run-1-claim").write_text(text)
+    task.keep_claim(storage, RECORD, tmp_path)
+    assert len(storage.list("totals/claims/")) == 1
 
 
 def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

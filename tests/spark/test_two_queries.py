@@ -1,0 +1,126 @@
+"""Two real queries on one directory of state: the second is refused, the dead make way, an older run stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from holdfast.snapshotter.claims import ALIVE_MS, RENEW_EVERY_MS
+from tests.spark.conftest import Lab
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+PROGRAM = Path(__file__).with_name("endless_query.py")
+STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
+
+
+class Application:
+    """An endless query in a process group of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        self._output = (folder / "output.txt").open("a+")
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(folder), *arguments],
+            stdout=self._output, stderr=subprocess.DEVNULL, env=environment, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_for(self, word: str, number: int = 1) -> str:
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            self._output.seek(0)
+            lines = [line for line in self._output if line.startswith(word)]
+            if len(lines) >= number:
+                return lines[-1]
+            assert self._process.poll() is None, "the application has ended"
+            time.sleep(0.1)
+        raise AssertionError(f"{word} has not come {number} times")
+
+    def kill(self) -> None:
+        """Kill driver, JVM and workers at once, as the end of a machine does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._output.close()
+
+
+@contextmanager
+def application(lab: Lab, *arguments: str) -> Iterator[Application]:
+    running = Application(lab.folder, *arguments)
+    try:
+        yield running
+    finally:
+        if running._process.returncode is None:
+            running.kill()
+
+
+def age(paths: Iterator[Path], milliseconds: int) -> None:
+    """Let time pass for these files."""
+    for path in paths:
+        seconds = path.stat().st_mtime - milliseconds / 1000
+        os.utime(path, (seconds, seconds))
+
+
+def claims(lab: Lab) -> Iterator[Path]:
+    return (lab.folder / "durable/totals/claims").iterdir()
+
+
+def refused(lab: Lab, message: str) -> None:
+    with pytest.raises(StreamingQueryException, match=f"(?s)ConflictError.*{message}"):
+        lab.run(lab.totals(), query="second")
+
+
+def test_a_second_query_is_refused_and_a_killed_one_begins_again_at_once(lab: Lab) -> None:
+    """The first loses nothing by any of it; its directory stays its own when it is dead, since its state is in it."""
+    lab.feed([("a", 1), ("b", 2)])
+    with application(lab, "first") as first:
+        first.wait_for("READY")
+        refused(lab, rf"another query is at work on this directory.*name=first {STARTED}")
+        lab.feed([("a", 10)])
+        first.wait_for("READY", 2)
+        first.kill()
+    refused(lab, rf"another query is at work on this directory.*name=first {STARTED}")
+    lab.feed([("a", 100)])
+    lab.run(lab.totals(), query="first")
+    assert lab.state(query="first") == {"a": (3, 111), "b": (1, 2)}
+    age(claims(lab), ALIVE_MS)
+    refused(lab, "holds the state of another query, which is not at work now.*last_seen=20")
+    assert lab.state(query="first") == {"a": (3, 111), "b": (1, 2)}
+
+
+def test_a_query_that_was_killed_before_it_stored_anything_makes_way(lab: Lab) -> None:
+    lab.feed([("a", 1)])
+    with application(lab, "first", "hang") as first:
+        first.wait_for("READY")
+        refused(lab, f"name=first {STARTED}")
+        first.kill()
+    age(claims(lab), ALIVE_MS)
+    lab.run(lab.totals(), query="second")
+    assert lab.state(query="second") == {"a": (1, 1)}
+
+
+def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
+    """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict."""
+    lab.feed([("a", 1)])
+    with application(lab, "first") as first:
+        first.wait_for("READY")
+        while not (lab.folder / "first/commits/0").exists():
+            time.sleep(0.05)
+        shutil.copytree(lab.folder / "first", lab.folder / "copy")
+        lab.feed([("a", 10)])
+        first.wait_for("READY", 2)
+        lab.run(lab.totals(), query="copy")
+        age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
+        lab.feed([("a", 100)])
+        assert "FencedError: a newer run of this query is at work" in first.wait_for("FAILED")
+    lab.run(lab.totals(), query="copy")
+    assert lab.state(query="copy") == {"a": (3, 111)}

@@ -1,0 +1,272 @@
+"""Who may work on an operator's directory: other queries, later runs, executors that come late, and the dead."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends import stored_file
+from holdfast.backends.run import TableSchema
+from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.claims import ALIVE_MS, KEPT_MS, Claimant, Claims, Held
+from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, find_operator
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+
+TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+STARTED_MS = 1_795_287_600_000
+STARTED = "2026-11-21T19:00:00Z"
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[ObjectStorage]:
+    with open_storage(str(tmp_path)) as opened:
+        yield opened
+
+
+def claims(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Claims:
+    me = Claimant(query, run, f"name of {query}", "host-1")
+    return Claims(storage, "totals", me, new_id=lambda: f"{next(_numbers):016x}", now_ms=lambda: STARTED_MS)
+
+
+def record(query: str = "q1", run: str = "r1") -> OperatorRecord:
+    return OperatorRecord.of("totals", query, f"def-{run}", run, 2, {"state": TABLE})
+
+
+def take(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Held:
+    return claims(storage, query, run).take(record(query, run))
+
+
+def begin(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Held:
+    """Claim, and come to the first commit."""
+    held = take(storage, query, run)
+    declare_operator(storage, record(query, run))
+    return held
+
+
+def age(root: Path, milliseconds: int, pattern: str = "*") -> None:
+    """Let time pass for what was claimed so far."""
+    for path in (root / "totals/claims").glob(pattern):
+        seconds = path.stat().st_mtime - milliseconds / 1000
+        os.utime(path, (seconds, seconds))
+
+
+def keys(storage: ObjectStorage, run: str = "") -> list[str]:
+    return [info.key for info in storage.list("totals/claims/") if f".{run}." in info.key or not run]
+
+
+def everything(storage: ObjectStorage) -> dict[str, bytes]:
+    return {info.key: bytes(storage.get(info.key)) for info in storage.list("")}
+
+
+def test_a_claim_says_who_and_since_when(storage: ObjectStorage) -> None:
+    """In its name what listings decide by, in its header what people ask for."""
+    assert take(storage) == Held(1, STARTED_MS)
+    (key,) = keys(storage)
+    assert key.startswith(f"totals/claims/00000001.{STARTED_MS}.q1.r1.")
+    header = stored_file.decode(storage.get(key), source=key, kind="claim").header
+    who = {"query_id": "q1", "run_id": "r1", "query_name": "name of q1", "host": "host-1"}
+    assert header == {"operator": "totals", **who, "started_ms": STARTED_MS}
+    assert find_operator(storage, "totals") is None, "a record says that there is state"
+
+
+@pytest.mark.parametrize("start", [take, begin])
+def test_another_query_is_refused_by_name_and_start_of_the_first(
+    storage: ObjectStorage, start: Callable[[ObjectStorage], Held]
+) -> None:
+    start(storage)
+    before = everything(storage)
+    message = rf"another query is at work.*owner=q1 name='name of q1' started={STARTED} host=host-1 query=q2"
+    with pytest.raises(ConflictError, match=message):
+        take(storage, "q2", "r2")
+    assert everything(storage) == before
+
+
+@pytest.mark.parametrize(("age_ms", "lives"), [(ALIVE_MS - 20_000, True), (ALIVE_MS + 20_000, False)])
+def test_a_claim_lives_for_five_minutes_by_the_clock_of_the_store(
+    storage: ObjectStorage, tmp_path: Path, age_ms: int, lives: bool
+) -> None:
+    """The clock of this machine, as given to the claims, is years off."""
+    take(storage)
+    age(tmp_path, age_ms)
+    if lives:
+        with pytest.raises(ConflictError, match="is at work"):
+            take(storage, "q2", "r2")
+    else:
+        take(storage, "q2", "r2")
+
+
+def test_the_one_that_takes_the_place_of_the_dead_is_the_owner(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Also if the dead was only slow: nothing of it was stored, and its first commit is refused."""
+    held = take(storage)
+    age(tmp_path, ALIVE_MS + 1000)
+    begin(storage, "q2", "r2")
+    claims(storage, "q2", "r2").renew(take(storage, "q2", "r2"))
+    claims(storage).renew(held)
+    with pytest.raises(ConflictError, match="state of another query"):
+        declare_operator(storage, record())
+    with pytest.raises(ConflictError, match=r"name='name of q2'"):
+        take(storage, "q1", "r3")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_state_of_a_dead_query_is_not_taken_over(storage: ObjectStorage, tmp_path: Path, is_known: bool) -> None:
+    """Where a record is, state may travel in the query's pointers; also one from before there were claims."""
+    begin(storage)
+    age(tmp_path, ALIVE_MS + 1000)
+    if not is_known:
+        storage.delete(keys(storage))
+    before = everything(storage)
+    seen = "2" if is_known else "None"
+    with pytest.raises(
+        ConflictError, match=rf"state of another query, which is not at work.*owner=q1 last_seen={seen}"
+    ):
+        take(storage, "q2", "r2")
+    assert everything(storage) == before
+    take(storage, run="r3")
+
+
+def test_a_claim_that_a_refused_query_has_left_disturbs_nobody(storage: ObjectStorage) -> None:
+    """It was killed before it could withdraw: the record decides whose the directory is."""
+    held = begin(storage)
+    storage.put("totals/claims/00000001.1.q2.r2.1", b"")
+    claims(storage).renew(held)
+    take(storage, run="r9")
+
+
+@pytest.mark.parametrize("changed", [{"shards": 8}, {"tables": {}}])
+def test_state_of_another_shape_is_refused_before_anything_is_written(
+    storage: ObjectStorage, changed: dict[str, object]
+) -> None:
+    begin(storage)
+    before = everything(storage)
+    with pytest.raises(SchemaMismatchError):
+        claims(storage, run="r2").take(replace(record(run="r2"), **changed))  # type: ignore[arg-type]
+    assert everything(storage) == before
+
+
+def test_a_new_run_begins_at_once_and_the_old_one_stops(storage: ObjectStorage) -> None:
+    first = take(storage)
+    second = take(storage, run="r0")  # sorts before the first: its epoch decides
+    assert (first.epoch, second.epoch) == (1, 2)
+    for call in (lambda: claims(storage).renew(first), lambda: take(storage)):
+        with pytest.raises(FencedError, match=rf"newer run.*run=r1 newer_run=r0 newer_started={STARTED}"):
+            call()
+    claims(storage, run="r0").renew(second)
+    assert take(storage, run="r5").epoch == 3
+
+
+def test_an_executor_that_comes_late_shares_the_place_of_its_run(storage: ObjectStorage) -> None:
+    first = take(storage)
+    late = Claims(storage, "totals", Claimant("q1", "r1", None, "host-2"), now_ms=lambda: STARTED_MS + 60_000)
+    assert late.take(record()) == first
+    assert len(keys(storage)) == 2
+
+
+def test_an_executor_that_an_old_run_gets_late_is_fenced(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Also when the old run has not renewed for hours: its claims are kept for that."""
+    take(storage)
+    age(tmp_path, KEPT_MS - 60_000)
+    take(storage, run="r2")
+    with pytest.raises(FencedError):
+        take(storage)
+
+
+def test_of_two_runs_that_begin_at_once_one_goes_on(storage: ObjectStorage) -> None:
+    """Both listed nothing: ids decide, for both alike."""
+    faulty = FaultyStorage(storage, [Fault("delay", "put", "*/claims/*", wait=lambda: take(storage, run="r2"))])
+    with pytest.raises(FencedError):
+        take(faulty, run="r1")
+    faulty.assert_all_hit()
+    storage.delete(keys(storage))
+    faulty = FaultyStorage(storage, [Fault("delay", "put", "*/claims/*", wait=lambda: take(storage, run="r1"))])
+    assert take(faulty, run="r2").epoch == 1
+    faulty.assert_all_hit()
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_of_two_queries_that_begin_at_once_at_most_one_goes_on(storage: ObjectStorage, nth: int) -> None:
+    """The other one does all of its work just before the first one's n-th request."""
+    outcome = []
+
+    def begin_the_other() -> None:
+        try:
+            take(storage, "q2", "r2")
+            outcome.append("q2")
+        except ConflictError:
+            pass
+
+    faulty = FaultyStorage(storage, [Fault("delay", nth=nth, wait=begin_the_other)])
+    try:
+        take(faulty, "q1", "r1")
+        outcome.append("q1")
+    except ConflictError:
+        pass
+    faulty.assert_all_hit()
+    assert len(outcome) == 1
+    assert {key.split(".")[2] for key in keys(storage)} == set(outcome), "the other one has withdrawn"
+
+
+def test_claims_do_not_pile_up(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Of a run only young ones stay, of earlier runs those of a day."""
+    take(storage, run="r0")
+    age(tmp_path, KEPT_MS)
+    held = take(storage)
+    for _ in range(30):
+        age(tmp_path, 120_000)
+        claims(storage).renew(held)
+    assert not keys(storage, "r0")
+    assert len(keys(storage, "r1")) <= 1 + ALIVE_MS // 120_000 + 1
+
+
+def test_requests_of_a_run(storage: ObjectStorage, tmp_path: Path) -> None:
+    take(storage)
+    before = storage.requests
+    held = take(storage, run="r2")
+    begun = storage.requests
+    assert {n: begun[n] - before[n] for n in ("put", "get", "list", "delete")} == {
+        "put": 1, "get": 1, "list": 2, "delete": 0
+    }  # fmt: skip
+    age(tmp_path, 2 * ALIVE_MS, "*.r2.*")
+    claims(storage, run="r2").renew(held)
+    claims(storage, run="r2").renew(held)
+    renewed = storage.requests
+    assert {n: renewed[n] - begun[n] for n in ("put", "get", "list", "delete")} == {
+        "put": 2, "get": 0, "list": 2, "delete": 1
+    }  # fmt: skip
+
+
+def test_a_storage_that_does_not_answer_gives_no_claim(storage: ObjectStorage) -> None:
+    """Each request of it may fail, and the next attempt begins anew."""
+    for action, pattern in (
+        ("list", "*/claims/*"),
+        ("get", "*/operator"),
+        ("put", "*/claims/*"),
+    ):
+        faulty = FaultyStorage(storage, [Fault("fail", action, pattern)])  # type: ignore[arg-type]
+        with pytest.raises(UnavailableError):
+            take(faulty)
+        faulty.assert_all_hit()
+        assert not keys(storage)
+    take(storage)
+
+
+def test_what_another_release_wrote_among_the_claims_is_left_alone(storage: ObjectStorage) -> None:
+    for name in ("README", "2.0000.q2.r2.1", "00000009.x.q2.r2.1"):
+        storage.put(f"totals/claims/{name}", b"?")
+    assert take(storage).epoch == 1
+    assert len(keys(storage)) == 4
+
+
+def test_operators_beside_each_other_do_not_meet(storage: ObjectStorage) -> None:
+    take(storage)
+    storage.put("totals-2/shard-0000/commits/1-0123456789abcdef", b"a neighbour's")
+    other = replace(record("q2", "r2"), operator="totals-2")
+    Claims(storage, "totals-2", Claimant("q2", "r2", None, "host")).take(other)
