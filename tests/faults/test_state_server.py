@@ -259,6 +259,74 @@ def test_a_storage_that_fails_is_counted_and_the_server_goes_on(
     assert "no snapshot for" in executor.log
 
 
+def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
+    """What a worker has in hand during a shard call."""
+    from holdfast.settings import Settings
+    from holdfast.spark_integration.shard_call import Operator, ShardStore
+
+    types = pa.schema([("user", pa.string())])
+    settings = Settings(checkpoint_dir=shard.checkpoint_dir)
+    operator = Operator("totals", "def", lambda _: None, [0], ["user"], ["user"], types, types, types, False, settings)
+    address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
+    log = shard.store._log
+    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, shard.store, policy)
+
+
+def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
+    executor: Executor, shards: Callable[..., Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the chain stays bounded though no announcement was ever heard."""
+    from holdfast.spark_integration.shard_call import bound_chain
+
+    monkeypatch.setattr(state_client, "_clients", {})
+    shard = shards(executor, executor.client(), str(tmp_path / "durable"))
+    executor.clients.append(state_client.client_of(executor.directory))
+    operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=2))
+    longest = 0
+    for i in range(20):
+        shard.commit(i)
+        with shard.store.read_at(shard.pointer) as view:
+            bound_chain(operator, opened, shard.pointer, view)
+            longest = max(longest, len(Lineage.of(view.properties).commits))
+    assert longest == 8
+    assert shard.state() == {f"u{i}": i for i in range(20)}
+
+
+def test_where_no_snapshot_can_be_written_commits_go_on_for_a_while(
+    executor: Executor,
+    shards: Callable[..., Shard],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Backpressure first, which says so; then an error, before a restore would take for ever."""
+    from holdfast.spark_integration.shard_call import bound_chain
+
+    monkeypatch.setattr(state_client, "_clients", {})
+    shard = shards(executor, executor.client(), str(tmp_path / "durable"))
+    executor.clients.append(state_client.client_of(executor.directory))
+    operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=1))
+    shard.commit(0)
+    # In the way of what a snapshot stores, and of nothing else.
+    (tmp_path / "durable" / PREFIX / "files").write_text("")
+    for i in range(1, 16):
+        with shard.store.read_at(shard.pointer) as view:
+            bound_chain(operator, opened, shard.pointer, view)
+        shard.commit(i)
+    with (
+        shard.store.read_at(shard.pointer) as view,
+        pytest.raises(UnavailableError, match="no snapshot can be written, and 16 commits"),
+    ):
+        bound_chain(operator, opened, shard.pointer, view)
+    assert "waits for a snapshot: 4 commits since the last one" in caplog.text
+    (tmp_path / "durable" / PREFIX / "files").unlink()
+    with shard.store.read_at(shard.pointer) as view:
+        bound_chain(operator, opened, shard.pointer, view)
+    shard.commit(99)
+    with shard.store.read_at(shard.pointer) as view:
+        assert len(Lineage.of(view.properties).chain) == 2, "a snapshot and a commit"
+
+
 # Its end
 
 
