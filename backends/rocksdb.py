@@ -142,6 +142,8 @@ class RocksDBBackend(Backend):
             with self.judging(database), self._stage() as staged:
                 copy = StagedFolder(staged.path / "database", fsync=False)
                 options = database_options(self._parsed, self._memory, create=False)
+                # Files that are links to the database's own need not be uploaded again.
+                options.set_disable_auto_compactions(True)
                 database.copy(pointer, copy.path, options)
                 self._check_copy(copy.path, pointer)
                 _make_private(copy.path)

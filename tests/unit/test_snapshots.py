@@ -409,3 +409,15 @@ def test_a_lineage_survives_json() -> None:
     lineage = Lineage([replace(entry, kind="snapshot"), entry], ["2-bb"], entry)
     assert Lineage.of(json.loads(json.dumps(lineage.to_json()))) == lineage
     assert lineage.to_json()["last"] == asdict(entry)
+
+
+def test_a_database_that_is_copied_keeps_its_files(shard_of: Opener) -> None:
+    """What is undone in the copy must not make it merge all: the files would be new to the storage."""
+    one = shard_of("rocksdb")
+    pointer = one.write(None, range(20_000), 0)
+    for n in range(1, 12):
+        pointer = one.write(pointer, range(n), n)
+        one.snapshot(pointer)
+        one.write(pointer, range(500), 99)  # the present is another one: an attempt that is dropped
+        _, manifest = one.snapshot(pointer)
+        assert manifest.new_bytes < manifest.stored_bytes / 5, n
