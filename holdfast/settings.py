@@ -20,6 +20,7 @@ from holdfast.errors import InvalidArgumentError
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 
 Transport = Literal["packed", "rows"]
@@ -109,6 +110,8 @@ class Settings:
         ``spark.holdfast.commit.carriedBytes``: commits up to this size travel in the row of the query's pointer.
     upload_bandwidth_bytes : int or None
         ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
+    retained_versions : int
+        Spark's ``spark.sql.streaming.minBatchesToRetain``: how many versions back the query may return to.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
     backend_options : mapping of str to str
@@ -125,6 +128,7 @@ class Settings:
     snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)
     carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
     upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
+    retained_versions: int = 100
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -166,6 +170,8 @@ class Settings:
                     raise
                 except ValueError as exc:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
+        if RETAINED in configuration:
+            values["retained_versions"] = max(1, int(configuration[RETAINED]))
         chosen = options.get(values.get("backend", "memory"), {})
         return cls(**values, storage_names=tuple(sorted(storage_names)), backend_options=chosen)
 

@@ -1,7 +1,8 @@
-"""Snapshots in the background: uploads that no micro-batch waits for, and no other work of the state server.
+"""Snapshots in the background, and what they make superfluous: uploads that no micro-batch waits for.
 
 A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
 go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
+After every few snapshots of a shard, what no version needs that the query may return to is deleted.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from holdfast import clock
+from holdfast.backends.base import Pointer
 from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.snapshotter.catalogue import Headers
+from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.retention import run_retention
 from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.shard_queue import ShardQueue
 from holdfast.spark_integration.state_messages import Committed
 
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
+#: A clean-up lists all objects of the shard.
+CLEAN_UP_EVERY_SNAPSHOTS = 4
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +39,8 @@ class _Progress:
     failures: int = 0
     retry_ms: int = 0
     error: str | None = None
+    snapshots: int = 0
+    headers: Headers | None = None
 
 
 class Snapshotting:
@@ -54,6 +63,7 @@ class Snapshotting:
         self._progress: dict[str, _Progress] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.counters = {"snapshots": 0, "snapshot_bytes": 0, "snapshot_new_bytes": 0, "snapshot_errors": 0}
+        self.counters |= {"clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> None:
         """Consider a snapshot of the version that the query has accepted."""
@@ -98,13 +108,14 @@ class Snapshotting:
         progress = self._progress_of(message)
         with self._locks[message.shard.directory], self._shards.use(message.shard) as backend:
             with backend.view(pointer) as view:
-                lineage = log.snapshots.notes.apply_to(Lineage.of(view.properties))
+                stored = Lineage.of(view.properties)
+            lineage = log.snapshots.notes.apply_to(stored)
             age_seconds = (clock.monotonic_ms() - progress.seen_ms) / 1000
             if not (message.policy.is_overdue(lineage) if forced else message.policy.is_due(lineage, age_seconds)):
                 return False
             started_ms = clock.monotonic_ms()
             entry, manifest = log.write_snapshot(backend, pointer)
-        self._progress[message.shard.directory] = _Progress(clock.monotonic_ms())
+        self._take_note(progress)
         self.counters["snapshots"] += 1
         self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
         self.counters["snapshot_new_bytes"] += manifest.new_bytes + entry.size_bytes
@@ -113,7 +124,35 @@ class Snapshotting:
             *(message.prefix, entry.key, len(manifest.files), manifest.stored_bytes, manifest.new_bytes),
             clock.monotonic_ms() - started_ms,
         )
+        if progress.snapshots % CLEAN_UP_EVERY_SNAPSHOTS == 0:
+            self._clean_up(message, log, pointer, stored, progress)
         return True
+
+    @staticmethod
+    def _take_note(progress: _Progress) -> None:
+        progress.seen_ms, progress.failures, progress.retry_ms, progress.error = clock.monotonic_ms(), 0, 0, None
+        progress.snapshots += 1
+
+    def _clean_up(
+        self, message: Committed, log: ObjectCommitLog, pointer: Pointer, stored: Lineage, progress: _Progress
+    ) -> None:
+        progress.headers = progress.headers or Headers(log.storage, message.prefix)
+        try:
+            done = run_retention(
+                log.storage,
+                message.prefix,
+                pointer,
+                stored.chain,
+                retained=message.retained_versions,
+                headers=progress.headers,
+            )
+        except HoldfastError:
+            self.counters["clean_up_errors"] += 1
+            _log.exception("clean-up of %s failed; it is tried again after some more snapshots", message.prefix)
+            return
+        self.counters["clean_ups"] += 1
+        self.counters["deleted_objects"] += len(done.delete)
+        _log.info("deleted %d objects of %s, %d bytes", len(done.delete), message.prefix, done.delete_bytes)
 
     def _progress_of(self, message: Committed) -> _Progress:
         return self._progress.setdefault(message.shard.directory, _Progress(clock.monotonic_ms()))

@@ -160,6 +160,8 @@ class Committed:
     storage_options : mapping of str to str
         As configured. They cross a socket that only this user can open, and are never stored.
     policy : SnapshotPolicy
+    retained_versions : int
+        How many versions before the accepted one the query may return to.
     upload_bandwidth_bytes : int or None
         Bytes per second that snapshots send at most.
     """
@@ -171,6 +173,7 @@ class Committed:
     checkpoint_dir: str | None
     storage_options: Mapping[str, str]
     policy: SnapshotPolicy
+    retained_versions: int
     upload_bandwidth_bytes: int | None = None
 
     def __repr__(self) -> str:
@@ -203,6 +206,7 @@ class Committed:
             checkpoint_dir=None if message.get("checkpoint_dir") is None else field(message, "checkpoint_dir", str),
             storage_options=_texts_field(message, "storage_options"),
             policy=_policy_field(message),
+            retained_versions=field(message, "retained_versions", int),
             upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
         )
 

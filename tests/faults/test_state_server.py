@@ -79,7 +79,7 @@ class Shard:
         self.store = VersionedStore(self.backend, log)
         self.checkpoint_dir = checkpoint_dir
         self.pointer: Pointer | None = None
-        self.more = {"storage_options": {}, "policy": SnapshotPolicy(max_commits=3), **more}
+        self.more = {"storage_options": {}, "policy": SnapshotPolicy(max_commits=3), "retained_versions": 100, **more}
 
     def commit(self, first: int, count: int = 1) -> Committed:
         """Commit users first … first + count and return the announcement."""
@@ -259,6 +259,30 @@ def test_a_storage_that_fails_is_counted_and_the_server_goes_on(
     assert "no snapshot for" in executor.log
 
 
+def test_it_deletes_what_no_version_needs_any_more(
+    executor: Executor, shards: Callable[..., Shard], tmp_path: Path
+) -> None:
+    """Commits and snapshots from before the horizon, and the files that only those had."""
+    client = executor.client()
+    executor.start(client)
+    shard = shards(executor, client, str(tmp_path / "durable"), retained_versions=5)
+    objects = tmp_path / "durable" / PREFIX
+    for i in range(60):
+        message = shard.commit(i)
+        # Older than the grace period.
+        for path in objects.rglob("*-*"):
+            os.utime(path, (1e9, 1e9))
+        shard.announce(message)
+        done = counters(client)
+    assert done["clean_up_errors"] == done["snapshot_errors"] == 0
+    assert done["clean_ups"] >= 3
+    assert done["deleted_objects"] > 20
+    assert len(list((objects / "commits").iterdir())) < 30
+    assert len(list((objects / "snapshots").iterdir())) < 10
+    shutil.rmtree(shard.directory / "versions")
+    assert shard.state() == {f"u{i}": i for i in range(60)}
+
+
 def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
     """What a worker has in hand during a shard call."""
     from holdfast.settings import Settings
@@ -269,7 +293,7 @@ def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy)
     operator = Operator("totals", "def", lambda _: None, [0], ["user"], ["user"], types, types, types, False, settings)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
     log = shard.store._log
-    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, shard.store, policy)
+    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, shard.store, policy)
 
 
 def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
@@ -483,6 +507,7 @@ def good_message(executor: Executor) -> dict[str, Any]:
         "checkpoint_dir": None,
         "storage_options": {"secret": SECRET},
         "policy": {"max_commits": 3, "max_bytes": None, "interval_seconds": None},
+        "retained_versions": 100,
     }
 
 
@@ -568,7 +593,9 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     directory = executor.directory / "query" / "totals" / "shard-0000"
     backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
     shard = ShardAddress.of(directory, "memory", {}, {"counts": COUNTS})
-    opened = ShardStore(shard, executor.directory, PREFIX, backend, None, VersionedStore(backend), SnapshotPolicy())
+    opened = ShardStore(
+        shard, executor.directory, PREFIX, backend, None, None, VersionedStore(backend), SnapshotPolicy()
+    )
     logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))
     logs.write_text("in the way")

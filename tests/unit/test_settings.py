@@ -34,6 +34,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.snapshot.upload.bandwidth": "50m",
             "spark.holdfast.commit.carriedBytes": "4k",
             "spark.sql.shuffle.partitions": "2",
+            "spark.sql.streaming.minBatchesToRetain": "7",
             "spark.holdfastly": "someone else's",
         }
     )
@@ -48,6 +49,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         snapshot_interval_seconds=60,
         carried_bytes=4096,
         upload_bandwidth_bytes=50 << 20,
+        retained_versions=7,
     )
     assert Settings.parse({"spark.holdfast.commit.carriedBytes": "0"}).carried_bytes == 0
 
