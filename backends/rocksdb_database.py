@@ -33,6 +33,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,7 +45,7 @@ from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
 from holdfast.backends.rocksdb_options import open_rocksdb
 from holdfast.backends.rocksdb_reads import TableReader, read_rows
-from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, encoded
+from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, keys_written
 from holdfast.backends.run import Run
 from holdfast.errors import ClosedError, ConflictError, NotFoundError
 
@@ -137,7 +138,7 @@ class Database:
             else:
                 restored += writer.take_undo(rows.keys, rows.values)
         if other is not None:
-            self._log.append(Written.of(pa.array(restored, pa.large_binary())))
+            self._log.append(self._log.hold(Written.of(pa.array(restored, pa.large_binary()))))
             writer.finish(named.encode())
             self._add(rdict, other)
         return named
@@ -215,14 +216,15 @@ class Database:
             runs = {table: run for table, run in runs.items() if len(run)}
             marker = self._marker.with_tables(run.schema for run in runs.values())
             undone = self._log.different_since(old.position)
-            written = [encoded(marker.tables[table], run) for table, run in runs.items()]
+            written = (keys for table, run in runs.items() for keys in keys_written(marker.tables[table], run))
+            noted = self._log.hold(chain(undone, written))
             with self._condition:
-                self._log.append([*undone, *written])
+                self._log.append(noted)
             writer = RowWriter(rdict, marker.naming(None).encode())
             for part in undone:
                 writer.restore(part.keys, old.open_snapshot)
-            for part, run in zip(written, runs.values(), strict=True):
-                writer.write_run(part.keys, run)
+            for table, run in runs.items():
+                writer.write_run(marker.tables[table], run)
             writer.finish(marker.naming(new).encode())
             with self._condition:
                 self._marker = marker
@@ -382,7 +384,7 @@ def create_database(path: Path, options: Options, named: Named, runs: Iterable[R
             for run in runs:
                 if len(run):
                     marker = marker.with_tables([run.schema])
-                    writer.write_run(encoded(marker.tables[run.schema.name], run).keys, run)
+                    writer.write_run(marker.tables[run.schema.name], run)
             writer.finish(marker.naming(named).encode())
             rdict.flush()
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple, Self
@@ -24,8 +24,12 @@ from holdfast.backends.run import Run
 
 #: A version that is larger is written in several batches; see `RowWriter`.
 BATCH_BYTES = 16 << 20
-#: Keys of changes that are kept in memory; more of them lie in files.
-LOG_BYTES = 64 << 20
+#: What is made into Python objects at a time, of at most `CHUNK_KEYS` rows.
+CHUNK_BYTES = 4 << 20
+#: Keys of changes that a database keeps in memory; more of them lie in files.
+LOG_BYTES = 8 << 20
+_LOG_ROWS = 1 << 16
+_LOGGED = pa.schema([("hash", pa.uint64()), ("key", pa.large_binary())])
 #: Of the names of those files; one that a kill leaves is removed when the database is opened.
 CHANGES_PREFIX = "changes-"
 
@@ -68,18 +72,16 @@ class RowWriter:
         deque(map(self._batch.delete, keys), maxlen=0)
         self._write_if_large()
 
-    def write_run(self, keys: pa.LargeBinaryArray, run: Run) -> None:
-        """Write and delete the rows of a run, whose encoded keys are `keys`."""
-        for start in range(0, len(run), CHUNK_KEYS):
-            deleted = run.deleted[start : start + CHUNK_KEYS]
-            part = keys.slice(start, CHUNK_KEYS)
-            values = run.values.slice(start, CHUNK_KEYS)
-            if deleted.any():
-                live = np.flatnonzero(~deleted)
-                self.delete(to_list(part.filter(pa.array(deleted))))
-                part, values = part.take(pa.array(live)), take(values, live)
-            if len(part):
-                self.put(to_list(part), to_list(encode_values(values)))
+    def write_run(self, table_id: int, run: Run) -> None:
+        """Write and delete the rows of a run."""
+        for part in run.pieces(CHUNK_KEYS, CHUNK_BYTES):
+            keys, values = encode_keys(table_id, part.hashes, part.keys), part.values
+            if part.deleted.any():
+                live = np.flatnonzero(~part.deleted)
+                self.delete(to_list(keys.filter(pa.array(part.deleted))))
+                keys, values = keys.take(pa.array(live)), take(values, live)
+            if len(keys):
+                self.put(to_list(keys), to_list(encode_values(values)))
 
     def restore(self, keys: pa.LargeBinaryArray, snapshot: Snapshot) -> None:
         """Write back what keys had in a snapshot."""
@@ -167,9 +169,10 @@ def _heads(keys: pa.Array) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(KEY_HEADER_BYTES)]
 
 
-def encoded(table_id: int, run: Run) -> Written:
-    """Return the keys of a run."""
-    return Written(table_id, run.hashes, encode_keys(table_id, run.hashes, run.keys))
+def keys_written(table_id: int, run: Run) -> Iterator[Written]:
+    """Yield the keys of a run, copied: they are kept longer than the run."""
+    for part in run.pieces(_LOG_ROWS, CHUNK_BYTES):
+        yield Written(table_id, part.hashes.copy(), encode_keys(table_id, part.hashes, part.keys))
 
 
 class ChangeLog:
@@ -190,16 +193,26 @@ class ChangeLog:
         self._folder = folder
         self._changes: tuple[tuple[int, list[Written]], ...] = ()
 
-    def append(self, written: list[Written]) -> None:
-        """Note what the next write touches, before it begins.
+    def hold(self, written: Iterable[Written]) -> list[Written]:
+        """Return keys as `append` takes them: beyond `LOG_BYTES` in all they are in a file.
 
         Raises
         ------
         UnavailableError
             Local storage is full or failing.
         """
-        if sum(w.size_bytes for _, change in self._changes for w in change) > LOG_BYTES:
-            written = [_on_disk(w, self._folder) for w in written if len(w.hashes)]
+        room = LOG_BYTES - sum(part.size_bytes for part in self.since(-1))
+        held: list[Written] = []
+        following = iter(written)
+        for part in following:
+            held.append(part)
+            room -= part.size_bytes
+            if room < 0:
+                return held + _on_disk(following, self._folder)
+        return held
+
+    def append(self, written: list[Written]) -> None:
+        """Note what the next write touches, before it begins."""
         self._changes = (*self._changes, (self.position + 1, written))
         self.position += 1
 
@@ -209,10 +222,11 @@ class ChangeLog:
 
     def different_since(self, position: int) -> list[Written]:
         """Return the different keys written after `position`, table by table: what going back to it undoes."""
-        changes = self.since(position)
+        changes = [change for at, change in self._changes if at > position]
         if len(changes) == 1:
-            return changes
-        return Written.of(pa.concat_arrays([written.keys for written in changes])) if changes else []
+            return changes[0]  # if it undid something itself, some keys are there twice, and that does no harm
+        keys = [written.keys for change in changes for written in change]
+        return Written.of(pa.concat_arrays(keys)) if keys else []
 
     def keys_since(self, position: int, table_id: int, first_hash: int, last_hash: int) -> list[bytes]:
         """Return the different keys of a table written after `position` whose hash is in a range."""
@@ -229,15 +243,17 @@ class ChangeLog:
         self._changes = tuple(change for change in self._changes if change[0] > position)
 
 
-def _on_disk(written: Written, folder: Path) -> Written:
+def _on_disk(parts: Iterable[Written], folder: Path) -> list[Written]:
     """Return the same, mapped from a file that has lost its name."""
-    batch = pa.RecordBatch.from_arrays([pa.array(written.hashes), written.keys], names=["hash", "key"])
+    table_ids: list[int] = []
     with writing(folder), NamedTemporaryFile(dir=folder, prefix=CHANGES_PREFIX) as file:
-        with ipc.new_stream(file, batch.schema) as stream:
-            stream.write_batch(batch)
+        with ipc.new_stream(file, _LOGGED) as stream:
+            for part in parts:
+                table_ids.append(part.table_id)
+                stream.write_batch(pa.RecordBatch.from_arrays([pa.array(part.hashes), part.keys], schema=_LOGGED))
         file.flush()
         with pa.memory_map(file.name) as mapped:
             data = mapped.read_buffer()
     with ipc.open_stream(data) as stream:
-        batch = stream.read_next_batch()
-    return Written(written.table_id, batch.column(0).to_numpy(), batch.column(1))
+        batches = zip(table_ids, stream, strict=True)
+        return [Written(table_id, batch.column(0).to_numpy(), batch.column(1)) for table_id, batch in batches]

@@ -18,7 +18,7 @@ holds. FORMAT.md section 2 gives them byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -305,6 +305,13 @@ class Run:
         start = int(np.searchsorted(self.hashes, np.uint64(first_hash), side="left"))
         end = int(np.searchsorted(self.hashes, np.uint64(last_hash), side="right"))
         return Run(self.schema, self.batch.slice(start, end - start))
+
+    def pieces(self, rows: int, size_bytes: int) -> Iterator[Run]:
+        """Yield the run in consecutive pieces of at most so many rows and, on the average, bytes; nothing is copied."""
+        if size_bytes < self.size_bytes:
+            rows = max(1, min(rows, size_bytes * len(self) // self.size_bytes))
+        for start in range(0, len(self), rows):
+            yield Run(self.schema, self.batch.slice(start, rows))
 
     def write(self, file: pa.NativeFile, *, compression: str | None = None) -> None:
         """Write the run as an Arrow IPC stream.

@@ -13,13 +13,16 @@ sizes are announced before: a connection that breaks is told from one that was c
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from holdfast.backends import local_files
 from holdfast.backends.arrow_rows import from_columns
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, Run, TableSchema
@@ -31,7 +34,7 @@ PIECE_BYTES = 4 << 20
 #: Buffers as small as this are copied together rather than sent one by one.
 JOINED_BYTES = 64 << 10
 #: Runs larger than this are received into a file, which the kernel may write back, not into memory.
-FILE_BYTES = 64 << 20
+FILE_BYTES = 16 << 20
 
 BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _EXISTS = pa.field("exists", pa.bool_(), nullable=False)
@@ -159,7 +162,20 @@ def receive_runs(
     InvalidArgumentError
         There is more, or something else, than was announced.
     """
-    data = _receive(sum(sizes.values()), received, directory)
+    size = sum(sizes.values())
+    if size <= FILE_BYTES:
+        data = pa.allocate_buffer(size)
+        _copy(size, received, pa.FixedSizeBufferWriter(data))
+        return _read_runs(data, sizes, tables)
+    with local_files.writing(directory), tempfile.TemporaryFile(dir=directory) as file:
+        _copy(size, received, file)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    runs = _read_runs(pa.py_buffer(mapped), sizes, tables)
+    return {table: _MappedRun(run.schema, run.batch, mapped) for table, run in runs.items()}
+
+
+def _read_runs(data: pa.Buffer, sizes: Mapping[str, int], tables: Mapping[str, TableSchema]) -> dict[str, Run]:
     runs, start = {}, 0
     for table, size in sizes.items():
         runs[table] = Run.read(data.slice(start, size), tables[table], source="a request", trusted=True)
@@ -167,16 +183,17 @@ def receive_runs(
     return runs
 
 
-def _receive(size: int, received: Iterable[pa.RecordBatch], directory: Path) -> pa.Buffer:
-    if size > FILE_BYTES:
-        with tempfile.NamedTemporaryFile(dir=directory) as file:
-            _copy(size, received, file)
-            file.flush()
-            with pa.memory_map(file.name) as mapped:
-                return mapped.read_buffer()
-    data = pa.allocate_buffer(size)
-    _copy(size, received, pa.FixedSizeBufferWriter(data))
-    return data
+@dataclass(frozen=True)
+class _MappedRun(Run):
+    """A run in a file, of which no more than one piece need be in memory when it is read in pieces."""
+
+    mapped: mmap.mmap
+
+    def pieces(self, rows: int, size_bytes: int) -> Iterator[Run]:
+        for piece in super().pieces(rows, size_bytes):
+            yield piece
+            # What was read is let go; it stays in the page cache, and comes back when it is read again.
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _copy(size: int, received: Iterable[pa.RecordBatch], sink: Any) -> None:

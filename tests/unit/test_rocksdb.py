@@ -487,6 +487,24 @@ def keys_of_all(log: ChangeLog) -> list[bytes]:
     return [key for part in log.different_since(0) for key in part.keys.to_pylist()]
 
 
+def is_mapped(folder: Path) -> bool:
+    """Whether this process has files of a folder in its memory."""
+    return f" {folder}/" in Path("/proc/self/maps").read_text()
+
+
+def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
+    """The log holds copies: a commit's columns go when it has ended, however long its version is read."""
+    shard.apply(None, P1, counts(("ann", 0)), {})
+    many = counts(*((f"user {i}", i) for i in range(100_000)))
+    before = pa.total_allocated_bytes()
+    shard.apply(P1, P2, many, {})
+    (database,) = shard._databases
+    columns = many["counts"].batch.column(0)
+    starts = {part.hashes.ctypes.data for part in database._log.since(0)}
+    assert not any(columns.buffers()[1].address <= at < columns.buffers()[1].address + columns.nbytes for at in starts)
+    assert pa.total_allocated_bytes() - before < rocksdb_writes.LOG_BYTES
+
+
 def test_many_branches_of_one_version_do_not_multiply_their_changes(shard: RocksDBBackend) -> None:
     """Each undoes what all before it wrote, and notes each key once."""
     shard.apply(None, P1, counts(("ann", 0)), {})
@@ -503,18 +521,22 @@ def test_changes_beyond_the_limit_lie_in_nameless_files(tmp_path: Path, monkeypa
     """A reader that stays for hours does not fill the memory, and its files go with the process."""
     log = ChangeLog(tmp_path)
     keys = [bytes([1]) + i.to_bytes(8, "big") + b"x" for i in range(100)]
-    log.append(written(keys[:50]))
+    log.append(log.hold(written(keys[:50])))
+    assert not is_mapped(tmp_path)
     monkeypatch.setattr(rocksdb_writes, "LOG_BYTES", 10)
-    log.append([*written(keys[50:]), *written([])])
+    log.append(log.hold([*written(keys[50:60]), *written([]), *written(keys[60:])]))
+    assert is_mapped(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert sorted(log.keys_since(0, 1, 40, 60)) == keys[40:61]
     assert sorted(log.keys_since(1, 1, 40, 60)) == keys[50:61]
     assert log.keys_since(2, 1, 0, 100) == log.keys_since(0, 2, 0, 100) == []
-    log.append(written(keys[:10] * 2))
+    log.append(log.hold(written(keys[:10] * 2)))
     assert keys_of_all(log) == keys
     log.trim(2)
     assert keys_of_all(log) == keys[:10]
     assert log.position == 3
+    log.trim(3)
+    assert not is_mapped(tmp_path)
 
 
 def test_changes_are_forgotten_when_nobody_needs_them(shard: RocksDBBackend) -> None:
