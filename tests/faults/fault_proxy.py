@@ -12,7 +12,10 @@
     status_after  performed, but answered with `code` and `s3_code`
     drop_reply    performed; the connection closes without an answer
     cut_reply     performed; the answer announces its size, and ends after `at` bytes of its body
+    short_reply   performed; the answer is `at` bytes of its body, and says that this is all
+    gzip          performed; the answer's body is compressed, as a helpful proxy would
     flip_byte     performed; one byte of the answer's body, at `at`, is another
+    flip_request  performed with another byte at `at` of the request's body
     cut_request   the server gets `at` bytes of the body and then nothing more; the client's connection is reset
     delay         performed after `seconds`
     hang          read, and never answered
@@ -26,6 +29,7 @@ of their own. Requests and answers are held in memory.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import socket
 import struct
@@ -36,7 +40,18 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 Kind = Literal[
-    "status", "status_after", "drop_reply", "cut_reply", "flip_byte", "cut_request", "delay", "hang", "reset"
+    "status",
+    "status_after",
+    "drop_reply",
+    "cut_reply",
+    "short_reply",
+    "gzip",
+    "flip_byte",
+    "flip_request",
+    "cut_request",
+    "delay",
+    "hang",
+    "reset",
 ]
 
 _HOP_BY_HOP = {b"connection", b"content-length", b"expect", b"keep-alive", b"server", b"transfer-encoding"}
@@ -170,19 +185,21 @@ class FaultProxy:
             return False
         if rule and rule.kind == "delay":
             await asyncio.sleep(rule.seconds)
+        if rule and rule.kind == "flip_request":
+            request.body = _flipped(request.body, rule.at)
         answer = await self._forward(request)
         if rule and rule.kind == "drop_reply":
             return False
         if rule and rule.kind == "status_after":
             writer.write(_error(rule, method))
             return True
+        if rule:
+            _change(answer, rule)
         # The answer to a HEAD announces a body that does not follow.
         announced = answer.header(b"content-length") if method == "HEAD" else b"%d" % len(answer.body)
-        body = bytearray(answer.body)
-        if rule and rule.kind == "flip_byte":
-            body[rule.at] ^= 0xFF
         cut = rule is not None and rule.kind == "cut_reply"
-        writer.write(answer.encoded((b"Content-Length", announced)) + (body[: rule.at] if rule and cut else body))
+        body = answer.body[: rule.at] if rule and cut else answer.body
+        writer.write(answer.encoded((b"Content-Length", announced)) + body)
         return not cut
 
     async def _forward_half(self, request: Message, size: int) -> None:
@@ -233,6 +250,20 @@ async def _body(reader: asyncio.StreamReader, request: Message) -> bytes:
         await reader.readexactly(2)
     await reader.readuntil(b"\r\n")
     return b"".join(chunks)
+
+
+def _change(answer: Message, rule: Rule) -> None:
+    if rule.kind == "flip_byte":
+        answer.body = _flipped(answer.body, rule.at)
+    elif rule.kind == "short_reply":
+        answer.body = answer.body[: rule.at]
+    elif rule.kind == "gzip":
+        answer.body = gzip.compress(answer.body)
+        answer.headers.append((b"Content-Encoding", b"gzip"))
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
 def _error(rule: Rule, method: str) -> bytes:

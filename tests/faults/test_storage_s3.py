@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter import storage_s3
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
@@ -107,6 +108,49 @@ def test_reply_of_put_lost(storage: ObjectStorage, proxy: FaultProxy) -> None:
     assert storage.get("o") == b"written once"
 
 
+def test_reply_of_put_lost_for_ever(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    """Nobody knows whether it is stored: that is an error, and nothing is deleted, neither this nor anything else."""
+    storage = open_through(total_max_attempts=2)
+    storage.put("before", b"1")
+    lost = proxy.rule("drop_reply", method="PUT")
+    with pytest.raises(UnavailableError, match="action=put key=o "):
+        storage.put("o", b"small")
+    assert lost.hits >= 2
+    proxy.rules.clear()
+    assert {info.key: storage.get(info.key) for info in storage.list("")} == {"before": b"1", "o": b"small"}
+    assert requests_of(proxy, "DELETE") + requests_of(proxy, "POST") == 0
+
+
+def test_reply_of_complete_lost_for_ever(
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, server: S3Server
+) -> None:
+    """The object is whole, and stays, although its put has failed and the upload was aborted."""
+    storage = open_through(total_max_attempts=1)
+    lost = proxy.rule("drop_reply", method="POST", path="uploadId=")
+    with pytest.raises(UnavailableError, match="action=put key=o "):
+        storage.put("o", THREE_PARTS)
+    assert lost.hits >= 1
+    proxy.rules.clear()
+    assert storage.get("o") == THREE_PARTS
+    assert not uploads(server)
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_conflict_of_the_store_is_never_taken_for_an_object(
+    storage: ObjectStorage, proxy: FaultProxy, code: str
+) -> None:
+    """409 says that nothing was done: try again, for ever it is an error, and the key is not there."""
+    conflict = proxy.rule("status", method="PUT", code=409, s3_code=code)
+    with pytest.raises(UnavailableError, match=f"detail={code}/409") as raised:
+        storage.put("o", b"data")
+    assert conflict.hits >= 1
+    assert raised.value.retryable
+    proxy.rules.clear()
+    assert not storage.list("")
+    storage.put("o", b"data")
+    assert storage.get("o") == b"data"
+
+
 @pytest.mark.parametrize("attempts", [1, 4])
 def test_request_cut_in_the_body(open_through: Callable[..., ObjectStorage], proxy: FaultProxy, attempts: int) -> None:
     """A body of which half arrived is no object: it is sent again, or nothing is stored."""
@@ -187,6 +231,40 @@ def test_body_cut_always(storage: ObjectStorage, proxy: FaultProxy) -> None:
     assert cut.hits == 3
 
 
+@pytest.mark.parametrize("kind", ["short_reply", "gzip"])
+@pytest.mark.parametrize("times", [1, None])
+def test_body_that_is_another_than_was_stored(
+    storage: ObjectStorage, proxy: FaultProxy, kind: str, times: int | None
+) -> None:
+    """Its length is the one announced, so only the checksum tells: read again, or an error, never other bytes."""
+    storage.put("o", b"x" * 1000)
+    changed = proxy.rule(kind, method="GET", at=500, times=times)  # type: ignore[arg-type]
+    if times is None:
+        with pytest.raises((CorruptionError, UnavailableError), match="action=get key=o"):
+            storage.get("o")
+    else:
+        assert storage.get("o") == b"x" * 1000
+    assert changed.hits == (3 if times is None else 1)
+
+
+@pytest.mark.parametrize("size_bytes", [1000, len(THREE_PARTS)])
+def test_bytes_damaged_on_their_way_to_the_store(
+    open_through: Callable[..., ObjectStorage], proxy: FaultProxy, size_bytes: int
+) -> None:
+    """Versitygw refuses them, moto stores them: then the digest inside of every file of ours tells when it is read."""
+    storage = open_through(total_max_attempts=1)
+    data, _ = stored_file.encode("part", {}, {"bytes": lambda sink: sink.write(os.urandom(size_bytes))})
+    damaged = proxy.rule("flip_request", method="PUT", at=500)
+    try:
+        storage.put("o", data)
+    except HoldfastError:
+        assert not storage.list("")
+    else:
+        with pytest.raises(CorruptionError):
+            stored_file.decode(storage.get("o"), source="o", kind="part")
+    assert damaged.hits >= 1
+
+
 def test_body_damaged_once(storage: ObjectStorage, proxy: FaultProxy) -> None:
     storage.put("o", b"x" * 1000)
     damaged = proxy.rule("flip_byte", method="GET", at=500, times=1)
@@ -263,6 +341,43 @@ def test_part_fails_for_ever(open_through: Callable[..., ObjectStorage], proxy: 
     assert failed.hits == 2
     assert requests_of(proxy, "DELETE") == 1
     assert_nothing_left(server, storage)
+
+
+def test_credentials_that_expire_in_the_middle_of_an_upload(
+    storage: ObjectStorage, proxy: FaultProxy, server: S3Server
+) -> None:
+    """A person must act: it is not tried again, and the parts are gone."""
+    expired = proxy.rule("status", method="PUT", path="partNumber=2", code=400, s3_code="ExpiredToken")
+    with pytest.raises(InvalidArgumentError, match=r"access denied.*action=put key=o .*ExpiredToken"):
+        storage.put("o", THREE_PARTS)
+    assert expired.hits == 1
+    assert_nothing_left(server, storage)
+
+
+KILLED = """
+import sys
+from holdfast.snapshotter.storage import open_storage
+url, endpoint, key, secret = sys.argv[1:]
+client = {"endpoint_url": endpoint, "region_name": "us-east-1"}
+storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": client, "part_size_bytes": 5 << 20})
+storage.put("killed", bytes(11 << 20))
+"""
+
+
+def test_a_killed_upload_is_swept(storage: ObjectStorage, proxy: FaultProxy, server: S3Server, tmp_path: Path) -> None:
+    """What it had sent is no object, and goes when it is old."""
+    hang = proxy.rule("hang", method="PUT", path="partNumber=3")
+    command = [sys.executable, "-c", KILLED, storage.url, proxy.url, ACCESS_KEY, SECRET_KEY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path) as process:
+        while not hang.hits:
+            time.sleep(0.01)
+        process.kill()
+    assert not storage.list("")
+    assert len(uploads(server)) == 1
+    assert storage.abort_unfinished_uploads("", before_ms=1) == 0
+    assert storage.abort_unfinished_uploads("", before_ms=1 << 52) == 1
+    assert not uploads(server)
 
 
 def test_part_hangs(
@@ -416,6 +531,24 @@ def test_list_of_many_pages(open_through: Callable[..., ObjectStorage], proxy: F
     with pytest.raises(UnavailableError, match="action=list key=p/"):
         storage.list("p/")
     assert failing.hits == 2
+
+
+def test_objects_that_come_and_go_between_pages(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    """Whatever was there all the time is in the list, each once."""
+    storage, other = open_through(s3_additional_kwargs={"MaxKeys": 2}), open_through()
+    for number in range(1, 8):
+        storage.put(f"p/{number}", b"1")
+    late = proxy.rule("delay", path="continuation-token", skip=1, times=1, seconds=1)
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(storage.list, "p/")
+        while not late.hits:
+            time.sleep(0.01)
+        other.delete(["p/1", "p/4", "p/7"])  # in an earlier page, the last of one, in a later page
+        other.put("p/0", b"1")
+        keys = [info.key for info in listing.result()]
+    assert late.hits == 1
+    assert {"p/2", "p/3", "p/5", "p/6"} <= set(keys) <= {f"p/{number}" for number in range(8)}
+    assert keys == sorted(set(keys))
 
 
 def test_delete_in_batches(storage: ObjectStorage, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -19,6 +20,8 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 
 pytestmark = pytest.mark.spark
+
+CANARY = "CANARY+secret/0123456789"
 
 
 class HalfDone(Backend):
@@ -138,6 +141,67 @@ def test_backends_and_their_options(
     frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
     with pytest.raises(InvalidArgumentError, match=expected):
         holdfast.stream(frame).groupBy("key").applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"checkpoint.dir": "gs://bucket/app"}, r"InvalidArgumentError.*gcsfs"),
+        ({"checkpoint.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
+        ({"checkpoint.dir": "s3:/bucket/app"}, r"storage URL must be scheme://root"),
+        ({"checkpoint.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
+        (
+            {"checkpoint.dir": "s3://bucket/app", "storage.secret": CANARY},
+            r"set both, or neither.*options='key secret'",
+        ),
+        (
+            {"checkpoint.dir": "s3://bucket/app", "storage.key": "k", "storage.secret": CANARY, "storage.anon": "true"},
+            r"contradict each other.*options='key secret anon'",
+        ),
+        ({"checkpoint.dir": "s3://bucket/app", "storage.anon": "maybe"}, r"must be true or false.*option=anon"),
+        (
+            {"checkpoint.dir": "hdfs://namenode/app", "storage.user": "me"},
+            r"unknown option for hdfs storage.*option=user",
+        ),
+    ],
+)
+def test_checkpoint_directories_that_cannot_be(lab: Lab, settings: dict[str, str], expected: str) -> None:
+    """The first micro-batch says so, before the operator's function is called; no value is repeated."""
+    lab.configure(settings)
+    lab.feed([("a", 1)])
+    with pytest.raises(StreamingQueryException, match=f"(?s){expected}") as failed:
+        lab.run(lab.totals(func=never_called))
+    assert CANARY not in str(failed.value)
+    assert "was called" not in str(failed.value)
+
+
+def never_called(batch: holdfast.ShardBatch) -> None:
+    raise AssertionError("the function was called")
+
+
+def test_a_checkpoint_directory_that_is_a_file(lab: Lab) -> None:
+    (lab.folder / "durable").write_bytes(b"precious")
+    lab.feed([("a", 1)])
+    with pytest.raises(
+        StreamingQueryException, match=r"(?s)failed its test at the start.*action=put key=totals/probes/"
+    ):
+        lab.run(lab.totals(func=never_called))
+    assert (lab.folder / "durable").read_bytes() == b"precious"
+
+
+def test_state_of_a_newer_release(lab: Lab) -> None:
+    """It is neither read nor changed, and not called damaged."""
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    record = lab.folder / "durable/totals/operator"
+    newer = bytearray(record.read_bytes())
+    newer[-26] += 1  # the format version, see FORMAT.md section 1
+    record.write_bytes(newer)
+    before = {path: path.read_bytes() for path in (lab.folder / "durable").rglob("*") if path.is_file()}
+    lab.feed([("a", 1)])
+    with pytest.raises(StreamingQueryException, match=r"(?s)totals/operator has another format.*format_version=2"):
+        lab.run(lab.totals(func=never_called))
+    assert {path: path.read_bytes() for path in (lab.folder / "durable").rglob("*") if path.is_file()} == before
 
 
 def test_types_that_the_rows_transport_cannot_carry(lab: Lab) -> None:

@@ -44,3 +44,20 @@ def test_state_on_s3_outlives_local_state_and_wrong_credentials_stop_the_query(l
     assert lab.state() == {"a": (1, 1), "b": (1, 2), None: (1, 3)}
     lab.run(lab.totals())
     assert lab.state() == {"a": (2, 11), "b": (1, 2), None: (1, 3)}
+
+
+def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
+    """Absent, or not to be written to: the first micro-batch names the action, the key and the remedy."""
+    lab.feed([("a", 1)])
+    use(lab, server, server.options())
+    lab.configure({"checkpoint.dir": "s3://no-such-bucket/app"})
+    with pytest.raises(StreamingQueryException, match=r"(?s)no such bucket: create it.*action=put key=totals/probes/"):
+        lab.run(lab.totals())
+    with server.user_without("s3:PutObject") as limited:
+        use(lab, server, limited)
+        with pytest.raises(StreamingQueryException, match=r"(?s)access denied.*permission=s3:PutObject") as failed:
+            lab.run(lab.totals())
+    assert str(limited["secret"]) not in str(failed.value)
+    use(lab, server, server.options())
+    lab.run(lab.totals())
+    assert lab.state() == {"a": (1, 1)}
