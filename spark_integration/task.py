@@ -134,7 +134,7 @@ def keep_claim(
             elif (stored := find_operator(storage, record.operator)) is not None:
                 check_operator(stored, record, storage.url)
         _claimed.add(process)
-    elif abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
+    if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         _renew(claims, note)
 
 

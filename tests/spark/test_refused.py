@@ -189,6 +189,20 @@ def test_a_checkpoint_directory_that_is_a_file(lab: Lab) -> None:
     assert (lab.folder / "durable").read_bytes() == b"precious"
 
 
+def test_a_directory_that_the_query_has_not_used(lab: Lab) -> None:
+    """A query at work never begins again with empty state because it was shown another place."""
+    lab.configure({"commit.carriedBytes": "0"})
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    lab.configure({"checkpoint.dir": str(lab.folder / "elsewhere")})
+    lab.feed([("a", 10)])
+    with pytest.raises(StreamingQueryException, match=r"(?s)StateLostError.*is not in the checkpoint directory"):
+        lab.run(lab.totals(func=never_called))
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    lab.run(lab.totals())
+    assert lab.state() == {"a": (2, 11)}
+
+
 def test_state_of_a_newer_release(lab: Lab) -> None:
     """It is neither read nor changed, and not called damaged."""
     lab.feed([("a", 1)])

@@ -122,12 +122,15 @@ def test_a_claim_that_cannot_be_renewed_stops_nothing(storage: FaultyStorage, tm
     storage.assert_all_hit()
 
 
-def test_an_older_run_stops_when_it_renews(storage: FaultyStorage, tmp_path: Path) -> None:
-    """And at each call after that: a retried task must not slip through."""
+def test_an_older_run_stops_when_it_renews(
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at each call after that, in any process: a retried task must not slip through."""
     task.keep_claim(storage, RECORD, tmp_path / "old")
     task.keep_claim(storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new")
     later_ms = clock.now_ms() + RENEW_EVERY_MS
-    for _ in range(2):
+    for process in (os.getpid(), os.getpid(), 4711):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
         with pytest.raises(FencedError, match=r"newer run of this query.*run=run-1 newer_run=run-2"):
             task.keep_claim(storage, RECORD, tmp_path / "old", lambda: later_ms)
     task.keep_claim(storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new", lambda: later_ms)
