@@ -18,6 +18,10 @@ from holdfast.errors import HoldfastError
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
     "demo": "holdfast.examples.flights.command:demo",
+    "gc": "holdfast.commands.gc:gc",
+    "inspect": "holdfast.commands.inspect:inspect",
+    "log": "holdfast.commands.log:log",
+    "verify": "holdfast.commands.verify:verify",
 }
 
 

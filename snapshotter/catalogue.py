@@ -279,6 +279,13 @@ class Headers:
         """Return the manifest of a snapshot; raises as `commit`."""
         return self._read(self._manifests, key, decode_manifest)
 
+    def remember(self, key: str, header: CommitHeader | Manifest) -> None:
+        """Take a header that was read otherwise."""
+        if isinstance(header, CommitHeader):
+            self._commits[key] = header
+        else:
+            self._manifests[key] = header
+
     def forget_all_but(self, keys: Collection[str]) -> None:
         """Forget the headers of objects that are gone."""
         for kept in (self._commits, self._manifests):

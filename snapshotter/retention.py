@@ -340,13 +340,12 @@ def run_retention(
     Cost: one small put, one listing, one or two deletes; a get for each snapshot since the horizon and for one commit,
     less what `headers` knows.
     """
-    probe = f"{prefix}/probes/clock-{new_id()}"
-    storage.put(probe, probe.encode())
+    probe = _put_probe(storage, prefix, new_id)
     listing = list_shard(storage, prefix)
     history = History(listing, headers or Headers(storage, prefix))
     history.headers.forget_all_but(listing.objects.keys())
     try:
-        now_ms = _stored_ms(listing, probe)
+        now_ms = _stored_ms(storage.url, probe, {f"{prefix}/{o.key}": o.modified_ms for o in listing.of_kind("probe")})
         head = Head(pointer.version, links(chain))
         planned = plan(history, needed_from(head, pointer.version - retained, history), now_ms, grace_ms)
     except (CorruptionError, NotFoundError):
@@ -357,8 +356,29 @@ def run_retention(
     return planned
 
 
-def _stored_ms(listing: ShardListing, probe: str) -> int:
-    stored = listing.objects.get(probe.removeprefix(f"{listing.prefix}/"))
-    if stored is None:
-        raise UnavailableError("the storage does not list what was just stored: nothing is deleted", key=probe)
-    return stored.modified_ms
+def store_time_ms(storage: ObjectStorage, folder: str, new_id: Callable[[], str] = clock.new_id) -> int:
+    """Return the time by the store's clock: when a small object was stored that is deleted again.
+
+    Raises
+    ------
+    InvalidArgumentError, UnavailableError
+        The storage refused, or did not answer.
+    """
+    probe = _put_probe(storage, folder, new_id)
+    listed = {info.key: info.modified_ms for info in storage.list(f"{folder}/probes/")}
+    storage.delete([probe])
+    return _stored_ms(storage.url, probe, listed)
+
+
+def _put_probe(storage: ObjectStorage, folder: str, new_id: Callable[[], str]) -> str:
+    probe = f"{folder}/probes/clock-{new_id()}"
+    storage.put(probe, probe.encode())
+    return probe
+
+
+def _stored_ms(url: str, probe: str, listed: Mapping[str, int]) -> int:
+    if probe not in listed:
+        raise UnavailableError(
+            "the storage does not list what was just stored: nothing is deleted", key=probe, storage=url
+        )
+    return listed[probe]

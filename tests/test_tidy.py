@@ -39,13 +39,20 @@ PLUG_INS_MAY_IMPORT = {
 EVERYONE = {"holdfast.errors", "holdfast.clock"}
 ALSO = {"spark_integration": {"holdfast.settings"}, "holdfast": {"holdfast.settings", "holdfast.backends.options"}}
 # These stand above all layers, and may import anything.
-ABOVE = ("benches/*", "examples/*", "holdfast/__init__.py", "holdfast/cli*.py", "holdfast/testing/*")
+ABOVE = (
+    "benches/*",
+    "examples/*",
+    "holdfast/__init__.py",
+    "holdfast/cli*.py",
+    "holdfast/commands/*",
+    "holdfast/testing/*",
+)
 
 # A third-party library that has one place, and that place.
 PLACES = {
     "aiobotocore": ("snapshotter/storage*.py",),
     "botocore": ("snapshotter/storage*.py",),
-    "click": ("holdfast/cli*.py", "benches/*", "examples/*"),
+    "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage*.py",),
     "hdfs_native": ("snapshotter/storage*.py",),
     "mmh3": ("spark_integration/*",),
@@ -53,7 +60,7 @@ PLACES = {
     "pyarrow.flight": ("spark_integration/state_client.py", "spark_integration/state_service.py"),
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "examples/*"),
-    "rich": ("holdfast/cli*.py", "examples/*", "benches/*"),
+    "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb*.py", "benches/rocksdb_*.py"),
     "s3fs": ("snapshotter/storage*.py",),
 }
@@ -70,6 +77,7 @@ MAY_ASK_TIME = ("holdfast/clock.py", "spark_integration/state_server.py", *ABOVE
 # task.py puts the parts of a shard call together, and hands its executor to them; contract suites test concurrency.
 MAY_START_THREADS = (
     "benches/*",
+    "holdfast/commands/target.py",
     "holdfast/testing/*",
     "snapshotter/storage*.py",
     "spark_integration/state_reader.py",

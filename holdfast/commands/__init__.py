@@ -1,0 +1,1 @@
+"""The commands that look after a checkpoint directory: ``holdfast gc``, ``verify``, ``log`` and ``inspect``."""

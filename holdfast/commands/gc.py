@@ -1,0 +1,195 @@
+"""``holdfast gc``: delete what no version that a query may return to can need."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import click
+
+from holdfast.commands.target import Target, on_checkpoint, opened, plain, size, table
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing
+from holdfast.snapshotter.operator_record import read_operator, shard_prefix
+from holdfast.snapshotter.retention import (
+    RETAINED_VERSIONS,
+    History,
+    Plan,
+    carry_out,
+    needed_in_storage,
+    plan,
+    store_time_ms,
+)
+
+_ROWS_SHOWN = 40
+_HOUR_MS = 60 * 60_000
+
+
+@dataclass
+class Outcome:
+    """What is planned for a shard, or for what lies beside the shards of an operator, and what came of it.
+
+    Attributes
+    ----------
+    plan : Plan
+    sizes : dict of str to int
+        Bytes by key, of all objects that go.
+    error : HoldfastError or None
+        Why nothing could be planned, or not all could be deleted.
+    """
+
+    plan: Plan
+    sizes: dict[str, int]
+    error: HoldfastError | None = None
+
+
+@click.command()
+@on_checkpoint
+@click.option(
+    "--retain",
+    type=click.IntRange(min=1),
+    default=RETAINED_VERSIONS,
+    show_default=True,
+    metavar="N",
+    help="Versions before the newest one that stay: not less than the query's spark.sql.streaming.minBatchesToRetain.",
+)
+@click.option(
+    "--grace",
+    "grace_hours",
+    type=click.FloatRange(min=0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="What was stored since then stays, whatever it is: longer than any upload takes.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked.")
+def gc(
+    url: str,
+    operator: str | None,
+    options: tuple[str, ...],
+    as_json: bool,
+    retain: int,
+    grace_hours: float,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Delete what no version that a query may return to can need.
+
+    URL is the checkpoint directory: what spark.holdfast.checkpoint.dir says. Queries clean up by themselves; this is
+    for what is left of those that are gone for good, of executors that died, and of uploads that nobody finished. A
+    query may run meanwhile.
+    """
+    if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
+        raise InvalidArgumentError("nobody can be asked here: give --yes to delete, or --dry-run to look")
+    with opened(url, options, operator) as target:
+        now_ms = store_time_ms(target.storage, next(iter(target.listing.operators)))
+        before_ms = now_ms - int(grace_hours * _HOUR_MS)
+        outcomes = _plans(target, retain, now_ms, before_ms)
+        if not as_json:
+            _show(target, outcomes, dry_run=dry_run)
+        going = [outcome for outcome in outcomes if outcome.plan.delete]
+        if dry_run or (going and not yes and not _is_agreed(going)):
+            aborted = None
+        else:
+            list(target.executor.map(partial(_carry_out, target), going))
+            prefixes = [f"{name}/" for name in target.listing.operators]
+            aborted = sum(target.storage.abort_unfinished_uploads(prefix, before_ms) for prefix in prefixes)
+        if as_json:
+            target.show({"dry_run": dry_run, "now_ms": now_ms, **_document(outcomes, aborted)})
+        else:
+            _conclude(target, outcomes, aborted)
+    if any(outcome.error for outcome in outcomes):
+        sys.exit(1)
+
+
+def _plans(target: Target, retain: int, now_ms: int, before_ms: int) -> list[Outcome]:
+    shards, outcomes = [], []
+    for name, operator in target.listing.operators.items():
+        outcomes.append(_beside_shards(operator, before_ms))
+        try:
+            # A folder that only looks like a shard of this operator is left alone.
+            ours = {shard_prefix(name, number) for number in range(read_operator(target.storage, name).shards)}
+        except CorruptionError as exc:
+            outcomes.append(Outcome(Plan(name, 0), {}, exc))
+            continue
+        shards += [shard for prefix, shard in operator.shards.items() if prefix in ours]
+    work = partial(_plan, target, retain=retain, now_ms=now_ms, grace_ms=now_ms - before_ms)
+    return [*outcomes, *target.executor.map(work, shards)]
+
+
+def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
+    old = [info for info in operator.probes() if info.modified_ms <= before_ms]
+    sizes = {info.key.removeprefix(f"{operator.name}/"): info.size_bytes for info in old}
+    return Outcome(Plan(operator.name, 0, {}, dict.fromkeys(sizes, "left by a test of the storage")), sizes)
+
+
+def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
+    history = History(shard, Headers(target.storage, shard.prefix))
+    try:
+        planned = plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
+    except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
+        raise
+    except HoldfastError as exc:
+        return Outcome(Plan(shard.prefix, 0, dict.fromkeys(shard.objects, "nobody knows what is needed")), {}, exc)
+    return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
+
+
+def _is_agreed(going: list[Outcome]) -> bool:
+    return click.confirm(f"Delete {sum(len(o.plan.delete) for o in going):,} objects?")
+
+
+def _carry_out(target: Target, outcome: Outcome) -> None:
+    try:
+        carry_out(target.storage, outcome.plan)
+    except HoldfastError as exc:
+        outcome.error = exc
+
+
+def _show(target: Target, outcomes: list[Outcome], *, dry_run: bool) -> None:
+    rows = [(o, key, reason) for o in outcomes for key, reason in o.plan.delete.items()]
+    if rows:
+        shown = table(
+            "object", "size", "why it would go" if dry_run else "why it goes", right=("size",), whole=("object",)
+        )
+        for outcome, key, reason in rows[:_ROWS_SHOWN]:
+            shown.add_row(plain(f"{outcome.plan.shard}/{key}"), size(outcome.sizes[key]), plain(reason))
+        target.console.print(shown)
+    if len(rows) > _ROWS_SHOWN:
+        target.console.print(f"… and {len(rows) - _ROWS_SHOWN:,} more; --json names all")
+
+
+def _conclude(target: Target, outcomes: list[Outcome], aborted: int | None) -> None:
+    console = target.console
+    going, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
+    failed = [o for o in outcomes if o.error]
+    verb = "would go" if aborted is None else "were to go" if failed else "went"
+    console.print(f"{going:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} stay")
+    if aborted:
+        console.print(f"{aborted:,} unfinished uploads were removed")
+    if target.listing.unknown:
+        console.print(f"{len(target.listing.unknown):,} objects outside of operators were left alone")
+    for outcome in failed:
+        what = "not everything could be deleted" if outcome.plan.delete else "nothing of it can go"
+        console.print(f"[red]{plain(outcome.plan.shard)}: {what}[/]: {plain(outcome.error)}", soft_wrap=True)
+
+
+def _document(outcomes: list[Outcome], aborted: int | None) -> dict[str, Any]:
+    return {
+        "objects": sum(len(o.plan.delete) for o in outcomes),
+        "size_bytes": sum(sum(o.sizes.values()) for o in outcomes),
+        "kept": sum(len(o.plan.keep) for o in outcomes),
+        "unfinished_uploads_removed": aborted or 0,
+        "shards": [
+            {
+                "shard": o.plan.shard,
+                "needed_from": o.plan.needed_from,
+                "delete": {key: {"why": why, "size_bytes": o.sizes[key]} for key, why in o.plan.delete.items()},
+                "keep": dict(o.plan.keep),
+                "error": str(o.error) if o.error else None,
+            }
+            for o in outcomes
+        ],
+    }

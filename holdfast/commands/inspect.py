@@ -1,0 +1,106 @@
+"""``holdfast inspect``: what lies in a checkpoint directory: operators, their tables, shards and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
+from holdfast.errors import CorruptionError
+from holdfast.snapshotter.catalogue import OperatorListing, ShardListing
+from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
+
+_KINDS = ("commit", "snapshot", "part", "probe", "unknown")
+
+
+@click.command()
+@on_checkpoint
+@click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
+def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, with_shards: bool) -> None:
+    """Show the operators of a checkpoint directory: whose they are, their tables, and what they occupy.
+
+    Costs one listing and one small request for each operator.
+    """
+    with opened(url, options, operator) as target:
+        found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
+        if as_json:
+            operators = [_document(listing, record) for listing, record in found]
+            target.show({"operators": operators, "unknown_objects": len(target.listing.unknown)})
+            return
+        for listing, record in found:
+            _show(target, listing, record)
+            if with_shards:
+                _show_shards(target, listing)
+        if target.listing.unknown:
+            target.console.print(f"{len(target.listing.unknown):,} objects beside the operators are not holdfast's")
+
+
+def _record(target: Target, name: str) -> OperatorRecord | CorruptionError:
+    try:
+        return read_operator(target.storage, name)
+    except CorruptionError as exc:
+        return exc
+
+
+def _facts(shard: ShardListing) -> dict[str, Any]:
+    newest = shard.versions[-1] if shard.versions else None
+    return {
+        "shard": shard.prefix,
+        "objects": {kind: len(shard.of_kind(kind)) for kind in _KINDS},
+        "bytes": {kind: sum(o.size_bytes for o in shard.of_kind(kind)) for kind in _KINDS},
+        "newest_version": newest and str(newest.pointer),
+        "stored_ms": max((o.modified_ms for o in shard.versions), default=None),
+    }
+
+
+def _document(listing: OperatorListing, record: OperatorRecord | CorruptionError) -> dict[str, Any]:
+    if isinstance(record, OperatorRecord):
+        about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas")}
+        about["tables"] = {
+            table: {side: [{"name": name, "type": kind} for name, kind in columns] for side, columns in sides.items()}
+            for table, sides in record.tables.items()
+        }
+    else:
+        about = {"error": str(record)}
+    shards = {"shard_count": about.pop("shards", None), "shards": [_facts(s) for s in listing.shards.values()]}
+    return {"operator": listing.name, **about, **shards}
+
+
+def _show(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> None:
+    console = target.console
+    if isinstance(record, CorruptionError):
+        console.print(f"[bold]{plain(listing.name)}[/] [red]{plain(record)}[/]", soft_wrap=True)
+    else:
+        console.print(
+            f"[bold]{plain(listing.name)}[/] of query {plain(record.query_id)}: "
+            f"{len(listing.shards):,} of {record.shards:,} shards hold state"
+        )
+        shown = table("table", "column", "", "type")
+        for name, sides in record.tables.items():
+            for side, columns in sides.items():
+                for column, kind in columns:
+                    shown.add_row(plain(name), plain(column), "key" if side == "key" else "", plain(kind))
+        console.print(shown)
+    shown = table("", "objects", "size", right=("objects", "size"))
+    facts = [_facts(shard) for shard in listing.shards.values()]
+    for kind in _KINDS:
+        objects = sum(f["objects"][kind] for f in facts)
+        if objects or kind in ("commit", "snapshot", "part"):
+            words = {"part": "parts of files", "unknown": "unknown"}.get(kind, f"{kind}s")
+            shown.add_row(words, f"{objects:,}", size(sum(f["bytes"][kind] for f in facts)))
+    console.print(shown)
+
+
+def _show_shards(target: Target, listing: OperatorListing) -> None:
+    shown = table("shard", "newest stored version", "stored", "objects", "size", right=("objects", "size"))
+    for facts in map(_facts, listing.shards.values()):
+        shown.add_row(
+            plain(facts["shard"]),
+            plain(facts["newest_version"] or ""),
+            moment(facts["stored_ms"]) if facts["stored_ms"] is not None else "",
+            f"{sum(facts['objects'].values()):,}",
+            size(sum(facts["bytes"].values())),
+        )
+    target.console.print(shown)

@@ -1,0 +1,119 @@
+"""``holdfast log``: the stored versions and snapshots of each shard, newest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.catalogue import Headers, ShardListing, StoredObject
+
+
+@click.command()
+@on_checkpoint
+@click.option("--shard", type=click.IntRange(min=0), metavar="N", help="Only this shard of each operator.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="The newest versions of each shard; each costs a request.",
+)
+def log(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, shard: int | None, limit: int) -> None:
+    """List the stored versions and snapshots of each shard, newest first.
+
+    A commit holds what was written since the one before it, which may be several versions: small ones travel in Spark's
+    own state until they are worth an object. Times are the store's, in UTC.
+    """
+    with opened(url, options, operator) as target:
+        shards = [
+            listing
+            for found in target.listing.operators.values()
+            for prefix, listing in found.shards.items()
+            if shard is None or prefix.endswith(f"/shard-{shard:04d}")
+        ]
+        wanted = [(s, stored) for s in shards for stored in [*reversed(s.versions)][:limit]]
+        headers = {s.prefix: Headers(target.storage, s.prefix) for s in shards}
+        described = target.executor.map(lambda pair: _describe(headers[pair[0].prefix], pair[1]), wanted)
+        rows: dict[str, list[dict[str, Any]]] = {s.prefix: [] for s in shards}
+        for (listing, _), row in zip(wanted, described, strict=True):
+            rows[listing.prefix].append(row)
+        if as_json:
+            target.show({"shards": [{**_totals(s), "newest": rows[s.prefix]} for s in shards]})
+        else:
+            _show(target, shards, rows)
+
+
+def _describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "kind": stored.kind,
+        "version": str(stored.pointer),
+        "stored_ms": stored.modified_ms,
+        "size_bytes": stored.size_bytes,
+    }
+    try:
+        if stored.kind == "commit":
+            header = headers.commit(stored.key)
+            covers = [str(pointer) for pointer in header.since]
+            begins = header.chain[0].key if header.chain else stored.key
+            return {
+                **row,
+                "rows": dict(header.rows),
+                "covers": covers,
+                "chain": len(header.chain) + 1,
+                "begins": begins,
+            }
+        manifest = headers.manifest(stored.key)
+    except (InvalidArgumentError, UnavailableError):
+        raise
+    except HoldfastError as exc:
+        return {**row, "error": str(exc)}
+    return {
+        **row,
+        "backend": manifest.backend,
+        "files": len(manifest.files),
+        "stored_bytes": manifest.stored_bytes,
+        "new_bytes": manifest.new_bytes,
+    }
+
+
+def _totals(shard: ShardListing) -> dict[str, Any]:
+    kinds = {kind: shard.of_kind(kind) for kind in ("commit", "snapshot", "part")}
+    return {
+        "shard": shard.prefix,
+        **{f"{kind}s": len(found) for kind, found in kinds.items()},
+        **{f"{kind}s_bytes": sum(o.size_bytes for o in found) for kind, found in kinds.items()},
+    }
+
+
+def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[str, Any]]]) -> None:
+    for shard in shards:
+        totals = _totals(shard)
+        target.console.print(
+            f"[bold]{plain(shard.prefix)}[/]: {totals['commits']:,} commits, {size(totals['commits_bytes'])}; "
+            f"{totals['snapshots']:,} snapshots, {size(totals['parts_bytes'])}"
+        )
+        shown = table("stored", "version", "what", "size", "", right=("size",), whole=("stored", "version", "what"))
+        for row in rows[shard.prefix]:
+            colour = "[cyan]snapshot[/]" if row["kind"] == "snapshot" else "commit"
+            shown.add_row(
+                moment(row["stored_ms"]), plain(row["version"]), colour, size(_size_of(row)), plain(_note(row))
+            )
+        target.console.print(shown)
+
+
+def _size_of(row: dict[str, Any]) -> int:
+    return int(row["size_bytes"] + row.get("stored_bytes", 0))
+
+
+def _note(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return str(row["error"])
+    if row["kind"] == "snapshot":
+        return f"{row['backend']}, {row['files']:,} files, {size(row['new_bytes'])} of them new"
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["rows"].items()) or "no rows"
+    covers = f"; {len(row['covers'])} versions" if len(row["covers"]) > 1 else ""
+    return f"{counts}{covers}; chain of {row['chain']}"

@@ -1,0 +1,129 @@
+"""What the commands share: the checkpoint directory they are about, its options, and how they answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import STORAGE_PREFIX
+from holdfast.snapshotter.catalogue import CheckpointListing, list_checkpoint
+from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+
+_THREADS = 16
+# Of what goes into a file or a pipe, where rich would take 80 and cut names.
+_WIDTH_ELSEWHERE = 240
+_Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """An open checkpoint directory.
+
+    Attributes
+    ----------
+    storage : ObjectStorage
+    executor : concurrent.futures.Executor
+        For requests side by side.
+    listing : CheckpointListing
+        Of all operators, or of the one that was asked for.
+    console : rich.console.Console
+        Standard output.
+    """
+
+    storage: ObjectStorage
+    executor: Executor
+    listing: CheckpointListing
+    console: Console
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Print what a program reads."""
+        click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
+
+
+def on_checkpoint(command: _Command) -> _Command:
+    """Give a command its URL, and the options that all commands have."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print a document for programs."),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            envvar="HOLDFAST_STORAGE_OPTIONS",
+            help=f"What a query sets as {STORAGE_PREFIX}NAME; may be repeated. Secrets are better kept off the "
+            "command line: in $HOLDFAST_STORAGE_OPTIONS, divided by spaces, or where the store's own tools look.",
+        ),
+        click.option("--operator", metavar="NAME", help="Only this operator."),
+        click.argument("url"),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator[Target]:
+    """Open and list a checkpoint directory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An option is not NAME=VALUE, or the storage refuses.
+    NotFoundError
+        There is nothing of holdfast there.
+    """
+    with (
+        open_storage(url, parse_storage_options(_parse(options))) as storage,
+        ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
+    ):
+        width = None if sys.stdout.isatty() else _WIDTH_ELSEWHERE
+        yield Target(storage, executor, list_checkpoint(storage, operator), Console(highlight=False, width=width))
+
+
+def _parse(options: tuple[str, ...]) -> dict[str, str]:
+    parsed = {}
+    for position, text in enumerate(options, 1):
+        name, separator, value = text.partition("=")
+        if not name or not separator:  # not shown: it may be a secret
+            raise InvalidArgumentError("a storage option must be NAME=VALUE", option=position)
+        parsed[name.removeprefix(STORAGE_PREFIX)] = value
+    return parsed
+
+
+def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Return a table for the terminal; the columns in `right` are numbers, those in `whole` are never divided."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        justify = "right" if name in right else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=name in whole or name in right)  # type: ignore[arg-type]
+    return made
+
+
+def plain(text: object) -> str:
+    """Return text that the terminal shows as it is, without what markup or control characters would do."""
+    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)))
+
+
+def size(size_bytes: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def moment(at_ms: int) -> str:
+    """Return a moment in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,107 @@
+"""``holdfast verify``: read everything, and say what is damaged or missing and which versions that costs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from holdfast.commands.target import Target, on_checkpoint, opened, plain, size, table
+from holdfast.errors import CorruptionError
+from holdfast.snapshotter.operator_record import read_operator
+from holdfast.snapshotter.retention import RETAINED_VERSIONS
+from holdfast.snapshotter.verification import Damage, verify_shard
+
+_RANGES_SHOWN = 6
+
+
+@click.command()
+@on_checkpoint
+@click.option(
+    "--retain",
+    type=click.IntRange(min=1),
+    default=RETAINED_VERSIONS,
+    show_default=True,
+    metavar="N",
+    help="Versions before the newest one that a query may return to; of older ones, objects may be missing.",
+)
+def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, retain: int) -> None:
+    """Read everything in a checkpoint directory, and compare it with its checksums.
+
+    Each object that is damaged or missing is named, with the versions that cannot be restored for it, and those that
+    are restored around it, from an older snapshot and the commits since. The exit status is 1 if there is any.
+    """
+    with opened(url, options, operator) as target:
+        damages = _damaged_records(target)
+        shards = [shard for o in target.listing.operators.values() for shard in o.shards.values()]
+        with _progress(sum(o.size_bytes for s in shards for o in s.objects.values())) as on_read:
+            reports = [verify_shard(target.storage, s, target.executor, retain, on_read) for s in shards]
+        damages += [damage for report in reports for damage in report.damages]
+        facts = {
+            "objects": sum(report.objects for report in reports),
+            "size_bytes": sum(report.size_bytes for report in reports),
+            "versions": sum(report.versions for report in reports),
+        }
+        if as_json:
+            target.show({**facts, "damages": [asdict(damage) for damage in damages]})
+        else:
+            _show(target, damages, facts)
+    if damages:
+        sys.exit(1)
+
+
+def _damaged_records(target: Target) -> list[Damage]:
+    damages = []
+    for name in target.listing.operators:
+        try:
+            read_operator(target.storage, name)
+        except CorruptionError as exc:
+            damages.append(Damage(f"{name}/operator", str(exc), ("all of the operator",)))
+    return damages
+
+
+def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:
+    if damages:
+        shown = table("object", "problem", "versions lost", "restored around it", whole=("object",))
+        for damage in damages:
+            shown.add_row(
+                f"[red]{plain(damage.key)}[/]", plain(damage.problem), _short(damage.lost), _short(damage.around)
+            )
+        target.console.print(shown)
+    verdict = f"[red]{len(damages):,} objects are damaged or missing[/]" if damages else "[green]all of them whole[/]"
+    target.console.print(
+        f"{facts['objects']:,} objects read, {size(facts['size_bytes'])}: {verdict}; "
+        f"{facts['versions']:,} stored versions can be restored"
+    )
+
+
+def _short(pointers: tuple[str, ...]) -> str:
+    """Return the numbers of some versions as ranges."""
+    if not pointers:
+        return "none"
+    numbers = sorted({pointer.partition("-")[0] for pointer in pointers}, key=lambda text: (len(text), text))
+    if not all(number.isdigit() for number in numbers):
+        return plain(", ".join(numbers))
+    ranges: list[list[int]] = []
+    for number in map(int, numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    return ", ".join(shown[:_RANGES_SHOWN]) + (" …" if len(shown) > _RANGES_SHOWN else "")
+
+
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
+    """Show a bar on standard error while the context lasts, if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=total_bytes)
+        yield lambda size_bytes: progress.advance(task, size_bytes)
