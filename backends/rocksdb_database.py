@@ -221,8 +221,8 @@ class Database:
             with self._condition:
                 self._log.append(noted)
             writer = RowWriter(rdict, marker.naming(None).encode())
-            for part in undone:
-                writer.restore(part.keys, old.open_snapshot)
+            for part in undone:  # a repeated attempt mostly writes the same keys, and what they had is not needed
+                writer.restore(part.keys_without(noted[len(undone) :]), old.open_snapshot)
             for table, run in runs.items():
                 writer.write_run(marker.tables[table], run)
             writer.finish(marker.naming(new).encode())

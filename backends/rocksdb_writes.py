@@ -146,6 +146,17 @@ class Written(NamedTuple):
         """Bytes of both arrays."""
         return self.hashes.nbytes + self.keys.nbytes
 
+    def keys_without(self, others: Iterable[Written]) -> pa.LargeBinaryArray:
+        """Return the keys that are not among those of `others`."""
+        found = np.zeros(len(self.keys), np.bool_)
+        for other in others:
+            if other.table_id == self.table_id and len(other.hashes):
+                start = int(np.searchsorted(self.hashes, other.hashes[0], side="left"))
+                end = int(np.searchsorted(self.hashes, other.hashes[-1], side="right"))
+                near = pc.is_in(self.keys.slice(start, end - start), value_set=other.keys)
+                found[start:end] |= near.to_numpy(zero_copy_only=False)
+        return self.keys.filter(pa.array(~found))
+
     @classmethod
     def of(cls, keys: pa.Array) -> list[Self]:
         """Return the different ones among keys of any tables, table by table."""

@@ -517,6 +517,36 @@ def test_many_branches_of_one_version_do_not_multiply_their_changes(shard: Rocks
         assert contents(view, "counts") == {("ann",): (0,)}
 
 
+def test_keys_without_those_that_are_written_again() -> None:
+    """By table and by key: equal hashes of other keys, and ranges that touch, overlap or lie apart."""
+    keys = [bytes([table]) + (i // 3).to_bytes(8, "big") + b"%d" % (i % 3) for table in (1, 2) for i in range(60)]
+    first, second = written(keys)
+    for rows in ([], [0], [59], range(10, 40), range(1, 60, 7), range(60)):
+        again = [part for i in rows for part in written([keys[i]])] + written([b"\1" + b"\xff" * 9])
+        expected = [key for i, key in enumerate(keys[:60]) if i not in rows]
+        assert first.keys_without(again).to_pylist() == expected
+        assert first.keys_without(written([keys[i] for i in rows])).to_pylist() == expected
+        assert second.keys_without(again).to_pylist() == keys[60:]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_repeated_attempt_leaves_nothing_of_the_dropped_one(shard: RocksDBBackend) -> None:
+    """Some keys are written by both, some by one of them, some are deleted by either, in a version of many batches."""
+    shard.apply(None, P1, counts(*((f"u{i}", i) for i in range(60))), {})
+    dropped, kept = Pointer(2, "dropped"), Pointer(2, "kept")
+    shard.apply(
+        P1, dropped, {"counts": run_of(COUNTS, [((f"u{i}",), (-i,) if i % 4 else None) for i in range(50)])}, {}
+    )
+    shard.apply(dropped, P3, counts(*((f"new {i}", i) for i in range(20))), {})
+    write = [((f"u{i}",), (1000,) if i % 3 else None) for i in range(20, 60)]
+    shard.apply(P1, kept, {"counts": run_of(COUNTS, [*write, (("new 3",), (3,))])}, {})
+    expected = {(f"u{i}",): (i if i < 20 else 1000,) for i in range(60) if i < 20 or i % 3} | {("new 3",): (3,)}
+    with shard.view(kept) as view, shard.view(P1) as base, shard.view(P3) as other:
+        assert contents(view, "counts") == expected
+        assert contents(base, "counts") == {(f"u{i}",): (i,) for i in range(60)}
+        assert len(contents(other, "counts")) == 60 + 20 - 13
+
+
 def test_changes_beyond_the_limit_lie_in_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that stays for hours does not fill the memory, and its files go with the process."""
     log = ChangeLog(tmp_path)
