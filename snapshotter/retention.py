@@ -13,11 +13,12 @@
 
     below S20: goes               S20 and everything after it, of whatever lineage: stays
 
-A version's chain never begins earlier than the chain of a version it descends from, because a chain changes only by a
-newer snapshot taking the place of its beginning. So the anchor's chain tells, for all that come after it, from which
-version number on objects may be needed. That one number decides about commits and snapshots; parts of files stay as
-long as a remaining manifest names them. docs/decisions/0013-retention.md has the reasoning, also for what is rolled
-back, dropped or carried in Spark's own state.
+A chain changes only by a newer snapshot taking the place of its beginning: one of a commit object in it, or of a
+version that was carried since the newest of them. So what descends from a commit object never has a chain that begins
+before that object's own. The anchor's chain therefore tells, for all that come after it, from which version number on
+objects may be needed. That one number decides about commits and snapshots; parts of files stay as long as a remaining
+manifest names them. docs/decisions/0013-retention.md has the reasoning, also for what is rolled back, dropped or
+carried in Spark's own state.
 
 Invariants
 ----------
@@ -167,6 +168,8 @@ def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
 def needed_from(head: Head, horizon: int, history: History) -> int:
     """Return the lowest version number of which objects may be needed while the query may return to the horizon.
 
+    It is 0 where the lineage has no commit object that is old enough to tell.
+
     Raises
     ------
     CorruptionError, NotFoundError, UnavailableError
@@ -177,11 +180,10 @@ def needed_from(head: Head, horizon: int, history: History) -> int:
     Cost: one read of each snapshot's manifest back to the horizon, and of three commits.
     """
     chains = history.chains(head, horizon)
-    if not chains:
-        return head.version
-    anchor = _newest_commit(chains[-1], horizon)
+    anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:
-        return chains[-1][0].version
+        # So far all may be needed: while commits are carried, any snapshot since the newest commit object may be.
+        return 0
     chain = (*history.before(anchor), anchor)
     # Where the snapshot is damaged, a restore goes on at the commit before the first one on it.
     around = history.commit_before(next(link for link in chain if link.kind == "commit"))
@@ -247,7 +249,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     delete: dict[str, str] = {}
     for stored in shard.versions:
         if stored.version >= needed:
-            keep[stored.key] = f"may be needed: version {needed} is where the retained ones begin"
+            keep[stored.key] = f"may be needed: what is retained builds on version {needed} and later ones"
         else:
             delete[stored.key] = f"no retained version builds on what is older than version {needed}"
     young = {key for key in delete if shard.objects[key].modified_ms > now_ms - grace_ms}

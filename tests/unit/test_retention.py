@@ -62,7 +62,9 @@ def test_the_retained_versions_keep_two_ways_and_the_rest_goes(storage: TimedSto
     assert not [key for key in shard.stored() if key.startswith("probes")]
 
 
-@pytest.mark.parametrize(("retained", "needed"), [(9, 10), (10, 1), (11, 1), (0, 10), (1, 10), (1000, 1)])
+@pytest.mark.parametrize(
+    ("retained", "needed"), [(9, 10), (10, 1), (19, 1), (0, 10), (1, 10), (29, 1), (30, 0), (1000, 0)]
+)
 def test_the_horizon_is_exact(storage: TimedStorage, shard: ShardHistory, retained: int, needed: int) -> None:
     """The version at the horizon itself counts: 30 - 10 = 20, whose chain begins at snapshot 10."""
     made = shard.grow(None, 30, snapshot_every=10)
@@ -138,6 +140,29 @@ def test_a_shard_whose_commits_are_mostly_carried_is_cleaned_too(storage: TimedS
     for version in made[104:]:
         assert not shard.missing(version, shard.stored())
         assert shard.restores_without(version, version.chain[0], shard.stored())
+
+
+def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
+    storage: TimedStorage, shard: ShardHistory
+) -> None:
+    """The executor that wrote it has not the shard now, and nothing that is stored names it; when the shard is back, the
+    next commit builds on it."""
+    made = [shard.commit(None, carried=True)]
+    made.append(shard.commit(made[-1], carried=True))
+    snapshot = shard.snapshot(made[-1], executor=1)
+    for _ in range(8):
+        made.append(shard.commit(made[-1], carried=True))
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, made[-1], 2)
+    back = shard.commit(made[-1], executor=1)
+    assert back.chain[0] == snapshot
+    assert not shard.missing(back, shard.stored())
+    newer = shard.snapshot(made[-1], executor=0)
+    after = shard.commit(made[-1], carried=True, executor=0)
+    assert after.chain == [newer]
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, after, 2)
+    assert snapshot.key in shard.stored()
 
 
 def test_a_version_whose_executor_had_not_heard_of_newer_snapshots_keeps_its_own(

@@ -1,0 +1,157 @@
+"""Clean-ups beside the real writer and reader: what a query may return to is restored, with the rows that it had.
+
+Two executors commit, carry, drop, go back and snapshot; after every clean-up an executor that has nothing restores each
+version that Spark may still ask for, once as it is stored and once with the snapshot of its chain taken away.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.memory import MemoryBackend
+from holdfast.clock import new_id
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.catalogue import Headers, list_shard
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
+from holdfast.snapshotter.storage import ObjectStorage
+from holdfast.snapshotter.verification import verify_shard
+from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
+from tests.model.built_in import ram_directory
+from tests.model.shard_history import PREFIX, TimedStorage
+from tests.repetitions import repetitions
+
+TABLES = {"counts": COUNTS}
+STEPS = 90
+RETAINED = 4
+State = dict[str, int]
+
+
+class OnExecutor:
+    """The shard on one executor; carried commits come with the query's pointer, whoever asks."""
+
+    def __init__(
+        self, storage: ObjectStorage, executor: Executor, directory: Path, carried: dict[Pointer, bytes]
+    ) -> None:
+        self.backend = MemoryBackend(directory, TABLES, new_id)
+        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, "memory", 2500, carried)
+        self.store = VersionedStore(self.backend, self.log)
+
+    def write(self, base: Pointer | None, version: int, rows: State) -> Pointer:
+        with self.store.begin(base, version) as transaction:
+            keys = keys_of(COUNTS, [(name,) for name in rows])
+            transaction.put("counts", keys, values_of(COUNTS, [(n,) for n in rows.values()]))
+            pointer = transaction.commit()
+        assert pointer is not None
+        return pointer
+
+    def lineage(self, pointer: Pointer) -> Lineage:
+        with self.store.read_at(pointer) as view:
+            return Lineage.of(view.properties)
+
+    def state(self, pointer: Pointer) -> State:
+        with self.store.read_at(pointer) as view:
+            return {str(key[0]): int(value[0]) for key, value in contents(view, "counts").items()}
+
+
+class Query:
+    """A query whose executors come and go."""
+
+    def __init__(self, storage: TimedStorage, executor: Executor, home: Path, chance: random.Random) -> None:
+        self.storage, self.executor, self.home, self.chance = storage, executor, home, chance
+        self.carried: dict[Pointer, bytes] = {}
+        self.opened = 0
+        self.at = [self.open(), self.open()]
+        self.here = 0
+        self.accepted: list[tuple[Pointer, State]] = []
+        self.newest = 0
+
+    def open(self) -> OnExecutor:
+        self.opened += 1
+        return OnExecutor(self.storage, self.executor, self.home / str(self.opened), self.carried)
+
+    def commit(self, *, accept: bool) -> None:
+        base, state = self.accepted[-1] if self.accepted else (None, {})
+        version = (base.version if base else 0) + self.chance.randint(1, 2)
+        few = self.chance.random() < 0.7
+        rows = {f"u{self.chance.randint(0, 400)}": version for _ in range(3 if few else 200)}
+        pointer = self.at[self.here].write(base, version, rows)
+        if accept:
+            self.accepted.append((pointer, state | rows))
+            self.newest = max(self.newest, version)
+
+    def step(self) -> None:
+        self.storage.now_ms += 2 * GRACE_MS
+        name = self.chance.choices(["commit", "drop", "snapshot", "move", "back", "new executor"], [12, 2, 7, 2, 1, 1])[
+            0
+        ]
+        if name in ("commit", "drop") or not self.accepted:
+            self.commit(accept=name != "drop")
+        elif name == "snapshot":
+            pointer, _ = self.accepted[-1]
+            self.at[self.here].state(pointer)
+            self.at[self.here].log.write_snapshot(self.at[self.here].backend, pointer)
+        elif name == "move":
+            self.here = 1 - self.here
+        elif name == "back":
+            kept = self.returnable()
+            self.accepted = self.accepted[: self.accepted.index(self.chance.choice(kept)) + 1]
+        else:
+            self.at[self.here].backend.close()
+            self.at[self.here] = self.open()
+
+    def returnable(self) -> list[tuple[Pointer, State]]:
+        horizon = self.newest - RETAINED
+        below = [v for v in self.accepted if v[0].version <= horizon]
+        return [*below[-1:], *(v for v in self.accepted if v[0].version > horizon)]
+
+    def clean_up(self) -> None:
+        if self.chance.random() < 0.5:
+            pointer, _ = self.accepted[-1]
+            chain = self.at[self.here].lineage(pointer).chain
+            run_retention(self.storage, PREFIX, pointer, chain, retained=RETAINED)
+        else:
+            history = History(list_shard(self.storage, PREFIX), Headers(self.storage, PREFIX))
+            needed = needed_in_storage(RETAINED, history)
+            carry_out(self.storage, plan(history, needed, self.storage.now_ms, GRACE_MS))
+
+    def check(self) -> None:
+        assert verify_shard(self.storage, list_shard(self.storage, PREFIX), self.executor, RETAINED).damages == ()
+        for pointer, state in self.returnable():
+            anew = self.open()
+            assert anew.state(pointer) == state
+            snapshot = anew.lineage(pointer).snapshot
+            anew.backend.close()
+            if snapshot is not None:
+                taken = self.storage.objects.pop(f"{PREFIX}/{snapshot.key}")
+                without = self.open()
+                assert without.state(pointer) == state, f"no way around {snapshot.key}"
+                without.backend.close()
+                self.storage.objects[f"{PREFIX}/{snapshot.key}"] = taken
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+@pytest.mark.parametrize("seed", repetitions(4, 60))
+def test_every_version_within_the_horizon_is_restored_in_two_ways(executor: Executor, seed: int) -> None:
+    storage = TimedStorage()
+    with ram_directory() as home:
+        query = Query(storage, executor, home, random.Random(seed))
+        for number in range(STEPS):
+            query.step()
+            if number % 9 == 8 and query.accepted:
+                query.clean_up()
+                query.check()
+    gone = {key for key in storage.ever - storage.objects.keys() if "/probes/" not in key}
+    assert len(gone) > 5, "a history that shows nothing"
