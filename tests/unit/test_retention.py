@@ -145,7 +145,7 @@ def test_a_shard_whose_commits_are_mostly_carried_is_cleaned_too(storage: TimedS
 def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
     storage: TimedStorage, shard: ShardHistory
 ) -> None:
-    """Its executor has not the shard now, and nothing that is stored names it; when it is back, a commit builds on it."""
+    """Its executor has lost the shard, and nothing that is stored names it; when it is back, a commit builds on it."""
     made = [shard.commit(None, carried=True)]
     made.append(shard.commit(made[-1], carried=True))
     snapshot = shard.snapshot(made[-1], executor=1)
