@@ -70,6 +70,6 @@ def _mapped(text: str, path: Path) -> HoldfastError:
 def damaged(file: Path, what: str) -> CorruptionError:
     """Return the error for a damaged database, in which `file` is the part to name."""
     return CorruptionError(
-        f"{file} is damaged, and its database is set aside: the next attempt restores its versions from the "
+        f"{file} is damaged, and its database is not used: the next attempt restores its versions from the "
         f"checkpoint directory, where there is one ({what})"
     )
