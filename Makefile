@@ -1,5 +1,6 @@
 # Everything runs in .venv, which `make setup` builds from requirements/lock.txt; every target that needs it
-# builds it by itself. Variables: PYTHON (3.11 or newer), BACKEND and CHECKPOINT for demo, ARGS for pytest and bench.
+# builds it by itself. Variables: PYTHON (3.11 or newer), BACKEND and CHECKPOINT for demo, ARGS for demo, s3, hdfs, pytest
+# and bench.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,10 +16,10 @@ SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile -p no:bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-long check types bench bench-micro lock clean
+.PHONY: help setup demo s3 hdfs test test-fast test-long check types bench bench-micro lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## build .venv from the lock file (done by every other target when needed)
 
@@ -26,8 +27,14 @@ $(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/
 	@PYTHON='$(PYTHON)' requirements/setup.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT=]
-	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)')
+demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT= ARGS=]
+	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)') $(ARGS)
+
+s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
+	@$(BIN)/python -m tests.servers s3 $(ARGS)
+
+hdfs: $(STAMP) ## a local HDFS to try the demo on, until Ctrl-C [ARGS=]
+	@$(BIN)/python -m tests.servers hdfs $(ARGS)
 
 test: $(STAMP) ## all tests, few repetitions [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)

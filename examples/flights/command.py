@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,6 +45,10 @@ _LOG_LINES_SHOWN = 30
 @click.option("--flights", type=click.IntRange(min=1000), metavar="N", help="Only the first N flights.")
 @click.option("--batches", type=click.IntRange(min=2), default=24, show_default=True, help="Number of micro-batches.")
 @click.option("--kill/--no-kill", default=True, show_default=True, help="Kill the driver half-way.")
+@click.option("--lose-local", is_flag=True, help="At the kill also delete local state, as the loss of a machine would.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts of a query that failed."
+)
 @click.option("--work-dir", type=click.Path(path_type=Path), help="For input, output and logs [default: temporary].")
 @click.option("--keep", is_flag=True, help="Leave the work dir and the state behind.")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
@@ -54,6 +58,8 @@ def demo(
     flights: int | None,
     batches: int,
     kill: bool,
+    lose_local: bool,
+    restarts: int,
     work_dir: Path | None,
     keep: bool,
     conf: tuple[str, ...],
@@ -73,7 +79,7 @@ def demo(
         durable = f"{checkpoint.rstrip('/')}/holdfast-demo-{clock.new_id()}" if checkpoint else str(folder / "state")
         # Files on disk outlive their executor: these go with the work dir.
         local = {} if in_memory else {_LOCAL_DIR: str(folder / "local")}
-        job = Job(str(folder), durable, local | settings)
+        job = Job(str(folder), durable, local | settings, restarts)
         data.write_files(all_flights, folder / "flights", batches)
         console.print(
             f"[bold]{len(all_flights):,} flights[/] in {batches} micro-batches; backend {backend}, "
@@ -81,7 +87,8 @@ def demo(
             soft_wrap=True,
         )
         try:
-            killed = _Drivers(job, batches, console).run(kill_after=batches // 2 if kill else None)
+            drivers = _Drivers(job, batches, console, lose_local=lose_local)
+            killed = drivers.run(kill_after=batches // 2 if kill else None)
             correct = _show(console, folder, all_flights, killed)
         finally:
             if checkpoint and not keep:
@@ -113,14 +120,14 @@ def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     yield folder
     if not keep:
-        _wait_for_state_servers(folder)
+        _wait_for_state_servers(folder.glob("local/*/executor-*"))
         shutil.rmtree(folder)
 
 
-def _wait_for_state_servers(folder: Path) -> None:
-    """Return when no state server has local state below `folder` any more."""
+def _wait_for_state_servers(executors: Iterable[Path]) -> None:
+    """Return when none of these executors' directories has a state server any more."""
     deadline_s = time.monotonic() + _SERVER_ENDS_WITHIN_S
-    for executor in folder.glob("local/*/executor-*"):
+    for executor in executors:
         with suppress(UnavailableError):  # it has removed its directory
             while (lock := local_dirs.take_lock(executor)) is None and time.monotonic() < deadline_s:
                 time.sleep(_WATCH_EVERY_S)
@@ -131,10 +138,11 @@ def _wait_for_state_servers(folder: Path) -> None:
 class _Drivers:
     """Runs the query's driver process, and a second one if the first is killed."""
 
-    def __init__(self, job: Job, batches: int, console: Console) -> None:
+    def __init__(self, job: Job, batches: int, console: Console, *, lose_local: bool) -> None:
         self._job = job
         self._batches = batches
         self._console = console
+        self._lose_local = lose_local
         self._log = job.folder / "spark.log"
 
     def run(self, kill_after: int | None) -> report.Kill | None:
@@ -156,10 +164,11 @@ class _Drivers:
                 self._watch(driver, show, until=kill_after)
                 time.sleep(_KILL_AFTER_COMMIT_S)
                 killed_ms = clock.monotonic_ms()
+            lost = self._delete_local_state() if self._lose_local else ""
             committed, left = self._committed(), self._local_shards()
             self._console.print(
                 f"[red]killed[/] the driver (process {driver.pid}, its JVM and workers) with SIGKILL after "
-                f"{committed} micro-batches; starting again",
+                f"{committed} micro-batches{lost}; starting again",
                 soft_wrap=True,
             )
             with self._driver() as driver:
@@ -217,6 +226,17 @@ class _Drivers:
         names = f"holdfast-*/executor-*/{local_dirs.ON_DISK}/{query_id}/*/{local_dirs.SHARD_PREFIX}*"
         local_dir = self._job.configuration.get(_LOCAL_DIR)
         return list(Path(local_dir).glob(names)) if local_dir else []
+
+    def _delete_local_state(self) -> str:
+        """Delete what the killed driver's executor has left; return how to say so.
+
+        State in memory needs no help: a state server removes it when its executor has ended.
+        """
+        shards = self._local_shards()
+        _wait_for_state_servers(shard.parents[3] for shard in shards)
+        for shard in shards:
+            shutil.rmtree(shard)
+        return f", and deleted its {len(shards)} local shards" if shards else ", whose state in memory went with it"
 
     def _fail(self, status: int) -> None:
         lines = self._log.read_text(errors="replace").splitlines()

@@ -15,6 +15,7 @@ watches it, since it may be killed at any moment::
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_log = logging.getLogger(__name__)
+
 _WATCH_EVERY_S = 0.1
 _SLOTS_MAX = 4
 
@@ -50,11 +53,14 @@ class Job:
         URL below which state is durable.
     configuration : dict of str to str
         Of the Spark session, beside what this module sets.
+    restarts : int
+        How often the query is started again after it failed.
     """
 
     work_dir: str
     checkpoint: str
     configuration: dict[str, str]
+    restarts: int = 0
 
     @property
     def folder(self) -> Path:
@@ -118,7 +124,27 @@ def watch(query: StreamingQuery, progress: Path) -> None:
     query.awaitTermination()
 
 
-def describe(spark: SparkSession, job: Job) -> None:
+def run(spark: SparkSession, job: Job) -> int:
+    """Run the query to its end; return how often it was started again.
+
+    As whoever supervises a query in production would: where storage is away for longer than holdfast tries again, the
+    micro-batch fails, and the next start goes on from the checkpoint location.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    failures = 0
+    while True:
+        try:
+            watch(start_query(spark, job), job.folder / "progress.jsonl")
+            return failures
+        except StreamingQueryException:
+            if failures == job.restarts:
+                raise
+            failures += 1
+            _log.warning("the query failed, and is started again", exc_info=True)
+
+
+def describe(spark: SparkSession, job: Job, restarts: int) -> None:
     """Store the state and what it takes."""
     started_ms = clock.monotonic_ms()
     state = read_state(spark, job.folder / "query", OPERATOR)
@@ -132,6 +158,7 @@ def describe(spark: SparkSession, job: Job) -> None:
         "read_ms": read_ms,
         "durable_bytes": sum(sizes),
         "durable_objects": len(sizes),
+        "restarts": restarts,
     }
     (job.folder / "result.json").write_text(json.dumps(result))
 
@@ -151,8 +178,7 @@ def main() -> None:
     """Do the job that stands on standard input."""
     job = Job(**json.load(sys.stdin))
     spark = start_spark(job)
-    watch(start_query(spark, job), job.folder / "progress.jsonl")
-    describe(spark, job)
+    describe(spark, job, run(spark, job))
     spark.stop()
 
 

@@ -108,6 +108,8 @@ def show_figures(console: Console, work_dir: Path, kill: Kill | None) -> None:
         "state", f"{result['state_rows']:,} keys, {_size(result['state_bytes'])}; read in {result['read_ms']} ms"
     )
     table.add_row("written durably", f"{_size(result['durable_bytes'])} in {result['durable_objects']:,} objects")
+    if result["restarts"]:
+        table.add_row("query restarted", f"{result['restarts']} times, after failures that spark.log tells of")
     if kill is not None:
         table.add_row(
             "recovery",

@@ -42,6 +42,15 @@ class S3Server(ABC):
         client = {"endpoint_url": endpoint or self.url, "region_name": "us-east-1"}
         return {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs": client, **more}
 
+    def environment(self) -> dict[str, str]:
+        """Return environment variables under which every client of S3 finds the server, and has its credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
     @contextmanager
     def client(self, service: str = "s3") -> Iterator[Any]:
         """Open a plain boto3 client, for looking behind the storage's back."""

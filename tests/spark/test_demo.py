@@ -5,37 +5,64 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.s3 import BUCKET
+
+if TYPE_CHECKING:
+    from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import Versitygw
+
 COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()", "demo"]
 # Half of what such a short run takes is Java's second compiler, which pays off later only.
-SMALL = ["--flights", "3000", "--batches", "4", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+QUICK_JAVA = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
+SMALL = ["--flights", "3000", "--batches", "4", "--conf", QUICK_JAVA]
+
+
+@contextmanager
+def running_demo(folder: Path, environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the demo with its files below `folder`; whatever happens, it has ended afterwards."""
+    with subprocess.Popen(
+        [*COMMAND, *SMALL, "--work-dir", str(folder / "work"), *arguments],
+        env=environment | {"COLUMNS": "100"},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        try:
+            yield demo
+        finally:
+            demo.kill()
+
+
+def shown_by(demo: subprocess.Popen[str], folder: Path) -> str:
+    """Wait for the demo's end, and return what it has shown."""
+    out, err = demo.communicate(timeout=800)
+    assert demo.returncode == 0, out + err
+    assert err == ""
+    assert not (folder / "work").exists()
+    return out
 
 
 def run_demo(folder: Path, environment: dict[str, str], *arguments: str) -> str:
     """Run the demo with its files and its durable state below `folder`; return what it shows."""
-    places = ["--checkpoint", str(folder / "durable"), "--work-dir", str(folder / "work")]
-    done = subprocess.run(
-        [*COMMAND, *SMALL, *places, *arguments],
-        env=environment | {"COLUMNS": "100"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert not (folder / "work").exists()
-    assert not [path for path in (folder / "durable").rglob("*") if path.is_file()]
-    return done.stdout
+    durable = folder / "durable"
+    with running_demo(folder, environment, "--checkpoint", str(durable), *arguments) as demo:
+        shown = shown_by(demo, folder)
+    assert not [path for path in durable.rglob("*") if path.is_file()]
+    return shown
 
 
 def require_right_totals(shown: str, backend: str) -> None:
     assert f"backend {backend}," in shown
-    assert "killed the driver" in shown
     assert "equal: state and plain pandas" in shown
     assert "equal: output and plain pandas" in shown
 
@@ -47,6 +74,7 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)
     require_right_totals(shown, "memory")
+    assert "killed the driver" in shown
     assert "from durable storage" in shown
 
 
@@ -58,4 +86,79 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     """Where state lives changes no result; what is on disk is used again after the kill."""
     shown = run_demo(tmp_path, dict(os.environ), "--backend", backend)
     require_right_totals(shown, backend)
+    assert "killed the driver" in shown
     assert "from local files" in shown
+
+
+@dataclass
+class Store:
+    """A storage server that can be away for a while, and how the demo reaches it."""
+
+    checkpoint: str
+    environment: dict[str, str]
+    kill: Callable[[], None]
+    start: Callable[[], None]
+    objects: Callable[[], list[str]]
+
+
+@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("hdfs", marks=pytest.mark.hdfs)])
+def store(request: pytest.FixtureRequest) -> Store:
+    if request.param == "hdfs":
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+
+        def kill() -> None:
+            hdfs.namenode.kill()
+            hdfs.datanode.kill()
+
+        return Store(f"{hdfs.url}/demo", dict(os.environ), kill, hdfs.revive, lambda: list(hdfs.files("/demo")))
+    s3: Versitygw = request.getfixturevalue("versitygw")
+
+    def objects() -> list[str]:
+        with s3.client() as client:
+            listed = client.list_objects_v2(Bucket=BUCKET, Prefix="demo/")
+        return [found["Key"] for found in listed.get("Contents", [])]
+
+    return Store(f"s3://{BUCKET}/demo", {**os.environ, **s3.environment()}, s3.kill, s3.start, objects)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
+    """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
+    arguments = ["--checkpoint", store.checkpoint, "--backend", "filesystem", "--lose-local", "--restarts", "2"]
+    # Large enough that each micro-batch must write to the storage, and several are left when it is killed.
+    size = ["--flights", "24000", "--batches", "8"]
+    with running_demo(tmp_path, store.environment, *size, *arguments) as demo:
+        wait_for(lambda: committed(tmp_path) >= 5, demo)
+        store.kill()
+        try:
+            wait_for(lambda: is_stuck(tmp_path), demo)
+        finally:
+            store.start()
+        shown = shown_by(demo, tmp_path)
+    require_right_totals(shown, "filesystem")
+    assert "deleted its 2 local shards" in shown
+    assert "from durable storage" in shown
+    assert not store.objects()
+
+
+def committed(folder: Path) -> int:
+    """Count the micro-batches that Spark has committed."""
+    return sum(path.name.isdigit() for path in (folder / "work" / "query" / "commits").glob("*"))
+
+
+def is_stuck(folder: Path) -> bool:
+    """Tell whether a micro-batch has begun, and does not end: without its storage none can."""
+    before = committed(folder)
+    begun = sum(path.name.isdigit() for path in (folder / "work" / "query" / "offsets").glob("*"))
+    time.sleep(3)
+    return committed(folder) == before < begun
+
+
+def wait_for(condition: Callable[[], bool], demo: subprocess.Popen[str]) -> None:
+    end_s = time.monotonic() + 600
+    while not condition():
+        if demo.poll() is not None or time.monotonic() > end_s:
+            raise AssertionError(demo.communicate(timeout=10) if demo.poll() is not None else "nothing happens")
+        time.sleep(0.05)
