@@ -15,12 +15,14 @@ from rich.console import Console
 from holdfast.benches import micro_report, report
 from holdfast.benches.commits import Commits
 from holdfast.benches.engines import engines_for
-from holdfast.benches.job import Job
+from holdfast.benches.job import Job, SparkJob
 from holdfast.benches.job_a import JobA
 from holdfast.benches.job_b import JobB
 from holdfast.benches.machine import machine, versions
 from holdfast.benches.paired import Entry, Run, run_paired
-from holdfast.benches.results import Document, document
+from holdfast.benches.requests import Requests, server_of_environment
+from holdfast.benches.results import WITH_SNAPSHOTS, WITHOUT, Document, document
+from holdfast.benches.snapshots import Restore, Snapshots
 from holdfast.errors import InvalidArgumentError
 
 _console = Console()
@@ -102,6 +104,47 @@ def small_batch(engines: str, **options: Any) -> None:
 def stalls(engines: str, **options: Any) -> None:
     """Commits to the store alone, one after another: how long merges and compaction hold one back."""
     _compare("stalls", Commits(), engines, options)
+
+
+@bench.command("requests")
+@_engines(Requests, "holdfast-memory-s3")
+@_options(Requests(), repeats=1)
+def requests(engines: str, **options: Any) -> None:
+    """What small micro-batches of many shards ask of an S3 server, such as `make s3` starts."""
+    server_of_environment()
+    _compare("requests", Requests(), engines, options)
+
+
+@bench.command("snapshots")
+@_engines(Snapshots, "store-rocksdb,store-memory")
+@_options(Snapshots(), repeats=1)
+def snapshots(engines: str, **options: Any) -> None:
+    """Bytes that a snapshot sends when few keys have changed, by those of a full one."""
+    _compare("snapshots", Snapshots(), engines, options)
+
+
+@bench.command("restore")
+@_engines(Restore, "store-rocksdb,store-filesystem,store-memory")
+@_options(Restore(), repeats=1, without="keys")
+def restore(engines: str, **options: Any) -> None:
+    """State that is in the storage only, against a plain download: --checkpoint s3://bucket/bench, as of `make s3`."""
+    _compare("restore", Restore(), engines, options)
+
+
+def _uploads(name: str, job: SparkJob) -> None:
+    @bench.command(name)
+    @click.option("--engine", type=click.Choice(engines_for(type(job))), default="holdfast-rocksdb")
+    @_options(job)
+    def uploads(engine: str, **options: Any) -> None:
+        """A job with snapshots that are uploaded while it runs, and without."""
+        plan = _Plan.of(job, options)
+        without = replace(plan.job, snapshot_commits=plan.job.all_batches + 1)  # type: ignore[call-arg]
+        entries = {WITH_SNAPSHOTS: Entry(engine, plan.job), WITHOUT: Entry(engine, without)}
+        plan.carry_out(name, f"--engine {engine}", entries)
+
+
+_uploads("uploads-a", JobA(batches=24, warmup=4, snapshot_commits=5))
+_uploads("uploads-b", JobB(batches=24, warmup=4, snapshot_commits=5))
 
 
 @bench.command("scaling")

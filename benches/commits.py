@@ -24,10 +24,10 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
-from holdfast.benches.job import Job, option
+from holdfast.benches.job import StoreJob, option
 from holdfast.benches.measured import Measured, Places
-from holdfast.benches.processes import Processes, since, store_kind
 from holdfast.benches.rows import TABLE, keys_of, table_of, values_of
+from holdfast.benches.store_watch import StoreWatch
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.mvcc import VersionedStore
 
@@ -35,7 +35,7 @@ _LOOK_EVERY = 10
 
 
 @dataclass(frozen=True)
-class Commits(Job):
+class Commits(StoreJob):
     """See the module."""
 
     name = "stalls"
@@ -60,57 +60,29 @@ class Commits(Job):
         old = chance.integers(0, end, self.rows - (end - first))
         return np.unique(np.concatenate([old, np.arange(first, end)]))
 
-
-def run_commits(backend_name: str, options: Mapping[str, str], job: Commits, places: Places) -> Measured:
-    """Commit to one shard of a backend as fast as it goes.
-
-    Parameters
-    ----------
-    options : mapping of str to str
-        Of the backend.
-    """
-    table = table_of(job.value_bytes)
-    kind = find_backend(backend_name)
-    directory = (places.memory if kind.in_memory else places.disk) / "shard-0000"
-    processes, chance = Processes(store_kind), np.random.default_rng(0)
-    batch_ms, phases_ms, sizes = [], [], []
-    pointer, before = None, _so_far(processes)
-    open_backend = BackendOpener(backend_name, directory, dict(options), job.value_bytes)
-    with open_backend() as backend, Background.of(backend, open_backend) as background:
-        store = VersionedStore(backend)
-        for batch in range(job.batches):
-            keys = keys_of(table, job.numbers(batch, chance))
-            values = values_of(table, len(keys), job.value_bytes, chance)
-            if batch == job.warmup:
-                before = _so_far(processes)
-            pointer, phases = _micro_batch(store, pointer, keys, values)
-            background.announce(pointer)
-            batch_ms.append(round(sum(phases.values()), 2))
-            phases_ms.append(phases)
-            if batch % _LOOK_EVERY == 0 or batch == job.batches - 1:
-                processes.look()
-                sizes.append(backend.statistics().local_bytes)
-        after = _so_far(processes)
-    return Measured(
-        batch_ms=batch_ms,
-        phases_ms=phases_ms,
-        cpu=since(before[0], after[0]),
-        memory=processes.peak(),
-        written=since(before[1], after[1]),
-        settings={"backend": backend_name, **options},
-        state_bytes={
-            "live_arrow": None,
-            "local_final": sizes[-1],
-            "local_peak": max(sizes),
-            "ratio": None,
-            "after_batch": sizes,
-        },
-    )
-
-
-def _so_far(processes: Processes) -> tuple[dict[str, float], dict[str, float]]:
-    processes.look()
-    return processes.seconds(), processes.written()
+    def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
+        """Commit to one shard of a backend as fast as it goes."""
+        table = table_of(self.value_bytes)
+        kind = find_backend(backend_name)
+        directory = (places.memory if kind.in_memory else places.disk) / "shard-0000"
+        chance, watch = np.random.default_rng(0), StoreWatch()
+        batch_ms, phases_ms = [], []
+        pointer = None
+        open_backend = BackendOpener(backend_name, directory, dict(options), self.value_bytes)
+        with open_backend() as backend, Background.of(backend, open_backend) as background:
+            store = VersionedStore(backend)
+            for batch in range(self.batches):
+                keys = keys_of(table, self.numbers(batch, chance))
+                values = values_of(table, len(keys), self.value_bytes, chance)
+                if batch == self.warmup:
+                    watch.count_from_here()
+                pointer, phases = _micro_batch(store, pointer, keys, values)
+                background.announce(pointer)
+                batch_ms.append(round(sum(phases.values()), 2))
+                phases_ms.append(phases)
+                if batch % _LOOK_EVERY == 0 or batch == self.batches - 1:
+                    watch.look(backend.statistics().local_bytes)
+            return watch.measured(phases_ms, batch_ms, {"backend": backend_name, **options})
 
 
 def _micro_batch(

@@ -6,6 +6,7 @@ directory of its own on disk and one in RAM; both are removed afterwards.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.benches import queries
-from holdfast.benches.commits import Commits, run_commits
-from holdfast.benches.job import Job, SparkJob
+from holdfast.benches.job import Job, SparkJob, StoreJob
 from holdfast.benches.measured import Measured, Places
+from holdfast.benches.request_counts import RequestCounts
+from holdfast.benches.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
+from holdfast.snapshotter.storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,19 +84,21 @@ class SparkEngine(Engine):
         return None
 
     def run(self, job: Job, places: Places) -> Measured:
+        return self.measure(job, places)
+
+    def measure(self, job: Job, places: Places, storage: Callable[[], dict[str, float]] = dict) -> Measured:
+        """Run the job in this process; `storage` tells what was asked of the durable storage so far."""
         from holdfast.benches.spark_run import StateFolders, run_query
 
         assert isinstance(job, SparkJob)
+        folders = StateFolders(
+            lambda: self.local_state(places),
+            lambda: self.durable_state(places),
+            lambda: self.live_bytes(job, places),
+            storage,
+        )
         return run_query(
-            self.settings(job, places),
-            lambda spark: self.query(job.source(spark), job),
-            job,
-            places,
-            StateFolders(
-                lambda: self.local_state(places),
-                lambda: self.durable_state(places),
-                lambda: self.live_bytes(job, places),
-            ),
+            self.settings(job, places), lambda spark: self.query(job.source(spark), job), job, places, folders
         )
 
 
@@ -137,6 +142,33 @@ class HoldfastEngine(SparkEngine):
 
 
 @dataclass(frozen=True)
+class CountedEngine(HoldfastEngine):
+    """The same, but commits are durable on S3, and all requests are counted on their way."""
+
+    runs = Requests
+
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
+        return super().settings(job, places) | {"spark.holdfast.checkpoint.dir": self._checkpoint(job, places)}
+
+    def _checkpoint(self, job: SparkJob, places: Places) -> str:
+        assert isinstance(job, Requests)
+        return f"{job.checkpoint.rstrip('/')}/{places.disk.parent.name}"
+
+    def durable_state(self, places: Places) -> list[Path]:
+        return []
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, Requests)
+        with RequestCounts(server_of_environment()) as counts:
+            os.environ[ENDPOINT] = counts.url  # for the workers and the state server, which this process starts
+            try:
+                return self.measure(job, places, lambda: counts.so_far() | files_of_spark(places.checkpoint))
+            finally:
+                with open_storage(self._checkpoint(job, places)) as storage:
+                    storage.delete([found.key for found in storage.list("")])
+
+
+@dataclass(frozen=True)
 class StoreEngine(Engine):
     """The store on one backend, without Spark.
 
@@ -151,12 +183,12 @@ class StoreEngine(Engine):
     name: str
     backend: str
     budget: Mapping[str, str] = field(default_factory=dict)
-    runs = Commits
+    runs = StoreJob
 
     def run(self, job: Job, places: Places) -> Measured:
-        assert isinstance(job, Commits)
+        assert isinstance(job, StoreJob)
         options = {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()} if job.memory_mb else {}
-        return run_commits(self.backend, options, job, places)
+        return job.measure(self.backend, options, places)
 
 
 ENGINES: dict[str, Engine] = {
@@ -182,6 +214,8 @@ ENGINES: dict[str, Engine] = {
                 f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
             },
         ),
+        CountedEngine("holdfast-memory-s3", queries.with_state, backend="memory", in_memory=True),
+        CountedEngine("holdfast-rocksdb-s3", queries.with_state, backend="rocksdb"),
         SparkEngine("spark-aiwps-count", queries.spark_counting),
         StoreEngine("store-memory", "memory"),
         StoreEngine("store-filesystem", "filesystem"),

@@ -24,6 +24,7 @@ from holdfast.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from holdfast.benches.measured import Measured, Places
     from holdfast.spark_integration.shard_batch import ShardBatch
 
 
@@ -73,6 +74,9 @@ class Job:
         return {"name": self.name, **asdict(self)}
 
 
+_MAX_COMMITS = "spark.holdfast.snapshot.maxCommits"
+
+
 @dataclass(frozen=True)
 class SparkJob(Job, ABC):
     """A streaming query that keeps one row of state for each ``key``.
@@ -92,9 +96,14 @@ class SparkJob(Job, ABC):
         None, "spark.holdfast.transport; by default the operator's own", click.Choice(["packed", "rows"])
     )
 
+    snapshot_commits: int | None = option(
+        None, "commits of a shard after which a snapshot is due; by default holdfast's own, for job B never"
+    )
+
     def settings(self) -> dict[str, str]:
         """Return the Spark settings that all engines share."""
-        return {
+        snapshots = {} if self.snapshot_commits is None else {_MAX_COMMITS: str(self.snapshot_commits)}
+        return snapshots | {
             "spark.master": f"local[{self.slots}]",
             "spark.driver.memory": "4g",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -133,6 +142,21 @@ class SparkJob(Job, ABC):
     def stateless(self, batch: ShardBatch) -> pa.Table:
         """Reduce a micro-batch alone: the same work on rows, and no state."""
         return beside(batch.keys, self.reduce(batch))
+
+
+@dataclass(frozen=True)
+class StoreJob(Job, ABC):
+    """Work on the store alone, without Spark."""
+
+    @abstractmethod
+    def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
+        """Do the work in this process, which does nothing else.
+
+        Parameters
+        ----------
+        options : mapping of str to str
+            Of the backend.
+        """
 
 
 def beside(keys: pa.Table, values: pa.Table) -> pa.Table:

@@ -11,7 +11,7 @@
 
 Micro-batches of `JobB.fill_rows` new keys each bring the state to `Job.keys` keys. The others hold
 `Job.rows` rows whose keys are drawn from all of these: evenly, or skewed so that a few keys get most rows.
-No snapshot falls into a run, on either side: they are measured elsewhere.
+No snapshot falls into a run, on either side, unless `JobB.snapshot_commits` asks for them.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class JobB(SparkJob):
 
     def settings(self) -> dict[str, str]:
         never = str(self.all_batches + 1)
-        return super().settings() | {
+        return {
             "spark.holdfast.snapshot.maxCommits": never,
             "spark.sql.streaming.stateStore.minDeltasForSnapshot": never,
+            **super().settings(),
         }
 
     def source(self, spark: SparkSession) -> DataFrame:

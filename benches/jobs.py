@@ -9,8 +9,10 @@ from holdfast.benches.commits import Commits
 from holdfast.benches.job import Job
 from holdfast.benches.job_a import JobA
 from holdfast.benches.job_b import JobB
+from holdfast.benches.requests import Requests
+from holdfast.benches.snapshots import Restore, Snapshots
 
-JOBS: dict[str, type[Job]] = {job.name: job for job in (JobA, JobB, Commits)}
+JOBS: dict[str, type[Job]] = {job.name: job for job in (JobA, JobB, Requests, Commits, Snapshots, Restore)}
 
 
 def read_job(stored: Mapping[str, Any]) -> Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ class Measured:
     state_bytes : dict
         ``local_peak``, ``local_final`` and the sizes after each micro-batch; ``live_arrow`` and ``ratio``, which may
         be None.
+    storage : dict
+        Over the counted micro-batches, where it is counted: requests to the durable storage by kind, bytes each way,
+        and files of Spark's own checkpoint.
     """
 
     batch_ms: list[float]
@@ -62,3 +65,4 @@ class Measured:
     written: dict[str, float]
     settings: dict[str, str]
     state_bytes: dict[str, Any]
+    storage: dict[str, float] = field(default_factory=dict)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from holdfast.benches.results import Document, counted_ms, job_of, memory, usage, written
+from holdfast.benches.requests import requests_of
+from holdfast.benches.results import Document, asked_of_storage, counted_ms, job_of, memory, usage, written
 
 # Parts of Spark's progress, as it names them.
 _PHASES = ("addBatch", "queryPlanning", "walCommit", "commitOffsets", "latestOffset", "getBatch")
@@ -52,6 +53,8 @@ def sheets(document: Document) -> Iterator[Sheet]:
     yield _usage(document)
     yield _memory(document)
     yield _written(document)
+    if any(asked_of_storage(document, label) for label in document["engines"]):
+        yield _storage(document)
     yield _state(document)
     if any(job_of(document, label).fill_batches for label in document["engines"]):
         yield _filling(document)
@@ -165,6 +168,16 @@ def _written(document: Document) -> Sheet:
     return Sheet("Written to disk in a micro-batch, MiB (shuffle files too)", columns, rows)
 
 
+def _storage(document: Document) -> Sheet:
+    rows = []
+    for label in document["engines"]:
+        asked = asked_of_storage(document, label)
+        if requests_of(asked):
+            rows.append((label, "requests of ours, in all", f"{requests_of(asked):,.2f}"))
+        rows += [(label, what, f"{number:,.2f}") for what, number in asked.items()]
+    return Sheet("Asked of the storage in a micro-batch", ("engine", "what", "mean"), rows)
+
+
 def _state(document: Document) -> Sheet:
     rows = [
         (
@@ -206,7 +219,7 @@ def what_limits(document: Document) -> str:
 
 
 def _targets(document: Document) -> Sheet:
-    rows = [(t["what"], t["wanted"], f"{t['measured']:.2f}", "yes" if t["met"] else "NO") for t in document["targets"]]
+    rows = [(t["what"], t["wanted"], f"{t['measured']:.3g}", "yes" if t["met"] else "NO") for t in document["targets"]]
     return Sheet("Targets", ("figure", "wanted", "measured", "met"), rows)
 
 

@@ -5,7 +5,7 @@
     {"bench", "command", "started", "machine", "versions",
      "settings": {"jobs": {label: …}, "engines": {label: …}},
      "engines": {label: {"rows_per_second", "median_batch_ms", "runs": [{"batch_ms", "phases_ms", "cpu", "memory",
-                                                                         "written", …}]}},
+                                                                         "written", "storage", …}]}},
      "ratios": {"first/second": …}, "ratios_by_pair": {"first/second": […]},
      "state_bytes": {label: {"live_arrow", "local_peak", "local_final", "ratio", "after_batch"}},
      "targets": [{"what", "wanted", "measured", "met"}]}
@@ -23,6 +23,8 @@ from typing import Any
 from holdfast.benches.job import Job
 from holdfast.benches.jobs import read_job
 from holdfast.benches.paired import Entry, Run, ratios
+from holdfast.benches.requests import requests_of
+from holdfast.benches.snapshots import FULL_BYTES, NEW_BYTES
 
 Document = dict[str, Any]
 
@@ -34,8 +36,11 @@ class Target:
     Attributes
     ----------
     what : str
-        A key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state; or
-        ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget.
+        A key of ``ratios``; ``"state_bytes <label>"``: the local state's peak by the live state;
+        ``"budget <label>"``: the peak memory of the process that holds RocksDB by its budget;
+        ``"changed <label>"``: the bytes that snapshots sent by those of full ones; ``"restore <label>"``: the time of
+        a restore by that of a plain download, the median of the pairs; ``"longest <label>"``: the longest counted
+        micro-batch of a run by the median; or ``"requests <label>"``: ours in a counted micro-batch.
     at_least, at_most : float or None
         One of the two.
     """
@@ -51,6 +56,8 @@ class Target:
         return {"what": self.what, "wanted": wanted, "measured": measured, "met": met}
 
 
+_BACKENDS = ("memory", "filesystem", "rocksdb")
+WITH_SNAPSHOTS, WITHOUT = "with snapshots", "without"
 # "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput".
 TARGETS = {
     "job-a": (
@@ -63,6 +70,16 @@ TARGETS = {
     "job-b": (Target("budget holdfast-rocksdb", at_most=1.0),),
     "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=0.8),),
     "stalls": (Target("budget store-rocksdb", at_most=1.0),),
+    "requests": (
+        Target("requests holdfast-memory-s3", at_most=10.0),
+        Target("requests holdfast-rocksdb-s3", at_most=10.0),
+    ),
+    "snapshots": tuple(Target(f"changed store-{name}", at_most=0.05) for name in _BACKENDS),
+    "restore": tuple(Target(f"restore store-{name}", at_most=1.5) for name in _BACKENDS),
+    **dict.fromkeys(
+        ("uploads-a", "uploads-b"),
+        (Target(f"{WITH_SNAPSHOTS}/{WITHOUT}", at_least=0.95), Target(f"longest {WITH_SNAPSHOTS}", at_most=2.0)),
+    ),
 }
 # The process that holds RocksDB, where it holds nothing else of size.
 _BUDGETED = {"holdfast-rocksdb": "server", "store-rocksdb": "store"}
@@ -112,6 +129,18 @@ def _sizes(found: Document) -> Iterator[tuple[str, float]]:
     for label, state in found["state_bytes"].items():
         if state["ratio"] is not None:
             yield f"state_bytes {label}", state["ratio"]
+    for label, engine in found["engines"].items():
+        counted = job_of(found, label).counted
+        times = [[run["batch_ms"][batch] for batch in counted] for run in engine["runs"]]
+        yield f"longest {label}", round(max(max(ms) / max(statistics.median(ms), 1e-3) for ms in times), 2)
+        asked = asked_of_storage(found, label)
+        if asked:
+            yield f"requests {label}", round(requests_of(asked), 2)
+        if NEW_BYTES in asked:
+            yield f"changed {label}", round(asked[NEW_BYTES] / asked[FULL_BYTES], 4)
+        if "plain download" in engine["runs"][0]["phases_ms"][0]:
+            pairs = zip(counted_ms(found, label, "restore"), counted_ms(found, label, "plain download"), strict=True)
+            yield f"restore {label}", round(statistics.median(ours / plain for ours, plain in pairs), 2)
     for label, kind in _BUDGETED.items():
         if label in found["engines"] and (budget_mb := job_of(found, label).memory_mb) is not None:
             peak = memory(found, label).get(kind)
@@ -149,6 +178,14 @@ def written(document: Document, label: str) -> dict[str, float]:
     counted = len(job_of(document, label).counted)
     kinds = dict.fromkeys(kind for run in runs for kind in run["written"])
     return {kind: statistics.mean(run["written"].get(kind, 0) for run in runs) / counted for kind in kinds}
+
+
+def asked_of_storage(document: Document, label: str) -> dict[str, float]:
+    """Return what a counted micro-batch asked of the storage, by kind, the mean of the runs; empty if not counted."""
+    runs = document["engines"][label]["runs"]
+    counted = len(job_of(document, label).counted)
+    kinds = sorted({kind for run in runs for kind in run.get("storage", {})})
+    return {kind: statistics.mean(run.get("storage", {}).get(kind, 0) for run in runs) / counted for kind in kinds}
 
 
 def usage(document: Document, label: str) -> dict[str, float]:

@@ -46,7 +46,7 @@ SPANS = (
     ("commit: apply", "backends.run_files", "RunFilesBackend.apply"),
     ("commit: apply: merge", "backends.run_files", "merge_runs"),
     ("commit: apply: write run", "backends.run_files", "RunFilesBackend._write_run"),
-    ("commit: wait for put", "snapshotter.commits", "PendingPut.wait"),
+    ("commit: wait for put", "snapshotter.commits", "PendingCommit.wait"),
     ("announce", "spark_integration.state_client", "announce"),
 )
 GENERATORS = (

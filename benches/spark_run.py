@@ -36,11 +36,14 @@ class StateFolders:
         Returns those from which it is restored.
     live_bytes : callable
         Returns the Arrow size of the live state, after the last micro-batch, or None where that is not measured.
+    storage : callable
+        Returns what was asked of the storage so far, by kind; nothing where that is not counted.
     """
 
     local: Callable[[], Iterable[Path]]
     durable: Callable[[], Iterable[Path]]
     live_bytes: Callable[[], int | None]
+    storage: Callable[[], dict[str, float]] = dict
 
 
 def run_query(
@@ -96,6 +99,7 @@ def run_query(
         written=watch.written,
         settings={k: v for k, v in settings.items() if not v.startswith(("/", "file:"))},
         state_bytes=state,
+        storage=watch.storage,
     )
 
 
@@ -111,6 +115,7 @@ class Watch:
         self.cpu: dict[str, float] = {}
         self.memory: dict[str, dict[str, int]] = {}
         self.written: dict[str, float] = {}
+        self.storage: dict[str, float] = {}
 
     def until_done(self, query: StreamingQuery) -> None:
         """Return when the last micro-batch is done; raise what stopped the query."""
@@ -133,12 +138,14 @@ class Watch:
         after = self._so_far()
         self.cpu = since(before[0], after[0])
         self.written = since(before[1], after[1])
+        self.storage = since(before[2], after[2])
         self.memory = self._processes.peak()
 
-    def _so_far(self) -> tuple[dict[str, float], dict[str, float]]:
+    def _so_far(self) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
         self._processes.look()
         durable = sum(map(folder_bytes, self._folders.durable()))
-        return self._processes.seconds(), {**self._processes.written(), "durable": durable}
+        written = {**self._processes.written(), "durable": durable}
+        return self._processes.seconds(), written, self._folders.storage()
 
     def _local_bytes(self) -> int:
         size = sum(map(folder_bytes, self._folders.local()))

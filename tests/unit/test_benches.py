@@ -21,7 +21,7 @@ from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run
 from holdfast.benches import micro_report, queries, report, rows, spans
 from holdfast.benches.command import bench
-from holdfast.benches.commits import Commits, run_commits
+from holdfast.benches.commits import Commits
 from holdfast.benches.engines import ENGINES, SparkEngine, engines_for
 from holdfast.benches.job import Job
 from holdfast.benches.job_a import JobA
@@ -378,7 +378,7 @@ def test_commits_write_every_key_and_touch_old_ones() -> None:
 @pytest.mark.parametrize("backend", backend_names())
 def test_stalls_of_every_backend_are_measured(backend: str, tmp_path: Path) -> None:
     job = Commits(rows=200, keys=1000, batches=12, warmup=2)
-    found = run_commits(backend, {}, job, Places(tmp_path, tmp_path))
+    found = job.measure(backend, {}, Places(tmp_path, tmp_path))
     assert len(found.batch_ms) == 12
     assert set(found.phases_ms[0]) == {"begin", "get", "commit"}
     assert all(total > 0 for total in found.batch_ms)
