@@ -11,8 +11,9 @@ SOURCES := holdfast $(FOLDERS) tests
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
-# One process a core: most tests wait for a JVM, a server or a kill. A file's tests stay together and share its servers.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile -p no:benchmark
+# One process a core: most tests wait for a JVM, a server or a kill. A file's tests stay together and share its servers;
+# files are given out in the order of tests/conftest.py, the longest first.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p no:benchmark
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -29,6 +29,11 @@ hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("long" if LONG else "quick")
 
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark-conf")
+
+# Seconds that a test takes at a guess, by its marker: enough to say which files take longest.
+_WEIGHTS = {"slow": 20, "cluster": 20, "spark": 4, "hdfs": 2, "s3": 1}
+
 _STARTED_S = time.monotonic()
 _BUDGET_S = float(os.environ.get("HOLDFAST_TEST_BUDGET_S", "inf"))
 
@@ -53,10 +58,14 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.adaptive.enabled", "false")
+        # Nobody kills this one, and the default starts some 40 processes a micro-batch on a local disk.
+        .config(
+            "spark.sql.streaming.checkpointFileManagerClass",
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        )
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.ui.enabled", "false")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
@@ -115,6 +124,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="only in the long profile: make test-long"))
+    _longest_files_first(items)
+
+
+def _longest_files_first(items: list[pytest.Item]) -> None:
+    """Sort the files, so that side by side no process is left alone with a long one at the end."""
+    weights: dict[Path, int] = {}
+    for item in items:
+        marked = {mark.name for mark in item.iter_markers()}
+        if "skip" not in marked:
+            weight = max((_WEIGHTS[name] for name in marked & _WEIGHTS.keys()), default=0)
+            weights[item.path] = weights.get(item.path, 0) + weight
+    items.sort(key=lambda item: -weights.get(item.path, 0))
 
 
 @pytest.hookimpl(tryfirst=True)
