@@ -273,7 +273,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
 
 
 _LEFT = {
-    "part": "no snapshot names it",
+    "part": "no snapshot that stays names it",
     "probe": "left by a test of the storage",
     "unknown": "nothing that holdfast has put into a shard's folder",
 }

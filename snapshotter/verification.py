@@ -130,10 +130,7 @@ def _read(storage: ObjectStorage, prefix: str, stored: StoredObject) -> _Found |
             return _Found(header.digest, len(data), header)
         if stored.kind == "snapshot":
             return _Found(stored.key.rpartition("-")[2], len(data), decode_manifest(storage, prefix, stored.key, data))
-        part = stored_file.decode(data, source=source, kind=PART_KIND)
-        if part.header.get("shard") != prefix:
-            raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", shard=part.header.get("shard"))
-        return _Found(part.digest, len(data))
+        return _Found(stored_file.decode(data, source=source, kind=PART_KIND).digest, len(data))
     except NotFoundError:
         return None
     except CorruptionError as exc:
@@ -168,8 +165,12 @@ class _VerifiedShard:
                 yield found.header
 
     def _is_past(self, header: CommitHeader) -> bool:
-        gone = [e for e in header.chain if e.key not in self._found]
+        gone = [e for e in header.chain if e.key not in self._found or self._has_lost_parts(self._found[e.key].header)]
         return any(link.version < self._floor for link in links(gone))
+
+    def _has_lost_parts(self, header: CommitHeader | Manifest | None) -> bool:
+        files = header.files if isinstance(header, Manifest) else ()
+        return any(part.key not in self._found for file in files for part in file.parts)
 
     def outcome(self, header: CommitHeader) -> str:
         """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"."""

@@ -165,7 +165,8 @@ def _conclude(target: Target, outcomes: list[Outcome], aborted: int | None) -> N
     console = target.console
     going, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
     failed = [o for o in outcomes if o.error]
-    verb = "would go" if aborted is None else "were to go" if failed else "went"
+    partly = any(outcome.plan.delete for outcome in failed)
+    verb = "would go" if aborted is None else "were to go" if partly else "went"
     console.print(f"{going:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} stay")
     if aborted:
         console.print(f"{aborted:,} unfinished uploads were removed")

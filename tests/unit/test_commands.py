@@ -245,6 +245,40 @@ def test_verify_does_not_call_missing_what_was_cleaned_up(root: Path, shard: Sha
     assert shard
 
 
+def test_verify_does_not_call_missing_what_a_killed_clean_up_has_taken(root: Path, shard: ShardHistory) -> None:
+    """The oldest is still there, others are not, and an old snapshot has lost a part."""
+    shard.grow(shard.committed[max(shard.committed, key=lambda e: int(e.pointer.partition("-")[0]))], 30, 10)
+    first = next(manifest for manifest in shard.manifests.values())
+    for key in [*[f"commits/{n}-" for n in (3, 14, 22)], first.files[0].parts[0].key]:
+        next((root / shard.prefix).glob(f"{key}*")).unlink()
+    assert document("verify", root, "--retain", 5)["damages"] == []
+    assert len(document("verify", root, status=1)["damages"]) == 4
+
+
+def test_verify_follows_what_only_a_snapshot_names(root: Path, storage: ObjectStorage) -> None:
+    """The newest commit object, after which all is carried."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    made = shard.grow(None, 3)
+    shard.snapshot(shard.commit(made[-1], carried=True))
+    assert document("verify", root)["damages"] == []
+    next((root / shard.prefix).glob("commits/3-*")).unlink()
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert damage["lost"] == [str(made[-1].pointer)]
+
+
+def test_verify_knows_that_a_first_commit_holds_all(root: Path, storage: ObjectStorage) -> None:
+    """What was carried before it is in it, so the snapshot between is not needed."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    carried = shard.commit(shard.commit(None, carried=True), carried=True)
+    snapshot = shard.snapshot(carried)
+    made = shard.commit(carried)
+    (root / shard.prefix / snapshot.key).write_bytes(b"")
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["lost"], damage["around"]) == ([], [str(made.pointer)])
+
+
 def test_verify_finds_objects_that_were_exchanged(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Each is whole in itself: a commit of another lineage under this name, a part of another file."""
     folder = root / shard.prefix

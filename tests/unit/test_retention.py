@@ -86,7 +86,7 @@ def test_a_shard_without_any_version_is_cleaned_of_parts_only(storage: TimedStor
     storage.now_ms += 2 * DAY_MS
     planned = planned_by_command(storage, storage.now_ms)
     assert set(planned.delete) == shard.stored()
-    assert set(planned.delete.values()) == {"no snapshot names it"}
+    assert set(planned.delete.values()) == {"no snapshot that stays names it"}
 
 
 def test_parts_stay_while_a_manifest_that_stays_names_them(storage: TimedStorage, shard: ShardHistory) -> None:
@@ -195,6 +195,30 @@ def test_a_query_that_went_far_back_is_at_what_it_wrote_last(storage: TimedStora
     carry_out(storage, planned_by_command(storage, storage.now_ms))
     for version in (*back, made[9]):
         assert not shard.missing(version, shard.stored())
+
+
+def test_every_version_that_the_query_may_be_at_is_asked(storage: TimedStorage, shard: ShardHistory) -> None:
+    """A fork of long ago, above the horizon by its number, may be what the query is at: its beginning stays."""
+    made = shard.grow(None, 25, snapshot_every=10)
+    fork = shard.commit(made[2], step=40)
+    made += shard.grow(made[-1], 5, snapshot_every=10)
+    storage.now_ms += 2 * DAY_MS
+    assert planned_by_command(storage, storage.now_ms).needed_from == 1
+    storage.delete([f"{PREFIX}/{fork.chain[-1].key}"])
+    assert planned_by_command(storage, storage.now_ms).needed_from == 10
+
+
+def test_the_parts_of_a_snapshot_that_stays_for_its_youth_stay_too(storage: TimedStorage, shard: ShardHistory) -> None:
+    """An executor that has lost the shard finishes late: its manifest is young, its parts are not."""
+    made = shard.grow(None, 60, snapshot_every=10)
+    late = shard.begin_snapshot(made[4], executor=1)
+    storage.now_ms += 2 * GRACE_MS
+    entry = shard.finish_snapshot(late, executor=1)
+    clean(storage, made[-1])
+    assert {entry.key, *(part.key for file in late.files for part in file.parts)} <= shard.stored()
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, made[-1])
+    assert not {entry.key, *(part.key for file in late.files for part in file.parts)} & shard.stored()
 
 
 def test_neighbours_and_strangers_are_left_alone(storage: TimedStorage, shard: ShardHistory) -> None:
