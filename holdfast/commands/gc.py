@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, size, table
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
-from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.retention import (
     RETAINED_VERSIONS,
@@ -95,8 +95,7 @@ def gc(
             aborted = None
         else:
             list(target.executor.map(partial(_carry_out, target), going))
-            prefixes = [f"{name}/" for name in target.listing.operators]
-            aborted = sum(target.storage.abort_unfinished_uploads(prefix, before_ms) for prefix in prefixes)
+            aborted = _abort_uploads(target, before_ms, outcomes)
         if as_json:
             target.show({"dry_run": dry_run, "now_ms": now_ms, **_document(outcomes, aborted)})
         else:
@@ -127,14 +126,22 @@ def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
 
 
 def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
-    history = History(shard, Headers(target.storage, shard.prefix))
     try:
-        planned = plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
+        try:
+            planned = _judged(target, shard, retain, now_ms, grace_ms)
+        except NotFoundError:  # somebody else cleans up, and has done so since the listing
+            shard = list_shard(target.storage, shard.prefix)
+            planned = _judged(target, shard, retain, now_ms, grace_ms)
     except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
         raise
     except HoldfastError as exc:
         return Outcome(Plan(shard.prefix, 0, dict.fromkeys(shard.objects, "nobody knows what is needed")), {}, exc)
     return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
+
+
+def _judged(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
+    history = History(shard, Headers(target.storage, shard.prefix))
+    return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 
 
 def _is_agreed(going: list[Outcome]) -> bool:
@@ -146,6 +153,15 @@ def _carry_out(target: Target, outcome: Outcome) -> None:
         carry_out(target.storage, outcome.plan)
     except HoldfastError as exc:
         outcome.error = exc
+
+
+def _abort_uploads(target: Target, before_ms: int, outcomes: list[Outcome]) -> int:
+    """Remove what killed uploads left, and return how many; that this is not allowed is one more outcome."""
+    try:
+        return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in target.listing.operators)
+    except HoldfastError as exc:
+        outcomes.append(Outcome(Plan("unfinished uploads", 0), {}, exc))
+        return 0
 
 
 def _show(target: Target, outcomes: list[Outcome], *, dry_run: bool) -> None:

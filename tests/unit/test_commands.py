@@ -169,6 +169,48 @@ def test_gc_tells_of_objects_that_could_not_be_deleted(
     assert shard
 
 
+def test_gc_looks_again_where_somebody_else_cleans_up(
+    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T33, T41: what was listed is gone when it is read."""
+    age(root)
+    gone = Fault("fail", action="get", key="*/commits/*", error=lambda: NotFoundError("gone"))
+    storages = []
+
+    def faulty(url: str, options: dict[str, object]) -> ObjectStorage:
+        storages.append(FaultyStorage(open_storage(url, options), [gone]))
+        return storages[-1]
+
+    monkeypatch.setattr("holdfast.commands.target.open_storage", faulty)
+    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 9
+    assert gone.hits == 1
+    assert [o.keys for o in storages[0].operations if o.action == "list"] == [
+        ("",),
+        ("totals/probes/",),
+        (f"{shard.prefix}/",),
+    ]
+
+
+def test_gc_cleans_up_though_unfinished_uploads_may_not_be_listed(
+    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On S3 that is a permission of its own."""
+
+    class Forbidding(FaultyStorage):
+        def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+            raise InvalidArgumentError("access denied", action="list uploads", key=prefix)
+
+    age(root)
+    monkeypatch.setattr(
+        "holdfast.commands.target.open_storage", lambda url, options: Forbidding(open_storage(url, options))
+    )
+    result = run("gc", root, "--retain", 5, "--yes")
+    assert result.exit_code == 1
+    assert "9 objects went" in result.stdout
+    assert "access denied" in result.stdout
+    assert shard
+
+
 def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
     root: Path, shard: ShardHistory, storage: ObjectStorage
 ) -> None:
