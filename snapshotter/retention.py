@@ -47,22 +47,6 @@ GRACE_MS = 60 * 60_000
 
 
 @dataclass(frozen=True)
-class Head:
-    """A version that a query may be at.
-
-    Attributes
-    ----------
-    version : int
-        Its number.
-    chain : tuple of Link
-        All stored objects that it is made of, oldest first; its own too, unless its writes travel in Spark's state.
-    """
-
-    version: int
-    chain: tuple[Link, ...]
-
-
-@dataclass(frozen=True)
 class Plan:
     """What stays and what goes, each with its reason.
 
@@ -140,9 +124,9 @@ class History:
     def _place(self, link: Link) -> str:
         return f"{self.listing.prefix}/{link.key}"
 
-    def chains(self, head: Head, horizon: int) -> list[tuple[Link, ...]]:
+    def chains(self, chain: tuple[Link, ...], horizon: int) -> list[tuple[Link, ...]]:
         """Return the chain of a version, the one that its snapshot stands for, and so on back to the horizon."""
-        found, chain = [], head.chain
+        found = []
         seen: set[str] = set()
         while chain:
             found.append(chain)
@@ -155,20 +139,31 @@ class History:
             chain = self.before(first)
         return found
 
-    def head(self, stored: StoredObject) -> Head:
-        """Return a stored commit or snapshot as a version that a query may be at."""
+    def chain_of(self, stored: StoredObject) -> tuple[Link, ...]:
+        """Return all that a stored commit or snapshot is made of, itself too; raises as `before`."""
         own = Link(stored.key, stored.kind, stored.version)
-        return Head(own.version, (*self.before(own), own) if own.kind == "commit" else (own,))
+        return (*self.before(own), own) if own.kind == "commit" else (own,)
 
 
 def _newest_commit(chain: tuple[Link, ...], horizon: int) -> Link | None:
     return next((e for e in reversed(chain) if e.kind == "commit" and e.version <= horizon), None)
 
 
-def needed_from(head: Head, horizon: int, history: History) -> int:
+def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     """Return the lowest version number of which objects may be needed while the query may return to the horizon.
 
-    It is 0 where the lineage has no commit object that is old enough to tell.
+    Parameters
+    ----------
+    chain : tuple of Link
+        All stored objects that the version is made of at which the query is, oldest first.
+    horizon : int
+        The lowest version number that the query may return to.
+    history : History
+
+    Returns
+    -------
+    int
+        0 where the lineage has no commit object that is old enough to tell.
 
     Raises
     ------
@@ -179,16 +174,16 @@ def needed_from(head: Head, horizon: int, history: History) -> int:
     -----
     Cost: one read of each snapshot's manifest back to the horizon, and of three commits.
     """
-    chains = history.chains(head, horizon)
+    chains = history.chains(chain, horizon)
     anchor = _newest_commit(chains[-1], horizon) if chains else None
     if anchor is None:
         # So far all may be needed: while commits are carried, any snapshot since the newest commit object may be.
         return 0
-    chain = (*history.before(anchor), anchor)
+    own = (*history.before(anchor), anchor)
     # Where the snapshot is damaged, a restore goes on at the commit before the first one on it.
-    around = history.commit_before(next(link for link in chain if link.kind == "commit"))
-    oldest = (*history.before(around), around)[0] if around else chain[0]
-    history.require(link for part in (*chains, chain) for link in part)
+    around = history.commit_before(next(link for link in own if link.kind == "commit"))
+    oldest = (*history.before(around), around)[0] if around else own[0]
+    history.require(link for part in (*chains, own) for link in part)
     return oldest.version
 
 
@@ -220,9 +215,9 @@ def needed_in_storage(retained: int, history: History) -> int:
     built_on: set[str] = set()
     for stored in reversed(versions):
         if stored.version > horizon and stored.key not in built_on:
-            head = history.head(stored)
-            built_on.update(link.key for chain in history.chains(head, horizon) for link in chain)
-            needed = min(needed, needed_from(head, horizon, history))
+            chain = history.chain_of(stored)
+            built_on.update(link.key for older in history.chains(chain, horizon) for link in older)
+            needed = min(needed, needed_from(chain, horizon, history))
     return needed
 
 
@@ -348,8 +343,8 @@ def run_retention(
     history.headers.forget_all_but(listing.objects.keys())
     try:
         now_ms = _stored_ms(storage.url, probe, {f"{prefix}/{o.key}": o.modified_ms for o in listing.of_kind("probe")})
-        head = Head(pointer.version, links(chain))
-        planned = plan(history, needed_from(head, pointer.version - retained, history), now_ms, grace_ms)
+        needed = needed_from(links(chain), pointer.version - retained, history)
+        planned = plan(history, needed, now_ms, grace_ms)
     except (CorruptionError, NotFoundError):
         storage.delete([probe])
         raise
