@@ -254,7 +254,7 @@ class Claims:
             header = {}
         return {
             "owner": claim.query_id,
-            "name": header.get("query_name"),
+            "name": header.get("query_name") or "(none)",
             "started": _time(claim.started_ms),
             "host": header.get("host"),
         }

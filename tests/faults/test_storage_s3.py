@@ -606,6 +606,24 @@ def test_answer_of_something_else_is_not_an_absent_object(
     assert other.hits == 1
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_credentials(server: S3Server, url: str, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither set nor found: it says so, and asks no server."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    for name, value in {**nowhere, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    client = {"endpoint_url": server.url, "region_name": "us-east-1"}
+    with (
+        open_storage(url, {"client_kwargs": client}) as storage,
+        pytest.raises(
+            InvalidArgumentError, match=rf"check credentials.*action={action} .*Unable to locate credentials"
+        ),
+    ):
+        ACTIONS[action](storage)
+
+
 def test_expired_token(storage: ObjectStorage, proxy: FaultProxy) -> None:
     expired = proxy.rule("status", code=400, s3_code="ExpiredToken")
     with pytest.raises(InvalidArgumentError, match="access denied"):

@@ -17,10 +17,10 @@ def server(request: pytest.FixtureRequest) -> S3Server:
     return found
 
 
-def use(lab: Lab, server: S3Server, options: dict[str, object]) -> None:
+def use(lab: Lab, server: S3Server, options: dict[str, object], folder: str = "app") -> None:
     lab.configure(
         {
-            "checkpoint.dir": f"s3://{BUCKET}/app",
+            "checkpoint.dir": f"s3://{BUCKET}/{folder}",
             "storage.key": str(options["key"]),
             "storage.secret": str(options["secret"]),
             "storage.client_kwargs.endpoint_url": server.url,
@@ -49,15 +49,15 @@ def test_state_on_s3_outlives_local_state_and_wrong_credentials_stop_the_query(l
 def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
     """Absent, or not to be written to: the first micro-batch names the action, the key and the remedy."""
     lab.feed([("a", 1)])
-    use(lab, server, server.options())
+    use(lab, server, server.options(), "places")
     lab.configure({"checkpoint.dir": "s3://no-such-bucket/app"})
     with pytest.raises(StreamingQueryException, match=r"(?s)no such bucket: create it.*action=put key=totals/probes/"):
         lab.run(lab.totals())
     with server.user_without("s3:PutObject") as limited:
-        use(lab, server, limited)
+        use(lab, server, limited, "places")
         with pytest.raises(StreamingQueryException, match=r"(?s)access denied.*permission=s3:PutObject") as failed:
             lab.run(lab.totals())
     assert str(limited["secret"]) not in str(failed.value)
-    use(lab, server, server.options())
+    use(lab, server, server.options(), "places")
     lab.run(lab.totals())
     assert lab.state() == {"a": (1, 1)}

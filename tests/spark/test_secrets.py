@@ -29,7 +29,7 @@ logging.getLogger("py4j").setLevel(logging.WARNING)
 settings = {
     "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{folder}/events",
+    "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file://{folder}/events",
     "spark.holdfast.checkpoint.dir": "s3://bucket/secrets", "spark.holdfast.local.dir": f"{folder}/local",
     "spark.holdfast.storage.key": "AKIACANARYCANARY", "spark.holdfast.storage.secret": secret,
     "spark.holdfast.storage.token": token,
