@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -101,9 +102,10 @@ def test_a_claim_is_renewed_when_it_is_time_by_one_process(storage: FaultyStorag
     storage.operations.clear()
     task.keep_claim(storage, RECORD, tmp_path, lambda: now_ms + RENEW_EVERY_MS - 1000)
     assert not storage.operations
+    aged_seconds = (now_ms - RENEW_EVERY_MS) / 1000
+    os.utime(tmp_path / "runs" / "run-1-claim", (aged_seconds, aged_seconds))
     for _ in range(2):
-        task.keep_claim(storage, RECORD, tmp_path, lambda: now_ms + RENEW_EVERY_MS + 1000)
-        os.utime(tmp_path / "runs" / "run-1-claim", (now_ms / 1000 + RENEW_EVERY_MS / 1000 + 1,) * 2)
+        task.keep_claim(storage, RECORD, tmp_path)
     assert [operation.action for operation in storage.operations] == ["list", "put"]
     assert len(storage.list("totals/claims/")) == 2
 
@@ -137,8 +139,13 @@ def test_an_older_run_stops_when_it_renews(
 
 
 def test_processes_of_an_executor_that_begin_at_once_claim_once(storage: FaultyStorage, tmp_path: Path) -> None:
+    begun = threading.Barrier(2)
+    storage.faults.append(Fault("delay", "put", "*/probes/*", wait=lambda: begun.wait(5)))
     with ThreadPoolExecutor(4) as pool:  # each opens the note for itself, as a process does
-        list(pool.map(lambda _: task.keep_claim(storage, RECORD, tmp_path), range(4)))
+        waiting = [pool.submit(task.keep_claim, storage, RECORD, tmp_path) for _ in range(4)]
+        begun.wait(5)  # one of them has the lock; the others come to it, or have come
+        for done in waiting:
+            done.result()
     puts = [operation.keys[0].split("/")[1] for operation in storage.operations if operation.action == "put"]
     assert puts == ["probes", "claims"]
 
