@@ -11,7 +11,6 @@ meanwhile; what a killed process leaves in them is swept by `Snapshots.remove_le
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -21,14 +20,15 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Backend, Pointer
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.manifest import KIND, PART_BYTES, Manifest
 from holdfast.snapshotter.snapshot_notes import SnapshotNotes, identity_of
 from holdfast.snapshotter.storage import ObjectStorage
 from holdfast.snapshotter.transfer import download_files, upload_files
 
-_log = logging.getLogger(__name__)
+#: Half the time for which a clean-up leaves alone what no manifest names; see `holdfast.snapshotter.retention`.
+SURE_FOR_MS = 30 * 60_000
 
 
 def send_at_once(_size_bytes: int) -> None:
@@ -112,6 +112,7 @@ class Snapshots:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         stored = {} if lineage.snapshot is None else self.notes.files_of(lineage.snapshot)
+        started_ms = clock.monotonic_ms()
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             for path in backend.freeze(pointer):
                 staged.link(path)
@@ -131,11 +132,24 @@ class Snapshots:
             new_bytes=sum(file.stored_bytes for file in new),
             written_ms=clock.now_ms(),
         )
+        if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
+            self._require_parts(manifest)
         data, digest = manifest.encode()
         entry = ChainEntry("snapshot", str(pointer), data.size, digest)
         self._storage.put(f"{self._shard}/{entry.key}", data)
         self.notes.leave(entry, [(identities[name], files[name]) for name in names])
         return entry, manifest
+
+    def _require_parts(self, manifest: Manifest) -> None:
+        """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""
+        there = {info.key for info in self._storage.list(f"{self._shard}/files/")}
+        for part in (part for file in manifest.files for part in file.parts):
+            if f"{self._shard}/{part.key}" not in there:
+                raise UnavailableError(
+                    "the upload of a snapshot took so long that parts of it were cleaned up: it is given up",
+                    key=part.key,
+                    shard=self._shard,
+                )
 
     def read_manifest(self, entry: ChainEntry) -> Manifest:
         """Return the manifest that a chain names.

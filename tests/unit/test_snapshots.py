@@ -316,6 +316,26 @@ def test_every_request_of_a_snapshot_may_fail_and_commits_go_on(shard_of: Opener
     assert shard_of().state(last) == one.state(last)
 
 
+def test_an_upload_that_was_overtaken_by_a_clean_up_is_given_up(
+    shard_of: Opener, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No manifest is stored that names what is gone."""
+    monkeypatch.setattr("holdfast.snapshotter.snapshots.SURE_FOR_MS", 0)
+    one = shard_of()
+    base = one.write(None, range(30), 1)
+
+    def clean_up(_: int) -> None:
+        storage.delete([info.key for info in storage.list(f"{SHARD}/files/")])
+
+    one.log.before_part = clean_up
+    with pytest.raises(UnavailableError, match="took so long"):
+        one.snapshot(base)
+    assert not storage.list(f"{SHARD}/snapshots/")
+    one.log.before_part = lambda _: None
+    entry, _ = one.snapshot(base)
+    assert one.lineage(one.write(base, range(1), 2)).snapshot == entry
+
+
 # Manifests that somebody else wrote.
 
 
