@@ -172,7 +172,7 @@ def _storage(document: Document) -> Sheet:
     rows = []
     for label in document["engines"]:
         asked = asked_of_storage(document, label)
-        if requests_of(asked):
+        if "bytes up" in asked:
             rows.append((label, "requests of ours, in all", f"{requests_of(asked):,.2f}"))
         rows += [(label, what, f"{number:,.2f}") for what, number in asked.items()]
     return Sheet("Asked of the storage in a micro-batch", ("engine", "what", "mean"), rows)

@@ -30,7 +30,8 @@ class Requests(JobA):
     name = "requests"
 
     rows: int = option(1_000, "rows of a micro-batch")
-    batches: int = option(60, "micro-batches of a run")
+    # Counted are two times the 64 micro-batches that a carried commit covers at most.
+    batches: int = option(138, "micro-batches of a run")
     warmup: int = option(10, "first of these, which are not counted")
     partitions: int = option(200, "shards")
     checkpoint: str = option("s3://bucket/bench", f"where state is durable; {ENDPOINT} names the server")
