@@ -3,6 +3,10 @@
 A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
 go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
 After every few snapshots of a shard, what no version needs that the query may return to is deleted.
+
+What is snapshotted is the newest version, although Spark may still drop it: for RocksDB that is much cheaper than the
+one before, which has to be made again from what was written since. The snapshot of a version that is dropped is in no
+later lineage, and deleted like all that such attempts leave.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from holdfast import clock
-from holdfast.backends.base import Pointer
+from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.snapshotter.catalogue import Headers
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -66,8 +70,8 @@ class Snapshotting:
         self.counters |= {"clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> None:
-        """Consider a snapshot of the version that the query has accepted."""
-        if message.accepted is not None and message.checkpoint_dir is not None:
+        """Consider a snapshot of the version that was committed."""
+        if message.checkpoint_dir is not None:
             self.queue.put(message)
 
     def run(self) -> None:
@@ -92,7 +96,7 @@ class Snapshotting:
             _log.exception("no snapshot for %r; it is tried again in %d ms at the earliest", message, pause_ms)
 
     def write_now(self, message: Committed) -> bool:
-        """Write a snapshot of the accepted version in the calling thread; tell whether one was written.
+        """Write a snapshot of the announced version in the calling thread; tell whether one was written.
 
         Raises
         ------
@@ -102,19 +106,19 @@ class Snapshotting:
         return self._write(message, forced=True)
 
     def _write(self, message: Committed, *, forced: bool) -> bool:
-        log, pointer = self._logs.log_of(message), message.accepted
-        if log is None or pointer is None:
+        log, pointer = self._logs.log_of(message), message.committed
+        if log is None:
             return False
         progress = self._progress_of(message)
         with self._locks[message.shard.directory], self._shards.use(message.shard) as backend:
             with backend.view(pointer) as view:
-                stored = Lineage.of(view.properties)
-            lineage = log.snapshots.notes.apply_to(stored)
+                lineage = log.snapshots.notes.apply_to(Lineage.of(view.properties))
             age_seconds = (clock.monotonic_ms() - progress.seen_ms) / 1000
             if not (message.policy.is_overdue(lineage) if forced else message.policy.is_due(lineage, age_seconds)):
                 return False
             started_ms = clock.monotonic_ms()
             entry, manifest = log.write_snapshot(backend, pointer)
+            accepted = _lineage_of(backend, message.accepted)
         self._take_note(progress)
         self.counters["snapshots"] += 1
         self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
@@ -124,8 +128,8 @@ class Snapshotting:
             *(message.prefix, entry.key, len(manifest.files), manifest.stored_bytes, manifest.new_bytes),
             clock.monotonic_ms() - started_ms,
         )
-        if progress.snapshots % CLEAN_UP_EVERY_SNAPSHOTS == 0:
-            self._clean_up(message, log, pointer, stored, progress)
+        if progress.snapshots % CLEAN_UP_EVERY_SNAPSHOTS == 0 and accepted is not None:
+            self._clean_up(message, log, accepted, progress)
         return True
 
     @staticmethod
@@ -133,16 +137,15 @@ class Snapshotting:
         progress.seen_ms, progress.failures, progress.retry_ms, progress.error = clock.monotonic_ms(), 0, 0, None
         progress.snapshots += 1
 
-    def _clean_up(
-        self, message: Committed, log: ObjectCommitLog, pointer: Pointer, stored: Lineage, progress: _Progress
-    ) -> None:
+    def _clean_up(self, message: Committed, log: ObjectCommitLog, accepted: Lineage, progress: _Progress) -> None:
+        assert message.accepted is not None
         progress.headers = progress.headers or Headers(log.storage, message.prefix)
         try:
             done = run_retention(
                 log.storage,
                 message.prefix,
-                pointer,
-                stored.chain,
+                message.accepted,
+                accepted.chain,
                 retained=message.retained_versions,
                 headers=progress.headers,
             )
@@ -160,3 +163,14 @@ class Snapshotting:
     def errors(self) -> dict[str, str]:
         """Return by shard directory why its last snapshot failed; those that went well are not there."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}
+
+
+def _lineage_of(backend: Backend, pointer: Pointer | None) -> Lineage | None:
+    """Return what the version that the query has accepted is made of; None where there is none, or it is not here."""
+    try:
+        if pointer is None:
+            return None
+        with backend.view(pointer) as view:
+            return Lineage.of(view.properties)
+    except NotFoundError:
+        return None

@@ -221,7 +221,7 @@ def test_it_writes_snapshots_that_shorten_the_next_chain(
     for i in range(12):
         shard.announce(shard.commit(i))
         done = counters(client)
-    assert done["snapshots"] == 3
+    assert done["snapshots"] == 4
     assert done["errors"] == 0
     assert shard.pointer is not None
     with shard.store.read_at(shard.pointer) as view:
