@@ -58,11 +58,6 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.adaptive.enabled", "false")
-        # Nobody kills this one, and the default starts some 40 processes a micro-batch on a local disk.
-        .config(
-            "spark.sql.streaming.checkpointFileManagerClass",
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-        )
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

@@ -27,6 +27,7 @@ def fails(lab: Lab, expected: str, query: str = "query", **options: Any) -> None
     """Run the query and check its error; the state must be as before."""
     with pytest.raises(StreamingQueryException, match=expected):
         lab.run(lab.totals(**options), query=query)
+    lab.wait_for_tasks()
 
 
 def begun(lab: Lab) -> None:
