@@ -22,7 +22,6 @@ PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
-
 Transport = Literal["packed", "rows"]
 
 

@@ -176,9 +176,10 @@ class VersionedStore:
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
-        if pointer in self._backend.versions():  # it stands there, but has lost files
+        held = self._backend.versions()
+        if pointer in held:  # it stands there, but has lost files
             self._backend.drop([pointer])
-        self._restore(self._log, pointer, self._backend.versions())
+        self._restore(self._log, pointer, [other for other in held if other != pointer])
         return self._backend.view(pointer)
 
     def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer], tries: int = 3) -> None:

@@ -31,15 +31,13 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import Manifest
+from holdfast.snapshotter.manifest import DIGEST, PART_NAME, Manifest
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
 
 _T = TypeVar("_T")
 _SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
 _POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]+")
 _SNAPSHOT = re.compile(rf"({_POINTER.pattern})-[0-9a-f]{{16}}")
-_PART = re.compile(r"[0-9a-z]{8,40}-[0-9]{1,9}")
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
         kind, pointer = "commit", Pointer.parse(name)
     elif folder == "snapshots" and (match := _SNAPSHOT.fullmatch(name)):
         kind, pointer = "snapshot", Pointer.parse(match[1])
-    elif folder == "files" and _PART.fullmatch(name):
+    elif PART_NAME.fullmatch(key):
         kind = "part"
     elif folder == "probes" and name and "/" not in name:
         kind = "probe"
@@ -348,7 +346,7 @@ def checked(chain: Iterable[ChainEntry], source: str) -> tuple[ChainEntry, ...]:
         names = (
             entry.kind in ("commit", "snapshot"),
             _is_text(_POINTER, entry.pointer),
-            _is_text(_DIGEST, entry.digest),
+            _is_text(DIGEST, entry.digest),
         )
         if not all(names) or type(entry.size_bytes) is not int:
             raise CorruptionError(f"{source} names an object that cannot be: {ascii(entry)[:160]}")

@@ -34,8 +34,8 @@ KIND, PART_KIND = "snapshot", "part"
 #: How much of a file goes into one part; what a manifest says counts when it is read.
 PART_BYTES = 8 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
-_DIGEST = re.compile(r"[0-9a-f]{32}")
+PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
+DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def decode_file(file: Mapping[str, Any], part_bytes: int) -> SnapshotFile:
         It describes none, or one with a name or size that cannot be.
     """
     parts = tuple(
-        Part(_matching(_PART_NAME, p["key"]), _size(p["size_bytes"]), _matching(_DIGEST, p["digest"]))
+        Part(_matching(PART_NAME, p["key"]), _size(p["size_bytes"]), _matching(DIGEST, p["digest"]))
         for p in file["parts"]
     )
     size_bytes = _size(file["size_bytes"])

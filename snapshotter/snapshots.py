@@ -120,7 +120,9 @@ class Snapshots:
             identities = {name: identity_of(staged.path / name) for name in names}
             known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
             missing = [staged.path / name for name in names if name not in known]
-            new = upload_files(missing, self._storage, self._shard, self._executor, self._new_id, self._before_part)
+            new = upload_files(
+                missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
+            )
         files = known | {file.name: file for file in new}
         manifest = Manifest(
             pointer=pointer,

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from holdfast.backends import local_files, stored_file
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
-from holdfast.snapshotter.manifest import PART_BYTES, PART_KIND, Part, SnapshotFile, number_of_parts
+from holdfast.snapshotter.manifest import PART_KIND, Part, SnapshotFile, number_of_parts
 from holdfast.snapshotter.storage import ObjectStorage
 
 _SAMPLE_BYTES = 64 << 10
@@ -28,6 +28,7 @@ _Result = TypeVar("_Result")
 
 def upload_files(
     paths: Iterable[Path],
+    part_bytes: int,
     storage: ObjectStorage,
     shard: str,
     executor: Executor,
@@ -38,6 +39,8 @@ def upload_files(
 
     Parameters
     ----------
+    part_bytes : int
+        How much of a file goes into each of its parts but the last one.
     shard : str
         The shard's place in the storage.
     before_part : callable
@@ -58,12 +61,12 @@ def upload_files(
 
         def send(index: int, path: Path = path, file_id: str = file_id) -> Part:
             key = f"files/{file_id}-{index}"
-            data, digest = _encode_part(path, index, shard)
+            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard)
             before_part(data.size)
             storage.put(f"{shard}/{key}", data)
             return Part(key, data.size, digest)
 
-        parts = range(number_of_parts(stats[path].st_size, PART_BYTES))
+        parts = range(number_of_parts(stats[path].st_size, part_bytes))
         futures[path] = [executor.submit(send, index) for index in parts]
     _finish([future for parts in futures.values() for future in parts])
     return [
@@ -72,12 +75,12 @@ def upload_files(
     ]
 
 
-def _encode_part(path: Path, index: int, shard: str) -> tuple[pa.Buffer, str]:
+def _encode_part(path: Path, offset: int, part_bytes: int, shard: str) -> tuple[pa.Buffer, str]:
     with local_files.reading(path), path.open("rb") as file:
-        data = os.pread(file.fileno(), PART_BYTES, index * PART_BYTES)
+        data = os.pread(file.fileno(), part_bytes, offset)
     sample = data[:_SAMPLE_BYTES]
     shrinks = len(lz4.frame.compress(sample)) < _WORTH_FRAMING * len(sample)
-    header = {"shard": shard, "name": path.name, "offset": index * PART_BYTES}
+    header = {"shard": shard, "name": path.name, "offset": offset}
     sections: dict[str, stored_file.SectionWriter] = {"data": lambda out: out.write(data)}
     return stored_file.encode(PART_KIND, header, sections, "lz4" if shrinks else "plain")
 

@@ -138,7 +138,9 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
     """
     if opened.log is None or view is None:
         return
-    lineage = opened.log.snapshots.notes.apply_to(Lineage.of(view.properties))
+    lineage = Lineage.of(view.properties)
+    if opened.policy.is_overdue(lineage):  # else notes, which can only shorten the chain, need not be read
+        lineage = opened.log.snapshots.notes.apply_to(lineage)
     if not opened.policy.is_overdue(lineage):
         return
     _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))

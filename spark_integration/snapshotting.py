@@ -17,7 +17,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from holdfast import clock
-from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.snapshotter.catalogue import Headers
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -118,7 +117,6 @@ class Snapshotting:
                 return False
             started_ms = clock.monotonic_ms()
             entry, manifest = log.write_snapshot(backend, pointer)
-            accepted = _lineage_of(backend, message.accepted)
         self._take_note(progress)
         self.counters["snapshots"] += 1
         self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
@@ -128,8 +126,8 @@ class Snapshotting:
             *(message.prefix, entry.key, len(manifest.files), manifest.stored_bytes, manifest.new_bytes),
             clock.monotonic_ms() - started_ms,
         )
-        if progress.snapshots % CLEAN_UP_EVERY_SNAPSHOTS == 0 and accepted is not None:
-            self._clean_up(message, log, accepted, progress)
+        if progress.snapshots % CLEAN_UP_EVERY_SNAPSHOTS == 0:
+            self._clean_up(message, log, progress)
         return True
 
     @staticmethod
@@ -137,15 +135,21 @@ class Snapshotting:
         progress.seen_ms, progress.failures, progress.retry_ms, progress.error = clock.monotonic_ms(), 0, 0, None
         progress.snapshots += 1
 
-    def _clean_up(self, message: Committed, log: ObjectCommitLog, accepted: Lineage, progress: _Progress) -> None:
-        assert message.accepted is not None
+    def _clean_up(self, message: Committed, log: ObjectCommitLog, progress: _Progress) -> None:
+        if message.accepted is None:
+            return
         progress.headers = progress.headers or Headers(log.storage, message.prefix)
+        try:
+            with self._shards.use(message.shard) as backend, backend.view(message.accepted) as view:
+                chain = Lineage.of(view.properties).chain
+        except NotFoundError:  # the query has gone on meanwhile
+            return
         try:
             done = run_retention(
                 log.storage,
                 message.prefix,
                 message.accepted,
-                accepted.chain,
+                chain,
                 retained=message.retained_versions,
                 headers=progress.headers,
             )
@@ -163,14 +167,3 @@ class Snapshotting:
     def errors(self) -> dict[str, str]:
         """Return by shard directory why its last snapshot failed; those that went well are not there."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}
-
-
-def _lineage_of(backend: Backend, pointer: Pointer | None) -> Lineage | None:
-    """Return what the version that the query has accepted is made of; None where there is none, or it is not here."""
-    try:
-        if pointer is None:
-            return None
-        with backend.view(pointer) as view:
-            return Lineage.of(view.properties)
-    except NotFoundError:
-        return None

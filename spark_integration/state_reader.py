@@ -114,10 +114,9 @@ def _find_pointers(
     """Return the rows of the operator's pointers by shard; shards without state have none."""
     found = list(_state_operators(spark, query_checkpoint, record.shards))
     for candidate in found:
-        for shard, row in candidate.pointers.items():
-            if _is_of(storage, shard_prefix(record.operator, shard), row):
-                return candidate.pointers
-            break
+        first = next(iter(candidate.pointers.items()), None)
+        if first is not None and _is_of(storage, shard_prefix(record.operator, first[0]), first[1]):
+            return candidate.pointers
     if any(not candidate.pointers for candidate in found):
         return {}
     raise NotFoundError(

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from holdfast.commands.target import Target, on_checkpoint, opened, plain, size, table
+from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.retention import (
-    RETAINED_VERSIONS,
     History,
     Plan,
     carry_out,
@@ -47,13 +46,8 @@ class Outcome:
 
 @click.command()
 @on_checkpoint
-@click.option(
-    "--retain",
-    type=click.IntRange(min=1),
-    default=RETAINED_VERSIONS,
-    show_default=True,
-    metavar="N",
-    help="Versions before the newest one that stay: not less than the query's spark.sql.streaming.minBatchesToRetain.",
+@retain_option(
+    "Versions before the newest one that stay: not less than the query's spark.sql.streaming.minBatchesToRetain."
 )
 @click.option(
     "--grace",

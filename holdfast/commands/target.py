@@ -19,6 +19,7 @@ from rich.table import Table
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.catalogue import CheckpointListing, list_checkpoint
+from holdfast.snapshotter.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 
 _THREADS = 16
@@ -70,6 +71,18 @@ def on_checkpoint(command: _Command) -> _Command:
     ):
         command = option(command)
     return command
+
+
+def retain_option(text: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command ``--retain``, with this help."""
+    return click.option(
+        "--retain",
+        type=click.IntRange(min=1),
+        default=RETAINED_VERSIONS,
+        show_default=True,
+        metavar="N",
+        help=text,
+    )
 
 
 @contextmanager

@@ -11,10 +11,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from holdfast.commands.target import Target, on_checkpoint, opened, plain, size, table
+from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.operator_record import read_operator
-from holdfast.snapshotter.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.verification import Damage, verify_shard
 
 _RANGES_SHOWN = 6
@@ -22,14 +21,7 @@ _RANGES_SHOWN = 6
 
 @click.command()
 @on_checkpoint
-@click.option(
-    "--retain",
-    type=click.IntRange(min=1),
-    default=RETAINED_VERSIONS,
-    show_default=True,
-    metavar="N",
-    help="Versions before the newest one that a query may return to; of older ones, objects may be missing.",
-)
+@retain_option("Versions before the newest one that a query may return to; of older ones, objects may be missing.")
 def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, retain: int) -> None:
     """Read everything in a checkpoint directory, and compare it with its checksums.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from holdfast.errors import StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
-from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
+from tests.model.built_in import BUILT_IN, copy_directory, open_backend
 from tests.model.steps import STEPS, TABLES, commit_log, look_after, state_after, step_of, take_step, version_of
 from tests.repetitions import LONG
 
@@ -100,12 +99,6 @@ def check_with_log(backend_name: str, folder: Path, told: dict[Pointer, int]) ->
 
 
 # The kills.
-
-
-@pytest.fixture
-def ram_path() -> Iterator[Path]:
-    with ram_directory() as path:
-        yield path
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import CorruptionError, HoldfastError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
+from tests.model.built_in import BUILT_IN, copy_directory, open_backend
 from tests.model.steps import TABLES, commit_log, look_after, step_of, take_step, write
 from tests.repetitions import LONG
 
@@ -58,12 +58,6 @@ class Shard(NamedTuple):
     @property
     def last(self) -> Pointer:
         return list(self.steps)[-1]
-
-
-@pytest.fixture
-def ram_path() -> Iterator[Path]:
-    with ram_directory() as path:
-        yield path
 
 
 @pytest.fixture(params=list(itertools.product(BUILT_IN, ["closed", "killed"])), ids="-".join)

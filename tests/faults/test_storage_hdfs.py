@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from tests.faults.interrupted import interrupt_once
 from tests.faults.rpc_proxy import RpcProxy
 from tests.servers.hdfs import Hdfs
 
@@ -277,25 +278,7 @@ def test_interrupted_put_leaves_nothing(
     """An exception that leaves the writer publishes no short file."""
     storage = through()
     hang = proxy.rule("hang", "addBlock")
-    me, left = threading.get_ident(), threading.Event()
-
-    def interrupt() -> None:
-        while not hang.hits:
-            time.sleep(0.01)
-        # Again, because one that comes just before the wait is noticed only after it.
-        while not left.wait(0.5):
-            signal.pthread_kill(me, signal.SIGINT)
-
-    def put(content: bytes) -> None:
-        try:
-            storage.put("o", content)
-        finally:
-            left.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            put(TWO_BLOCKS)
+    interrupt_once(lambda: storage.put("o", TWO_BLOCKS), lambda: hang.hits)
     assert hang.hits == 1
     assert f"{root}/o" not in hdfs.files(root)
     proxy.reset()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter import storage_s3
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from tests.faults.fault_proxy import FaultProxy
+from tests.faults.interrupted import interrupt_once
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, Versitygw
 
 pytestmark = pytest.mark.s3
@@ -424,30 +423,7 @@ def test_part_cut_in_the_body(storage: ObjectStorage, proxy: FaultProxy) -> None
 def test_interrupted_upload_leaves_nothing(storage: ObjectStorage, proxy: FaultProxy, server: S3Server) -> None:
     """An exception that leaves the writer publishes no truncated object."""
     hang = proxy.rule("hang", method="PUT", path="partNumber=2")
-    me, left = threading.get_ident(), threading.Event()
-
-    def interrupt() -> None:
-        while not hang.hits:
-            time.sleep(0.01)
-        # Again, because one that comes just before the wait is noticed only after it.
-        while not left.wait(0.5):
-            signal.pthread_kill(me, signal.SIGINT)
-
-    def put(content: bytes) -> None:
-        try:
-            storage.put("o", content)
-        finally:
-            left.set()
-
-    # A shell that starts the tests in the background lets them ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                put(THREE_PARTS)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    interrupt_once(lambda: storage.put("o", THREE_PARTS), lambda: hang.hits)
     assert hang.hits == 1
     end = time.monotonic() + 10
     while requests_of(proxy, "DELETE") == 0 and time.monotonic() < end:

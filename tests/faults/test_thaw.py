@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd  # noqa: F401  pyarrow imports it when it is first needed: once here, not in every victim
@@ -22,7 +22,7 @@ from holdfast.backends.run_files import RunFilesBackend
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts
 from tests.faults.stopped_process import kills, traced  # noqa: F401  a fixture
-from tests.model.built_in import BUILT_IN, open_backend, ram_directory
+from tests.model.built_in import BUILT_IN, open_backend
 from tests.repetitions import LONG
 
 MANY = {(f"user {i}",): (i,) for i in range(2000)}
@@ -63,12 +63,6 @@ def thaw_and_go_on(backend_name: str, folder: Path) -> None:
         backend.thaw(P2, folder / "shard" / "download")
         os.write(told, b"thawed\n")
         backend.apply(P2, P3, counts(("new", 3)), {})
-
-
-@pytest.fixture
-def ram_path() -> Iterator[Path]:
-    with ram_directory() as path:
-        yield path
 
 
 @pytest.mark.slow

@@ -143,7 +143,6 @@ def test_a_file_of_the_same_name_and_size_is_sent(shard_of: Opener, monkeypatch:
 
 
 def test_large_files_travel_in_parts(shard_of: Opener, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
     monkeypatch.setattr("holdfast.snapshotter.snapshots.PART_BYTES", 1000)
     one = shard_of()
     base = one.write(None, range(2000), 1)
