@@ -30,6 +30,8 @@ from holdfast.backends.run import Run, TableSchema
 CHUNK_KEYS = 8192
 #: Rows of one run of a scan, and bytes at which a run ends earlier.
 RUN_ROWS, RUN_BYTES = 65536, 32 << 20
+#: Rows of the first run of a scan; each further one has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
+FIRST_RUN_ROWS, RUN_GROWTH = 1024, 4
 #: A scan is cheaper than point reads while it meets at most so many rows for each key that is wanted.
 SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
@@ -51,8 +53,8 @@ class Rows(NamedTuple):
     rest: bytes | None
 
 
-def read_rows(database: Rdict, start: bytes, end: bytes, *, fill_cache: bool = True) -> Rows:
-    """Return the first rows of a range of keys as they are now, as many as make up one run.
+def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True) -> Rows:
+    """Return the first rows of a range of keys as they are now: about `most`, and no more than make up one run.
 
     Raises
     ------
@@ -64,13 +66,15 @@ def read_rows(database: Rdict, start: bytes, end: bytes, *, fill_cache: bool = T
     size = 0
     options = _below(end, fill_cache=fill_cache)
     items: Iterator[tuple[bytes, bytes]] = database.items(from_key=start, read_opt=options)  # type: ignore[assignment]
-    while len(keys) < RUN_ROWS and size < RUN_BYTES:
+    most = min(most or RUN_ROWS, RUN_ROWS)
+    step = min(most, _STEP_ROWS)
+    while len(keys) < most and size < RUN_BYTES:
         before = len(keys)
-        for key, value in islice(items, _STEP_ROWS):
+        for key, value in islice(items, step):
             keys.append(key)
             values.append(value)
         size += sum(map(len, values[before:]))
-        if len(keys) - before < _STEP_ROWS:
+        if len(keys) - before < step:
             break
     return Rows(keys, values, _rest(database, start, end, keys))
 
@@ -158,9 +162,9 @@ class TableReader:
             return len(sample) / (last_hash - first_hash + 1)
         return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
 
-    def rows(self, start: bytes, end: bytes) -> Rows:
-        """Return the first rows of a range of keys, as many as make up one run; they are not kept in the cache."""
-        rows = read_rows(self._database, start, end, fill_cache=False)
+    def rows(self, start: bytes, end: bytes, most: int) -> Rows:
+        """Return the first rows of a range of keys, about `most`; they are not kept in the cache."""
+        rows = read_rows(self._database, start, end, most, fill_cache=False)
         written = self._written_between(start, rows.rest or end)
         return self._corrected(rows, written) if written else rows
 

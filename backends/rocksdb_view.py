@@ -12,7 +12,16 @@ import pyarrow as pa
 from holdfast.backends.arrow_rows import HashArray
 from holdfast.backends.base import MAX_HASH, Found, View
 from holdfast.backends.rocksdb_database import Database, Version
-from holdfast.backends.rocksdb_reads import CHUNK_KEYS, TableReader, key_range, run_of, to_list
+from holdfast.backends.rocksdb_reads import (
+    CHUNK_KEYS,
+    FIRST_RUN_ROWS,
+    RUN_GROWTH,
+    RUN_ROWS,
+    TableReader,
+    key_range,
+    run_of,
+    to_list,
+)
 from holdfast.backends.rocksdb_rows import decode_values, encode_keys
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import ClosedError, NotFoundError
@@ -93,10 +102,11 @@ class RocksDBView(View):
     def _scan(self, schema: TableSchema, table_id: int, first_hash: int, last_hash: int) -> Iterator[Run]:
         start, end = key_range(table_id, first_hash, last_hash)
         rest: bytes | None = start
+        most = FIRST_RUN_ROWS
         while rest is not None:
             with self._reading(table_id) as reader:
-                rows = reader.rows(rest, end)
-            rest = rows.rest
+                rows = reader.rows(rest, end, most)
+            rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
             if rows.keys:
                 with self._judging():
                     run = run_of(schema, rows)

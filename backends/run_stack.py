@@ -13,7 +13,7 @@ itself. Source of the rule: the size-tiered merging of log-structured merge tree
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,11 @@ GROWTH = 4
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
 #: How much of a stack is merged at a time: what a merge or a scan needs of memory, whatever the size of the shard.
 STRETCH_BYTES = 64 << 20
-_SAMPLES_PER_STRETCH = 8
+#: What a scan merges for its first rows; each further stretch is `_STRETCH_GROWTH` times as large.
+FIRST_STRETCH_BYTES = 256 << 10
+_STRETCH_GROWTH = 4
+# A stretch ends after so many blocks, each this fraction of it; what other runs have begun of theirs comes on top.
+_BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
 
 
 def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
@@ -75,7 +79,12 @@ def _within(run: Run, keys: Keys, undecided: BoolArray) -> IntArray:
 
 
 def merge_in_stretches(
-    runs: Sequence[Run], *, drop_deletes: bool, first_hash: int = 0, last_hash: int = MAX_HASH
+    runs: Sequence[Run],
+    *,
+    drop_deletes: bool,
+    first_hash: int = 0,
+    last_hash: int = MAX_HASH,
+    first_bytes: int | None = None,
 ) -> Iterator[Run]:
     """Merge the rows whose hash lies in [first_hash, last_hash], and yield them by ascending ranges of the hash.
 
@@ -85,15 +94,52 @@ def merge_in_stretches(
         Oldest first; the stretches of one run file in any order.
     drop_deletes : bool
         As for `merge_runs`.
+    first_bytes : int, optional
+        Begin with so small a stretch, for who may need the first rows only.
 
     Notes
     -----
     Memory: a few times `STRETCH_BYTES`, and more only where rows of one hash are more than that.
     """
-    for part in _stretches(runs, first_hash, last_hash):
+    for part in _stretches(runs, first_hash, last_hash, first_bytes):
         merged = merge_runs(part, drop_deletes=drop_deletes)
         if len(merged):
             yield merged
+
+
+def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
+    """Merge `writes` over the live rows of a scan, which is read only as far as what is yielded needs.
+
+    Parameters
+    ----------
+    below : iterable of Run
+        Live rows, ascending; rows of one hash may stand in several runs.
+    writes : sequence of Run
+        Oldest first, in the range of `below`.
+
+    Yields
+    ------
+    Run
+        Live rows, ascending.
+    """
+    waiting: list[Run] = []
+    first = 0
+    for run in below:
+        if not len(run):
+            continue
+        waiting.append(run)
+        last = int(run.hashes[-1])
+        if first < last:  # rows of the last hash may go on in the next run
+            yield from _merge_first([*waiting, *writes], first, last - 1)
+            waiting = _slices(waiting, last, last)
+            first = last
+    yield from _merge_first([*waiting, *writes], first, MAX_HASH)
+
+
+def _merge_first(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
+    return merge_in_stretches(
+        runs, drop_deletes=True, first_hash=first_hash, last_hash=last_hash, first_bytes=FIRST_STRETCH_BYTES
+    )
 
 
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
@@ -147,29 +193,37 @@ def count_rows(runs: Sequence[Run], first_hash: int, last_hash: int) -> int:
     return sum(count_live(part) for part in _stretches(runs, first_hash, last_hash))
 
 
-def _stretches(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[list[Run]]:
-    """Yield the slices of `runs` by ascending ranges of the hash, each of about `STRETCH_BYTES` in all."""
-    runs = [run for run in (r.slice(first_hash, last_hash) for r in runs) if len(run)]
-    bounds = [*_cuts(runs), last_hash + 1]
-    first = first_hash
-    for bound in bounds:
-        part = [run for run in (r.slice(first, bound - 1) for r in runs) if len(run)]
-        if part:
-            yield part
-        first = bound
+def _stretches(
+    runs: Sequence[Run], first_hash: int, last_hash: int, first_bytes: int | None = None
+) -> Iterator[list[Run]]:
+    """Yield the slices of `runs` by ascending ranges of the hash, growing from `first_bytes` to `STRETCH_BYTES`."""
+    size_bytes = min(first_bytes or STRETCH_BYTES, STRETCH_BYTES)
+    rest = _slices(runs, first_hash, last_hash)
+    while rest:
+        last = _last_hash(rest, size_bytes)
+        if last is None or last == last_hash:
+            yield rest
+            return
+        yield _slices(rest, first_hash, last)
+        rest = _slices(rest, last + 1, last_hash)
+        size_bytes = min(size_bytes * _STRETCH_GROWTH, STRETCH_BYTES)
 
 
-def _cuts(runs: Sequence[Run]) -> list[int]:
-    """Return ascending hashes at which new stretches begin: none where all rows make one stretch."""
-    if sum(run.size_bytes for run in runs) <= STRETCH_BYTES:
-        return []
-    samples = []
+def _slices(runs: Iterable[Run], first_hash: int, last_hash: int) -> list[Run]:
+    return [run for run in (r.slice(first_hash, last_hash) for r in runs) if len(run)]
+
+
+def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
+    """Return the hash at which a stretch of the first rows ends; None where all of them make one stretch."""
+    if sum(run.size_bytes for run in runs) <= size_bytes:
+        return None
+    ends = []
     for run in runs:
-        pieces = max(1, _SAMPLES_PER_STRETCH * run.size_bytes // STRETCH_BYTES)
-        # Every sample stands for as many bytes of any run, so every so many of all are one stretch.
-        samples.append(run.hashes[:: max(1, len(run) // pieces)])
-    hashes = np.sort(np.concatenate(samples))
-    return [int(cut) for cut in np.unique(hashes[_SAMPLES_PER_STRETCH::_SAMPLES_PER_STRETCH])]
+        # Blocks of any run hold as many bytes, so a stretch has ended once so many of all have.
+        rows = max(1, len(run) * size_bytes // (_BLOCKS_PER_STRETCH * run.size_bytes))
+        ends.append(run.hashes[rows - 1 : rows * _BLOCKS : rows])
+    hashes = np.sort(np.concatenate(ends))
+    return int(hashes[_BLOCKS - 1]) if len(hashes) >= _BLOCKS else None
 
 
 def _gather(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from holdfast.backends.arrow_rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.backends.run_stack import look_up
+from holdfast.backends.run_stack import look_up, merge_over
 from holdfast.errors import ClosedError, NotFoundError
 
 
@@ -102,12 +102,21 @@ class Transaction:
             self._writes.setdefault(table, []).append(run)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in the range, as this transaction sees them."""
+        """Yield the live rows whose hash lies in the range, ascending, as this transaction sees them now.
+
+        Notes
+        -----
+        Cost: rows are read as they are asked for, and the first ones cost little. What is written meanwhile does not
+        show in the scan, so rows can be written and deleted while they are scanned. The scan ends with the transaction.
+        """
         self._schema(table)
-        below = [] if self._view is None else list(self._view.scan(table, first_hash, last_hash))
-        runs = [*below, *(r.slice(first_hash, last_hash) for r in self._writes.get(table, []))]
-        runs = [run for run in runs if len(run)]
-        return iter([merge_runs(runs, drop_deletes=True)] if runs else [])
+        writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
+        return self._over(() if self._view is None else self._view.scan(table, first_hash, last_hash), writes)
+
+    def _over(self, below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
+        for run in merge_over(below, writes) if any(map(len, writes)) else below:
+            yield run
+            self._require_open()
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         """Yield the live rows that begin with one of `prefixes`, as this transaction sees them.
@@ -118,10 +127,8 @@ class Transaction:
             As for `holdfast.backends.base.View.scan_prefix`.
         """
         self._schema(table)
-        below = [] if self._view is None else list(self._view.scan_prefix(table, prefixes))
-        runs = [*below, *(r.with_prefixes(prefixes) for r in self._writes.get(table, []))]
-        runs = [run for run in runs if len(run)]
-        return iter([merge_runs(runs, drop_deletes=True)] if runs else [])
+        writes = [run.with_prefixes(prefixes) for run in self._writes.get(table, [])]
+        return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes)
 
     def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
         """Return how many live rows have a hash in the range, as this transaction sees them."""

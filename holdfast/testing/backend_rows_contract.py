@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
-from holdfast.backends.run import TableSchema
+from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import NotFoundError
 from holdfast.testing.state_rows import (
     COUNTS,
@@ -202,6 +202,25 @@ class BackendRowsContract:
             assert names(1, 1 << 63) == {"1", "new", "2"}
             assert names((1 << 63) + 1, MAX_HASH - 1) == set()
             assert names(MAX_HASH, MAX_HASH) == {"4"}
+
+    def test_the_first_rows_of_a_scan_cost_little(self, backend: Backend) -> None:
+        """Who wants the first live row at or after a hash does not read the whole table."""
+        many = 60_000
+        hashes = np.arange(many, dtype=np.uint64)
+        keys = Keys.of(COUNTS, hashes, pa.record_batch({"user": pa.array(hashes).cast(pa.string())}))
+        backend.apply(
+            None, P1, {"counts": Run.build(COUNTS, keys, pa.record_batch({"n": pa.array(hashes, pa.int64())}))}, {}
+        )
+        backend.apply(P1, P2, {"counts": Run.build(COUNTS, keys.take(np.arange(500, 1_000)), None)}, {})
+        with backend.view(P2) as view:
+            for wanted, found in ((0, 0), (499, 499), (500, 1_000), (999, 1_000), (30_000, 30_000)):
+                scan = view.scan("counts", wanted)
+                first = next(run for run in scan if len(run))
+                assert (first.hashes[0], first.keys.column(0)[0].as_py()) == (found, str(found))
+                assert len(first) < many / 4
+            rest = [run.hashes for run in scan]
+            assert np.array_equal(np.concatenate([first.hashes, *rest]), hashes[30_000:])
+            assert next(view.scan("counts", many), None) is None
 
     def test_a_scan_of_prefixes(self, backend: Backend) -> None:
         """Entries of a map, elements of a list: exactly the rows whose hash and first columns are asked for."""

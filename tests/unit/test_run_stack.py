@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import clock
-from holdfast.backends import run_files
+from holdfast.backends import run_files, run_stack
 from holdfast.backends.base import Pointer
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up
-from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, no_counts, users
+from holdfast.backends.run import Run, merge_runs
+from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_in_stretches, merge_over
+from holdfast.testing.state_rows import COUNTS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 
@@ -55,6 +58,67 @@ def test_a_look_up_of_nothing_in_nothing() -> None:
     found = look_up([], keys_of(COUNTS, [("a",)]), COUNTS)
     assert not found.exists.any()
     assert found.values.num_rows == 1
+
+
+def numbered(hashes: Sequence[int], sign: int = 1) -> Run:
+    """Return a run whose row for hash h is named after it, and has h, or -h, as its value."""
+    return run_of(COUNTS, [((str(h),), (sign * h,)) for h in hashes], hashes)
+
+
+def test_stretches_grow_from_small_to_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First rows come soon, all rows come once, and no stretch is much larger than it may be."""
+    monkeypatch.setattr(run_stack, "STRETCH_BYTES", 64_000)
+    runs = [numbered(range(0, 40_000, 2)), numbered(range(0, 40_000, 3), -1), numbered(range(39_000, 41_000))]
+    found = list(merge_in_stretches(runs, drop_deletes=False, first_bytes=1_000))
+    sizes = [run.size_bytes for run in found]
+    assert 100 < sizes[0] <= 1_000
+    assert all(size <= 64_000 for size in sizes)
+    assert sizes[4] > 20_000
+    assert (
+        np.concatenate([run.hashes for run in found]).tolist() == merge_runs(runs, drop_deletes=False).hashes.tolist()
+    )
+
+
+few_hashes = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])
+rows_of_few_hashes = st.dictionaries(
+    st.tuples(st.sampled_from("abc"), few_hashes), st.one_of(st.none(), st.integers(0, 9)), max_size=12
+)
+
+
+def few(rows: dict[tuple[str, int], int | None]) -> Run:
+    """Return a run of rows by (name, hash)."""
+    written: list[tuple[Row, Row | None]] = [((n,), None if v is None else (v,)) for (n, _), v in rows.items()]
+    return run_of(COUNTS, written, [h for _, h in rows])
+
+
+@given(rows_of_few_hashes, st.lists(rows_of_few_hashes, max_size=3), st.integers(1, 5))
+def test_writes_over_a_scan_are_as_if_all_were_merged(
+    below: dict[tuple[str, int], int | None], writes: list[dict[tuple[str, int], int | None]], rows_each: int
+) -> None:
+    """Wherever the runs of the scan end, also within one hash: nothing doubled, risen again, lost or out of order."""
+    scanned = merge_runs([few(below)], drop_deletes=True)
+    written = [few(rows) for rows in writes]
+    pieces = [Run(COUNTS, scanned.batch.slice(i, rows_each)) for i in range(0, len(scanned) + 1, rows_each)]
+    found = list(merge_over(pieces, written))
+    assert all(map(len, found))
+    expected = merge_runs([scanned, *written], drop_deletes=True)
+    assert [row for run in found for row in run.batch.to_pylist()] == expected.batch.to_pylist()
+
+
+def test_writes_over_a_scan_read_no_more_than_is_asked_for() -> None:
+    """The first rows of a large state cost little, also once something was written."""
+    read: list[int] = []
+
+    def scan() -> Iterator[Run]:
+        for start in range(0, 1_000, 10):
+            read.append(start)
+            yield numbered(range(start, start + 10))
+
+    found = merge_over(scan(), [numbered([5, 500], -1)])
+    first = next(found)
+    assert first.values.column(0).to_pylist() == [0, 1, 2, 3, 4, -5, 6, 7, 8]
+    assert read == [0]
+    assert sum(map(len, found)) == 1_000 - len(first)
 
 
 @pytest.fixture
