@@ -1,0 +1,255 @@
+"""pandas frames for each key, cut from rows that were sorted by key, with exactly the columns that Spark makes.
+
+Spark converts the rows of each key on their own, and so an integer column is int64 for a key without nulls and float64
+for a key with one. Here the rows of many keys, a slab, are converted together: all keys whose columns have nulls in
+the same places are one conversion, so that every key sees what it would see alone, without a conversion for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.conversion import ArrowBatchTransformer
+
+from holdfast.backends.arrow_rows import BoolArray, IntArray, one_chunk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SLAB_KEYS = 20_000
+SLAB_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class FrameFormat:
+    """The settings of a session on which Spark's conversions between Arrow and pandas depend.
+
+    Attributes
+    ----------
+    timezone : str
+        Of the session: timestamps are shown in it.
+    prefer_int_ext_dtype : bool
+        Whether integers become pandas' nullable types.
+    safecheck : bool
+        Whether output that overflows or loses digits is refused.
+    assign_cols_by_name : bool
+        Whether columns of the output are found by name, if they have names, else by position.
+    int_to_decimal_coercion_enabled : bool
+        Whether integers are accepted as decimals.
+    """
+
+    timezone: str
+    prefer_int_ext_dtype: bool = False
+    safecheck: bool = False
+    assign_cols_by_name: bool = True
+    int_to_decimal_coercion_enabled: bool = False
+
+    @classmethod
+    def of_session(cls, session: SparkSession) -> FrameFormat:
+        """Return the settings that a session has now."""
+
+        def is_on(name: str, default: str) -> bool:
+            return session.conf.get(f"spark.sql.{name}", default) == "true"
+
+        return cls(
+            timezone=str(session.conf.get("spark.sql.session.timeZone")),
+            prefer_int_ext_dtype=is_on("execution.pythonUDF.pandas.preferIntExtensionDtype", "false"),
+            safecheck=is_on("execution.pandas.convertToArrowArraySafely", "false"),
+            assign_cols_by_name=is_on("legacy.execution.pandas.groupedMap.assignColumnsByName", "true"),
+            int_to_decimal_coercion_enabled=is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled", "false"),
+        )
+
+    def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
+        """Return each column as Spark's worker would show it, converted together."""
+        columns = [one_chunk(column) for column in rows.columns]
+        types = [_in_zone(column.type, self.timezone) for column in columns]
+        columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
+        return ArrowBatchTransformer.to_pandas(  # type: ignore[return-value]
+            pa.RecordBatch.from_arrays(columns, names=rows.column_names),
+            timezone=self.timezone,
+            prefer_int_ext_dtype=self.prefer_int_ext_dtype,
+        )
+
+    def to_frame(self, rows: pa.Table) -> pd.DataFrame:
+        """Return rows as the frame that Spark's worker would make of them."""
+        return pd.concat(self.to_series(rows), axis=1)
+
+
+class KeyFrames:
+    """The rows of a shard in one micro-batch, as frames for each key.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table
+        All input columns, rows as they arrived.
+    order : numpy.ndarray
+        Row numbers, sorted by key.
+    starts : numpy.ndarray
+        Where in `order` each key begins.
+    frame_format : FrameFormat
+    rows_each : int
+        Rows of the largest frame: a key with more has several.
+    """
+
+    def __init__(
+        self, rows: pa.Table, order: IntArray, starts: IntArray, frame_format: FrameFormat, rows_each: int
+    ) -> None:
+        self._rows = rows.combine_chunks()
+        self._order = order
+        self._bounds = np.append(starts, len(order))
+        self._format = frame_format
+        self._rows_each = rows_each
+        self._columns = pd.DataFrame(columns=pd.Index(rows.column_names, dtype=object))
+
+    def slabs(self) -> Iterator[Slab]:
+        """Cut all keys into slabs of consecutive keys; a key with more than `rows_each` rows is one of its own."""
+        first, last = 0, len(self._bounds) - 1
+        is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
+        while first < last:
+            large = int(is_large[np.searchsorted(is_large, first)])
+            full = int(np.searchsorted(self._bounds, self._bounds[first] + SLAB_ROWS, side="right")) - 1
+            end = max(first + 1, min(large, full, first + SLAB_KEYS))
+            yield Slab(self, first, end)
+            first = end
+
+    def empty(self) -> pd.DataFrame:
+        """Return a frame without rows, as a function gets it for a key that has timed out."""
+        return self._columns.copy()
+
+    def chunks_of(self, first: int, end: int) -> Iterator[Iterator[pd.DataFrame]]:
+        """Yield for each key from `first` until `end` its frames."""
+        bounds = self._bounds[first : end + 1]
+        if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
+            yield self._stream(bounds[0], bounds[1])
+            return
+        rows = self._rows.take(pa.array(self._order[bounds[0] : bounds[-1]]))
+        for frame in cut(rows, bounds - bounds[0], self._format.to_frame):
+            yield iter((frame,))
+
+    def _stream(self, start: int, end: int) -> Iterator[pd.DataFrame]:
+        for at in range(start, end, self._rows_each):
+            taken = self._rows.take(pa.array(self._order[at : min(at + self._rows_each, end)]))
+            yield self._format.to_frame(taken)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Consecutive keys, whose frames are made together: ``for chunks in slab`` gives an iterator of frames a key."""
+
+    frames: KeyFrames
+    first_key: int
+    end_key: int
+
+    @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return self.end_key - self.first_key
+
+    def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
+        return self.frames.chunks_of(self.first_key, self.end_key)
+
+
+def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
+    """Return keys as a function gets them: the first value of each key column's pandas series.
+
+    Parameters
+    ----------
+    keys : pyarrow.Table
+        Shape (keys, key columns).
+    """
+    bounds = np.arange(len(keys) + 1)
+    columns = []
+    for name, column in zip(keys.column_names, keys.columns, strict=True):
+        classes = _null_classes(pa.table({name: column}), bounds)
+        values = np.empty(len(keys), object)
+        for which in range(classes.max(initial=-1) + 1):
+            chosen = np.flatnonzero(classes == which)
+            [series] = frame_format.to_series(pa.table({name: column.take(pa.array(chosen))}))
+            for at, value in zip(chosen.tolist(), _scalars(series), strict=True):
+                values[at] = value
+        columns.append(values.tolist())
+    return list(zip(*columns, strict=True))
+
+
+def _scalars(series: pd.Series[Any]) -> list[Any]:
+    """Return what ``series[0]``, ``series[1]`` … give: numpy's scalars, not Python's, where there are such."""
+    values = series.array
+    return list(values.to_numpy() if isinstance(series.dtype, np.dtype) and series.dtype.kind not in "mM" else values)
+
+
+def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Yield a frame for each key, where key i has rows ``bounds[i]`` until ``bounds[i + 1]``."""
+    classes = _null_classes(rows, bounds)
+    sizes = np.diff(bounds)
+    pieces = []
+    for which in range(classes.max(initial=-1) + 1):
+        chosen = classes == which
+        some = rows if chosen.all() else rows.filter(pa.array(np.repeat(chosen, sizes)))
+        pieces.append(_pieces(to_frame(some), sizes[chosen]))
+    if len(pieces) == 1:
+        return pieces[0]
+    return (next(pieces[which]) for which in classes.tolist())
+
+
+def _pieces(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
+    """Cut a frame into consecutive frames, each with an index of its own."""
+    codes = np.repeat(np.arange(len(sizes)), sizes)
+    index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
+    for _, piece in frame.groupby(codes, sort=False):
+        piece.index = index[len(piece)]
+        yield piece
+
+
+def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:
+    """Return for each key a small number that is the same for keys which have nulls in the same places."""
+    nulls = list(itertools.chain.from_iterable(_nulls(one_chunk(column)) for column in rows.columns))
+    if not nulls:
+        return np.zeros(len(bounds) - 1, np.int64)
+    patterns = np.stack([np.logical_or.reduceat(mask, bounds[:-1]) for mask in nulls], axis=1)
+    classes: IntArray = np.unique(np.packbits(patterns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    return classes
+
+
+def _nulls(column: pa.Array) -> Iterator[BoolArray]:
+    """Yield, for each part of a column whose nulls pandas shows by another type, the rows that have one."""
+    if pa.types.is_nested(column.type):
+        if column.null_count:
+            yield column.is_null().to_numpy(zero_copy_only=False)
+        yield from _nested_nulls(column)
+    elif column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        yield column.is_null().to_numpy(zero_copy_only=False)
+
+
+def _nested_nulls(column: pa.Array) -> Iterator[BoolArray]:
+    if pa.types.is_struct(column.type):
+        for part in column.flatten():
+            yield from _nulls(part)
+        return
+    if pa.types.is_map(column.type):
+        column = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
+    parents = pc.list_parent_indices(column).to_numpy()
+    for mask in _nulls(column.flatten()):
+        of_rows = np.zeros(len(column), bool)
+        of_rows[parents[mask]] = True
+        yield of_rows
+
+
+def _in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
+    """Return a type with all its instants in one time zone, as Spark sends them to its workers."""
+    t = data_type
+    if pa.types.is_timestamp(t):
+        return t if t.tz is None else pa.timestamp(t.unit, timezone)
+    if pa.types.is_list(t) or pa.types.is_large_list(t):
+        return pa.list_(t.value_field.with_type(_in_zone(t.value_type, timezone)))
+    if pa.types.is_map(t):
+        return pa.map_(_in_zone(t.key_type, timezone), t.item_field.with_type(_in_zone(t.item_type, timezone)))
+    if pa.types.is_struct(t):
+        return pa.struct([f.with_type(_in_zone(f.type, timezone)) for f in t])
+    return t

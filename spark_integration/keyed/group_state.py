@@ -1,0 +1,133 @@
+"""Spark's `GroupState`, made cheap to open for each key of a shard, and asked afterwards what the call changed.
+
+It is a subclass, so ``isinstance`` holds, and texts and rules of its errors are Spark's own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+
+# What Spark hands on as it is. Exact types: numpy's float64 is a float, and pandas' Timestamp a datetime.
+_PLAIN = frozenset({bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)})
+
+
+class KeyStates:
+    """Opens the states of one shard's keys in one micro-batch.
+
+    Parameters
+    ----------
+    state_schema : StructType
+    timeout_conf : str
+        One of `GroupStateTimeout`.
+    processing_time_ms : int
+        Of the micro-batch.
+    watermark_ms : int or None
+        Of the event time; None where the query has no watermark.
+    """
+
+    def __init__(
+        self, state_schema: StructType, timeout_conf: str, processing_time_ms: int, watermark_ms: int | None
+    ) -> None:
+        without_key = GroupState(
+            optionalValue=None,  # type: ignore[arg-type]
+            batchProcessingTimeMs=processing_time_ms,
+            eventTimeWatermarkMs=GroupState.NO_TIMESTAMP if watermark_ms is None else watermark_ms,
+            timeoutConf=timeout_conf,
+            hasTimedOut=False,
+            watermarkPresent=watermark_ms is not None,
+            defined=False,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=GroupState.NO_TIMESTAMP,
+            keyAsUnsafe=b"",
+            valueSchema=state_schema,
+        )
+        self._attributes = vars(without_key)
+        self._kept = _copier(state_schema)
+
+    def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
+        """Return the state of one key; `value` is None where the key has none."""
+        return KeyState(self._attributes, value, has_timed_out, self._kept)
+
+
+class KeyState(GroupState):
+    """The state of one key during one call, which `KeyStates.open` makes."""
+
+    def __init__(
+        self,
+        attributes: dict[str, Any],
+        value: tuple[Any, ...] | None,
+        has_timed_out: bool,
+        kept: Callable[[Any], Any] | None,
+    ) -> None:
+        # Not Spark's own __init__: thirteen arguments a key.
+        self.__dict__.update(attributes)
+        self._value = value  # type: ignore[assignment]
+        self._defined = value is not None
+        self._has_timed_out = has_timed_out
+        self._kept = kept
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        if newValue is None:
+            raise PySparkTypeError(errorClass="CANNOT_BE_NONE", messageParameters={"arg_name": "newValue"})
+        self._value = Row(*[v if type(v) in _PLAIN else _python_value(v) for v in newValue])
+        self._defined = self._updated = True
+        self._removed = False
+
+    @property
+    def changed_value(self) -> Literal["put", "delete"] | None:
+        """What the call did to the value."""
+        if self._updated:
+            return "put"
+        return "delete" if self._removed else None
+
+    @property
+    def value(self) -> tuple[Any, ...]:
+        """The value to keep, as it is now: what the function does later to a list in it is not seen."""
+        values = tuple(self._value)
+        return values if self._kept is None else tuple(map(self._kept, values))
+
+    @property
+    def timer_ms(self) -> int | None:
+        """The timeout that the call has set, in milliseconds since 1970."""
+        due_ms = self._timeout_timestamp
+        return None if due_ms == GroupState.NO_TIMESTAMP else int(due_ms)
+
+
+def _python_value(value: Any) -> Any:
+    """Return what Spark's `update` makes of a value of numpy or pandas."""
+    if isinstance(value, np.generic):
+        return value.tolist()
+    if hasattr(value, "to_pytimedelta"):
+        return value.to_pytimedelta()
+    return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+
+
+def _copier(schema: StructType) -> Callable[[Any], Any] | None:
+    """Return what makes a copy of values which the function could change later; None if there are no such columns."""
+    return _copied if any(_may_change(f.dataType) for f in schema) else None
+
+
+def _may_change(data_type: DataType) -> bool:
+    if isinstance(data_type, StructType):
+        return any(_may_change(f.dataType) for f in data_type)
+    return isinstance(data_type, ArrayType | MapType)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        copies = [_copied(v) for v in value]
+        return Row(*copies) if isinstance(value, Row) else tuple(copies)
+    return value
