@@ -92,7 +92,7 @@ def test_pack_output_and_unpack(benchmark: Benchmark) -> None:
     out = data().written.values
 
     def there_and_back() -> None:
-        for _ in pack_output(out):
+        for _ in pack_output([out]):
             blob = pa.RecordBatch.from_pydict({"blob": [write_blob(out.schema, [out])]})
             list(unpack_output([blob], 100_000))
 

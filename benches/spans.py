@@ -15,7 +15,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,14 @@ SPANS = (
     ("receive", "spark_integration.transport", "PackedTransport.receive"),
     ("receive", "spark_integration.rows", "RowsTransport.receive"),
     ("open", "spark_integration.shard_call", "open_shard"),
-    ("begin", "spark_integration.shard_call", "ShardStore.begin"),
-    ("group", "spark_integration.shard_call", "group_rows"),
+    ("begin", "spark_integration.shard_store", "ShardStore.begin"),
+    ("group", "spark_integration.arrow_with_state", "group_rows"),
     ("conform keys", "backends.run", "TableSchema.conform"),
-    ("function and group", "spark_integration.shard_call", "run_function"),
+    ("function and group", "spark_integration.arrow_with_state", "ArrowWithState.run"),
+    ("function by key", "spark_integration.keyed.pandas_with_state", "PandasWithState.run"),
     ("state get", "spark_integration.shard_batch", "ShardState.get"),
     ("state put", "spark_integration.shard_batch", "ShardState.put"),
-    ("conform output", "spark_integration.shard_call", "conform_output"),
+    ("conform output", "spark_integration.arrow_with_state", "conform_output"),
     ("commit", "mvcc.transaction", "Transaction.commit"),
     ("commit: encode", "snapshotter.commits", "ObjectCommitLog.append"),
     ("commit: put (thread)", "snapshotter.storage_local", "LocalStorage.put"),
@@ -122,14 +123,14 @@ def _timed_generator(span: str, function: Callable[..., Any]) -> Callable[..., A
     return timed
 
 
-def _own_time(span: str, items: Iterator[Any], waited: Callable[[], Spent]) -> Iterator[Any]:
+def _own_time(span: str, items: Iterator[Any], waited: Callable[[], Spent]) -> Generator[Any, None, Any]:
     """Yield `items`, adding up the time inside them, less what they waited for their input."""
     while True:
         start, before = _now(), waited()
         try:
             item = next(items)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            return end.value
         finally:
             _add(span, _now() - start - (waited() - before))
         yield item

@@ -23,6 +23,7 @@ STORAGE_PREFIX = PREFIX + "storage."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 Transport = Literal["packed", "rows"]
+Timeouts = Literal["documented", "spark"]
 
 
 def _text(value: str) -> str:
@@ -73,10 +74,13 @@ def _carried_bytes(value: str) -> int:
     return size_bytes
 
 
-def _transport(value: str) -> str:
-    if value not in ("packed", "rows"):
-        raise ValueError("it must be 'packed' or 'rows'")
-    return value
+def _one_of(first: str, second: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in (first, second):
+            raise ValueError(f"it must be {first!r} or {second!r}")
+        return value
+
+    return parse
 
 
 def _setting(key: str, parse: Callable[[str], Any], default: Any) -> Any:
@@ -97,6 +101,9 @@ class Settings:
         ``spark.holdfast.local.dir``: where executors put local state; None lets each choose.
     transport : {"packed", "rows"} or None
         ``spark.holdfast.transport``: how rows travel to the shards; None leaves it to the operator.
+    timeouts : {"documented", "spark"}
+        ``spark.holdfast.timeouts``: whether each call clears the timeout of its key, as Spark documents, or one in
+        which the function does nothing leaves it, as Spark does.
     shards : int or None
         ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
     snapshot_max_commits : int
@@ -120,7 +127,8 @@ class Settings:
     backend: str = _setting("backend", _text, "memory")
     checkpoint_dir: str | None = _setting("checkpoint.dir", _location, None)
     local_dir: str | None = _setting("local.dir", _directory, None)
-    transport: Transport | None = _setting("transport", _transport, None)
+    transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
+    timeouts: Timeouts = _setting("timeouts", _one_of("documented", "spark"), "documented")
     shards: int | None = _setting("shards", _count, None)
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)

@@ -5,16 +5,42 @@ Commits that are too small for an object of their own travel in it; see `holdfas
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from holdfast.backends.base import Pointer
 
-POINTER_STATE = "version long, commit string, carried binary"
-POINTER_COLUMNS = ["version", "commit", "carried"]
+POINTER_STATE = "version long, commit string, carried binary, earliest_timer_ms long"
+POINTER_COLUMNS = ["version", "commit", "carried", "earliest_timer_ms"]
 
 
-def read_pointer(row: tuple[Any, ...]) -> tuple[Pointer, dict[Pointer, bytes]]:
-    """Return the pointer that a row holds, and by pointer the commit that it carries, if any."""
-    version, commit_id, carried = row
-    pointer = Pointer(version, commit_id)
-    return pointer, {} if carried is None else {pointer: bytes(carried)}
+class PointerRow(NamedTuple):
+    """The row of one shard.
+
+    Attributes
+    ----------
+    pointer : Pointer
+    carried : bytes or None
+        The commit of this version, where it is no object of its own.
+    earliest_timer_ms : int or None
+        No timer of the shard is due before it; None where the shard has no timer.
+    """
+
+    pointer: Pointer
+    carried: bytes | None
+    earliest_timer_ms: int | None
+
+    @classmethod
+    def read(cls, row: tuple[Any, ...]) -> PointerRow:
+        """Return the row that Spark's state gave back, whose binary values are bytes or a bytearray."""
+        version, commit_id, carried, earliest_timer_ms = row
+        return cls(Pointer(version, commit_id), None if carried is None else bytes(carried), earliest_timer_ms)
+
+    def columns(self) -> tuple[int, str, bytes | None, int | None]:
+        """Return the row as Spark's state takes it."""
+        return (*self.pointer, self.carried, self.earliest_timer_ms)
+
+    @property
+    def carried_commits(self) -> Mapping[Pointer, bytes]:
+        """By pointer the commit that the row carries, if any."""
+        return {} if self.carried is None else {self.pointer: self.carried}

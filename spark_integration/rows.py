@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.routes import route_column
-from holdfast.spark_integration.transport import EVENT_TIME, ROUTE, quoted
+from holdfast.spark_integration.transport import EVENT_TIME, ROUTE, EventTime, quoted
 
 _AS_THEY_ARE = (StringType, BinaryType, DecimalType)
 
@@ -61,14 +61,13 @@ class RowsTransport:
         Of the columns to carry; the last one is the hash, which is never null.
     arrow_schema : pyarrow.Schema
         Of the table to receive.
-    event_time : StructField or None
-        The column that carries the watermark.
+    event_time : EventTime or None
     """
 
     routes: list[int]
     schema: StructType
     arrow_schema: pa.Schema
-    event_time: StructField | None
+    event_time: EventTime | None
 
     def __post_init__(self) -> None:
         for field in self.schema:
@@ -84,15 +83,17 @@ class RowsTransport:
         for i, field in enumerate(self.schema.fields[:-1]):
             columns += _encode(quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
-            # Rows need no event time of their own here; Spark only looks for the column's metadata.
-            nothing = F.lit(None).cast(self.event_time.dataType)
-            columns.append(nothing.alias(EVENT_TIME, metadata=self.event_time.metadata))
+            field = self.event_time.field
+            nothing = F.lit(None).cast(field.dataType)
+            moment = quoted(field.name) if self.event_time.filters_rows else nothing
+            columns.append(moment.alias(EVENT_TIME, metadata=field.metadata))
         last = f"c{len(self.schema) - 1}"
         encoded = frame.select(*columns, hashed.alias(last))
         return encoded.select("*", route_column(F.col(last), self.routes).alias(ROUTE))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
-        return pa.concat_tables([self._decode(chunk) for chunk in chunks])
+        decoded = [self._decode(chunk) for chunk in chunks if len(chunk)]
+        return pa.concat_tables(decoded) if decoded else self.arrow_schema.empty_table()
 
     def _decode(self, chunk: pd.DataFrame) -> pa.Table:
         columns = []

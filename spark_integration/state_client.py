@@ -36,7 +36,8 @@ from holdfast.spark_integration.state_messages import (
 from holdfast.spark_integration.task import storage_options
 
 if TYPE_CHECKING:
-    from holdfast.spark_integration.shard_call import Operator, ShardStore
+    from holdfast.spark_integration.shard_store import ShardStore
+    from holdfast.spark_integration.stateful_operator import Operator
 
 CALL_TIMEOUT_SECONDS = 5.0
 ANNOUNCE_TIMEOUT_SECONDS = 2.0

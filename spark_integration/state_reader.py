@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from holdfast.backends import stored_file
-from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
@@ -30,13 +29,11 @@ from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
-from holdfast.spark_integration.pointer_row import POINTER_COLUMNS, read_pointer
+from holdfast.spark_integration.pointer_row import POINTER_COLUMNS, PointerRow
 from holdfast.spark_integration.routes import choose_routes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_PointerRow = tuple[Pointer, dict[Pointer, bytes]]
 
 _SPARK_OPERATOR = "applyInPandasWithState"
 _SHARDS_AT_ONCE = 4
@@ -105,12 +102,12 @@ class _StateOperator:
     """One of Spark's state operators, and by shard the pointer it holds and the commit carried with it."""
 
     number: int
-    pointers: dict[int, _PointerRow]
+    pointers: dict[int, PointerRow]
 
 
 def _find_pointers(
     spark: SparkSession, query_checkpoint: str, storage: ObjectStorage, record: OperatorRecord
-) -> dict[int, _PointerRow]:
+) -> dict[int, PointerRow]:
     """Return the rows of the operator's pointers by shard; shards without state have none."""
     found = list(_state_operators(spark, query_checkpoint, record.shards))
     for candidate in found:
@@ -153,19 +150,19 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
 
 def _read_pointers(
     spark: SparkSession, query_checkpoint: str, number: int, routes: dict[int, int]
-) -> dict[int, _PointerRow]:
+) -> dict[int, PointerRow]:
     source = spark.read.format("statestore").option("operatorId", number)
     state = source.load(query_checkpoint).select("key.*", "value.groupState.*")
     if state.columns[1:] != POINTER_COLUMNS:
         return {}  # of another library, or the user's own
-    return {routes[row[0]]: read_pointer(tuple(row[1:])) for row in state.collect() if row[0] in routes}
+    return {routes[row[0]]: PointerRow.read(tuple(row[1:])) for row in state.collect() if row[0] in routes}
 
 
-def _is_of(storage: ObjectStorage, shard: str, row: _PointerRow) -> bool:
+def _is_of(storage: ObjectStorage, shard: str, row: PointerRow) -> bool:
     """Tell whether a pointer is one of this operator's: its commit names the shard, or lies there."""
-    pointer, carried = row
+    pointer = row.pointer
     try:
-        data = carried[pointer] if carried else storage.get(f"{shard}/commits/{pointer}")
+        data = storage.get(f"{shard}/commits/{pointer}") if row.carried is None else row.carried
     except NotFoundError:
         return False
     commit = stored_file.decode(data, source=f"the commit {pointer} of {shard}", kind="commit")
@@ -176,7 +173,7 @@ def _restore(
     storage: ObjectStorage,
     record: OperatorRecord,
     schemas: dict[str, TableSchema],
-    pointers: dict[int, _PointerRow],
+    pointers: dict[int, PointerRow],
     table: str,
 ) -> list[Run]:
     # Two pools: a shard waits for its requests, and must not take the threads they need.
@@ -188,9 +185,10 @@ def _restore(
 
         def restore(shard: int) -> Run | None:
             prefix = shard_prefix(record.operator, shard)
-            pointer, carried = pointers[shard]
+            row = pointers[shard]
+            carried = dict(row.carried_commits)
             log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{shard}", carried=carried)
-            with log.restore(pointer) as restored:
+            with log.restore(row.pointer) as restored:
                 return restored.runs.get(table)
 
         restored = list(shards.map(restore, sorted(pointers)))

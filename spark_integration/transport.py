@@ -8,7 +8,8 @@ rows into what Spark shuffles by ``route``, and back into columns inside the sha
 * `RowsTransport` (`holdfast.spark_integration.rows`): Spark computes the route and sends the rows as they
   are. No stage before the shuffle: best for small batches.
 
-Output is always packed: see `pack_output` and `unpack_output`.
+Output is always packed: see `pack_output` and `unpack_output`. Where Spark drops late rows, it does so between
+`Transport.send` and `Transport.receive`, by the event time that travels beside the rows.
 """
 
 from __future__ import annotations
@@ -68,6 +69,23 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
+class EventTime:
+    """The column that carries the watermark.
+
+    Attributes
+    ----------
+    field : StructField
+    filters_rows : bool
+        Whether Spark drops rows that are older than the watermark before they reach their shard, as it does for
+        ``EventTimeTimeout``: each row must then travel with its own event time. Otherwise Spark looks for the
+        column's metadata only.
+    """
+
+    field: StructField
+    filters_rows: bool
+
+
+@dataclass(frozen=True)
 class PackedTransport:
     """Rows as Arrow blobs, one or a few for each shard and input partition.
 
@@ -75,24 +93,29 @@ class PackedTransport:
     ----------
     routes : list of int
         By shard.
-    event_time : StructField or None
-        The column that carries the watermark, whose newest value travels beside each blob.
+    arrow_schema : pyarrow.Schema
+        Of the table to receive.
+    event_time : EventTime or None
+        Its newest value travels beside each blob. Where it filters rows, a blob holds rows of one event time.
     """
 
     routes: list[int]
-    event_time: StructField | None
+    arrow_schema: pa.Schema
+    event_time: EventTime | None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
-        if self.event_time is not None:
-            fields.append(StructField(EVENT_TIME, self.event_time.dataType, metadata=self.event_time.metadata))
         routes, names = self.routes, [*frame.columns, HASH]
-        event_time = self.event_time.name if self.event_time else None
+        event_time, filters_rows = None, False
+        if self.event_time is not None:
+            field, filters_rows = self.event_time.field, self.event_time.filters_rows
+            fields.append(StructField(EVENT_TIME, field.dataType, metadata=field.metadata))
+            event_time = field.name
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             freeze_modules()
             named = (batch.rename_columns(names) for batch in read_promptly(batches))
-            return pack_rows(named, routes, event_time)
+            return pack_rows(named, routes, event_time, cut_by_time=filters_rows)
 
         # PySpark looks columns up by their bare names, and takes a dot or a backtick in one for syntax.
         columns = [*map(quoted, frame.columns), hashed]
@@ -100,11 +123,25 @@ class PackedTransport:
         return plain.mapInArrow(pack, StructType(fields))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
-        return pa.concat_tables([read_blob(blob) for chunk in chunks for blob in chunk[BLOB]])
+        blobs = [read_blob(blob) for chunk in chunks for blob in chunk[BLOB]]
+        return pa.concat_tables(blobs) if blobs else self.arrow_schema.empty_table()
 
 
-def pack_rows(batches: Iterable[pa.RecordBatch], routes: list[int], event_time: str | None) -> Iterator[pa.RecordBatch]:
-    """Split batches by shard and yield them as rows of (route, blob[, newest event time])."""
+def pack_rows(
+    batches: Iterable[pa.RecordBatch], routes: list[int], event_time: str | None, *, cut_by_time: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Split batches by shard and yield them as rows of (route, blob[, newest event time]).
+
+    Parameters
+    ----------
+    batches : iterable of pyarrow.RecordBatch
+    routes : list of int
+        By shard.
+    event_time : str or None
+        Name of its column.
+    cut_by_time : bool, default False
+        Whether each blob is to hold rows of one event time only.
+    """
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
     for batch in batches:
@@ -120,31 +157,50 @@ def pack_rows(batches: Iterable[pa.RecordBatch], routes: list[int], event_time: 
             waiting[shard].append(sorted_batch.slice(start, end - start))
         waiting_bytes += batch.nbytes
         if waiting_bytes >= BLOB_BYTES * len(routes):
-            yield _blobs(waiting, routes, event_time)
+            yield _blobs(waiting, routes, event_time, cut_by_time)
             waiting, waiting_bytes = [[] for _ in routes], 0
     if any(waiting):
-        yield _blobs(waiting, routes, event_time)
+        yield _blobs(waiting, routes, event_time, cut_by_time)
 
 
-def _blobs(waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None) -> pa.RecordBatch:
-    full = [shard for shard, batches in enumerate(waiting) if batches]
-    blobs = [write_blob(waiting[shard][0].schema, waiting[shard]) for shard in full]
+def _blobs(
+    waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None, cut_by_time: bool
+) -> pa.RecordBatch:
+    pieces = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
+    if cut_by_time and event_time is not None:
+        pieces = [(route, [cut]) for route, batches in pieces for cut in _cut_by_time(batches, event_time)]
     columns: dict[str, Any] = {
-        ROUTE: pa.array([routes[shard] for shard in full], pa.int32()),
-        BLOB: pa.array(blobs, pa.binary()),
+        ROUTE: pa.array([route for route, _ in pieces], pa.int32()),
+        BLOB: pa.array([write_blob(batches[0].schema, batches) for _, batches in pieces], pa.binary()),
     }
     if event_time is not None:
-        newest = [_newest([b.column(event_time) for b in waiting[shard]]) for shard in full]
+        newest = [_newest([b.column(event_time) for b in batches]) for _, batches in pieces]
         columns[EVENT_TIME] = pa.concat_arrays(newest)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of each event time as a batch of their own."""
+    together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    moments = _moments(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
+    order = np.argsort(moments, kind="stable")
+    starts = np.flatnonzero(np.diff(moments[order], prepend=-1))
+    in_order = together.take(pa.array(order))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        yield in_order.slice(start, end - start)
 
 
 def _newest(columns: list[pa.Array]) -> pa.Array:
     """Return the newest event time as an array of one; of windows the one that ends last."""
     column = pa.concat_arrays(columns)
-    times = pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
+    times = _moments(column)
     place = pc.index(times, pc.max(times)).as_py()
     return column.slice(max(place, 0), 1)
+
+
+def _moments(column: pa.Array) -> pa.Array:
+    """Return what of an event time Spark compares with the watermark: of a window its end."""
+    return pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
 
 
 def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
@@ -162,19 +218,42 @@ def read_blob(blob: bytes | bytearray) -> pa.Table:
     return ipc.open_stream(pa.py_buffer(blob)).read_all()
 
 
-def pack_output(batch: pa.RecordBatch) -> Iterator[pd.DataFrame]:
-    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects.
+def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
+    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one for each blob.
 
     Spark pads the state to the number of output rows and converts value by value, so output costs by the
     row: a few large blobs avoid that.
     """
-    rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
-    for start in range(0, batch.num_rows, rows_each):
-        yield pd.DataFrame({BLOB: [write_blob(batch.schema, [batch.slice(start, rows_each)])]})
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows_each):
+            piece = batch.slice(start, rows_each)
+            if waiting and waiting_bytes + piece.nbytes > BLOB_BYTES:
+                yield _output_frame(waiting)
+                waiting, waiting_bytes = [], 0
+            waiting.append(piece)
+            waiting_bytes += piece.nbytes
+    if waiting:
+        yield _output_frame(waiting)
+
+
+def _output_frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
+    return pd.DataFrame({BLOB: [write_blob(batches[0].schema, batches)]})
+
+
+def sent_at_once(frame: pd.DataFrame, rows_each: int) -> pd.DataFrame:
+    """Return a frame of packed output that Spark's worker sends on when it gets it.
+
+    The worker gathers frames until they have more than `rows_each` rows, however large those are: nulls, which
+    `unpack_output` leaves out, make up the number.
+    """
+    return frame.reindex(range(rows_each + 1))
 
 
 def unpack_output(batches: Iterable[pa.RecordBatch], rows_each: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of packed output, at most `rows_each` in a batch."""
     for batch in batches:
-        for blob in batch.column(0):
+        for blob in batch.column(0).drop_null():
             yield from ipc.open_stream(blob.as_buffer()).read_all().to_batches(max_chunksize=rows_each)

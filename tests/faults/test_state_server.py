@@ -283,14 +283,33 @@ def test_it_deletes_what_no_version_needs_any_more(
     assert shard.state() == {f"u{i}": i for i in range(60)}
 
 
-def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
-    """What a worker has in hand during a shard call."""
+def defined(**settings: Any) -> Any:
+    """An operator's definition, as workers have it."""
     from holdfast.settings import Settings
-    from holdfast.spark_integration.shard_call import Operator, ShardStore
+    from holdfast.spark_integration.arrow_with_state import ArrowWithState
+    from holdfast.spark_integration.stateful_operator import Operator
 
     types = pa.schema([("user", pa.string())])
-    settings = Settings(checkpoint_dir=shard.checkpoint_dir)
-    operator = Operator("totals", "def", lambda _: None, [0], ["user"], ["user"], types, types, types, False, settings)
+    return Operator(
+        name="totals",
+        definition_id="def",
+        function=ArrowWithState(lambda _: None, types, types, types),
+        routes=[0],
+        key_columns=["user"],
+        row_columns=["user"],
+        key_names=["user"],
+        has_watermark=False,
+        timeout_conf="NoTimeout",
+        rows_each=10_000,
+        settings=Settings(**settings),
+    )
+
+
+def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
+    """What a worker has in hand during a shard call."""
+    from holdfast.spark_integration.shard_store import ShardStore
+
+    operator = defined(checkpoint_dir=shard.checkpoint_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
     log = shard.store._log
     return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, shard.store, policy)
@@ -300,7 +319,7 @@ def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
     executor: Executor, shards: Callable[..., Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the chain stays bounded though no announcement was ever heard."""
-    from holdfast.spark_integration.shard_call import bound_chain
+    from holdfast.spark_integration.shard_store import bound_chain
 
     monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
@@ -324,7 +343,7 @@ def test_where_no_snapshot_can_be_written_commits_go_on_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Backpressure first, which says so; then an error, before a restore would take for ever."""
-    from holdfast.spark_integration.shard_call import bound_chain
+    from holdfast.spark_integration.shard_store import bound_chain
 
     monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
@@ -583,13 +602,9 @@ def test_the_log_lies_where_the_documentation_says(executor: Executor) -> None:
 
 def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is complete before: a full disk below the log must not undo it."""
-    from holdfast.settings import Settings
-    from holdfast.spark_integration.shard_call import Operator, ShardStore
+    from holdfast.spark_integration.shard_store import ShardStore
 
-    types = pa.schema([("user", pa.string())])
-    operator = Operator(
-        "totals", "def", lambda _: None, [0], ["user"], ["user"], types, types, types, False, Settings()
-    )
+    operator = defined()
     directory = executor.directory / "query" / "totals" / "shard-0000"
     backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
     shard = ShardAddress.of(directory, "memory", {}, {"counts": COUNTS})

@@ -27,6 +27,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.checkpoint.dir": "s3://bucket/app",
             "spark.holdfast.local.dir": "/fast",
             "spark.holdfast.transport": "rows",
+            "spark.holdfast.timeouts": "spark",
             "spark.holdfast.shards": "8",
             "spark.holdfast.snapshot.maxCommits": "5",
             "spark.holdfast.snapshot.maxBytes": "64m",
@@ -43,6 +44,7 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         "s3://bucket/app",
         "/fast",
         "rows",
+        "spark",
         8,
         snapshot_max_commits=5,
         snapshot_max_bytes=64 << 20,
@@ -58,6 +60,7 @@ def test_every_setting_has_a_key_in_this_test() -> None:
     """A new one needs a case above."""
     keys = {f.metadata["key"] for f in fields(Settings) if f.metadata}
     assert keys == {
+        "timeouts",
         "backend",
         "checkpoint.dir",
         "local.dir",

@@ -31,7 +31,7 @@ from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
 AT = pa.timestamp("us", "America/New_York")
 COLUMNS = pa.schema([(HASH, pa.int64()), ("row", pa.int64()), ("name", pa.string()), ("at", AT)])
-NO_EVENT = PackedTransport([0], None)
+NO_EVENT = PackedTransport([0], pa.schema([]), None)
 
 
 def batch_of(rows: list[tuple[int, int, str | None, int | None]]) -> pa.RecordBatch:
@@ -145,7 +145,7 @@ def test_output_comes_back_whole_in_order_and_in_batches_of_the_size_asked(
     batch = pa.RecordBatch.from_arrays([c.combine_chunks() for c in output.columns], schema=COLUMNS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "BLOB_BYTES", blob_bytes)
-        frames = list(pack_output(batch))
+        frames = list(pack_output([batch]))
     if blob_bytes == 1:
         assert len(frames) == batch.num_rows
     unpacked = list(unpack_output(_as_batches(frames), rows_each))
@@ -160,7 +160,7 @@ def _as_batches(frames: list[pd.DataFrame]) -> Iterator[pa.RecordBatch]:
 
 def test_no_output_sends_no_blob() -> None:
     """An empty micro-batch costs no stage any work."""
-    assert list(pack_output(batch_of([]))) == []
+    assert list(pack_output([batch_of([])])) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,212 @@
+"""From a definition on the driver to a plan in Spark: what all stateful steps have in common.
+
+::
+
+    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ applyInPandasWithState: call_shard ─▶ mapInArrow: unpack ─▶ rows
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
+
+from holdfast import clock
+from holdfast.backends.registry import backend_names, find_backend
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import Settings
+from holdfast.settings import Transport as TransportName
+from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema
+from holdfast.spark_integration.grouping_keys import Key
+from holdfast.spark_integration.pointer_row import POINTER_STATE
+from holdfast.spark_integration.routes import choose_routes
+from holdfast.spark_integration.rows import RowsTransport, carries
+from holdfast.spark_integration.shard_call import call_batch_shard, call_shard
+from holdfast.spark_integration.shard_timeout import TimeoutConf
+from holdfast.spark_integration.stateful_operator import Operator, ShardFunction
+from holdfast.spark_integration.transport import (
+    HASH,
+    PACKED_OUTPUT,
+    ROUTE,
+    EventTime,
+    PackedTransport,
+    Transport,
+    quoted,
+    unpack_output,
+)
+from holdfast.spark_integration.worker_garbage import freeze_modules
+from holdfast.spark_integration.worker_socket import read_promptly
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.state import GroupState
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
+    """Return the settings of the data frame's session; warn where the state will not be durable.
+
+    Parameters
+    ----------
+    df : DataFrame
+    stacklevel : int
+        For the warning: how many calls above this one the user's stands.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A setting, or an option of the backend, is wrong.
+    """
+    settings = Settings.parse(dict(df.sparkSession.conf.getAll), backend_names())
+    find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
+    if settings.checkpoint_dir is None and df.isStreaming:
+        warnings.warn(
+            "the state of this query is not durable: it is lost with the executors, and the query then fails; set "
+            "spark.holdfast.checkpoint.dir to a directory that all executors reach",
+            stacklevel=stacklevel + 1,
+        )
+    return settings
+
+
+def operator_name(func: object, name: str | None) -> str:
+    """Return the operator's name, checked: it becomes a folder's name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not given and the function has none, or it cannot be a folder's name.
+    """
+    chosen = getattr(func, "__name__", "") if name is None else name
+    if not isinstance(chosen, str) or not _NAME.fullmatch(chosen):
+        raise InvalidArgumentError(
+            f"{chosen!r} cannot name an operator: give one in name=, of letters, digits, '_', '.' and '-', "
+            "beginning with a letter or digit, at most 100 long"
+        )
+    return chosen
+
+
+def event_time_of(df: DataFrame) -> StructField | None:
+    """Return the column that carries the watermark."""
+    return next((f for f in df.schema if WATERMARK_METADATA in (f.metadata or {})), None)
+
+
+def rows_each(df: DataFrame) -> int:
+    """Return how many rows an Arrow batch between Spark and Python has at most."""
+    configured = int(str(df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
+    return configured if configured > 0 else 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One stateful step, as it is defined on the driver.
+
+    Attributes
+    ----------
+    df : DataFrame
+    keys : list of Key
+    name : str
+        Of the operator.
+    function : ShardFunction
+    output : StructType
+    output_mode : str
+    timeout_conf : str
+    transport : {"packed", "rows"} or None
+        Which one to take where the settings name none; None for rows where they can carry the columns.
+    settings : Settings
+    """
+
+    df: DataFrame
+    keys: list[Key]
+    name: str
+    function: ShardFunction
+    output: StructType
+    output_mode: str
+    timeout_conf: TimeoutConf
+    transport: TransportName | None
+    settings: Settings
+
+    def plan(self) -> DataFrame:
+        """Return the data frame of the step's output.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The input has a column that cannot be sent, or the state one that cannot be kept.
+        """
+        self.function.tables()
+        operator, transport = self._operator(), self._transport()
+        carried = self.df.select(
+            *[key.expression.alias(key.column) for key in self._expressions()],
+            *[quoted(name) for name in self.df.columns],
+        )
+        hashed = F.xxhash64(*[quoted(key.column) for key in self.keys])
+
+        def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+            return call_shard(operator, transport, key, chunks, state)
+
+        def whole_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+            return call_batch_shard(operator, transport, key, rows)
+
+        def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            freeze_modules()
+            return unpack_output(read_promptly(batches), operator.rows_each)
+
+        groups = transport.send(carried, hashed).groupBy(ROUTE)
+        if self.df.isStreaming:
+            packed = groups.applyInPandasWithState(
+                shard, PACKED_OUTPUT, POINTER_STATE, self.output_mode, self.timeout_conf
+            )
+        else:
+            # Spark refuses applyInPandasWithState here.
+            packed = groups.applyInPandas(whole_shard, PACKED_OUTPUT)
+        return packed.mapInArrow(unpack, self._with_watermark(self.output))
+
+    def _operator(self) -> Operator:
+        partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+        return Operator(
+            name=self.name,
+            definition_id=clock.new_id(),
+            function=self.function,
+            routes=choose_routes(self.settings.shards or partitions, partitions),
+            key_columns=[key.column for key in self.keys],
+            row_columns=self.df.columns,
+            key_names=[key.field.name for key in self.keys],
+            has_watermark=event_time_of(self.df) is not None,
+            timeout_conf=self.timeout_conf,
+            rows_each=rows_each(self.df),
+            settings=self.settings,
+        )
+
+    def _expressions(self) -> list[Key]:
+        return [key for key in self.keys if key.is_expression]
+
+    def _transport(self) -> Transport:
+        expressions = [StructField(key.column, key.field.dataType) for key in self._expressions()]
+        schema = StructType([*expressions, *self.df.schema.fields, StructField(HASH, LongType(), False)])
+        types = arrow_schema(schema, "the input")
+        routes = self._operator().routes
+        event_time = event_time_of(self.df)
+        filtering = None if event_time is None else EventTime(event_time, self.timeout_conf == "EventTimeTimeout")
+        name = self.settings.transport or self.transport
+        if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
+            return RowsTransport(routes, schema, types, filtering)
+        return PackedTransport(routes, types, filtering)
+
+    def _with_watermark(self, output: StructType) -> StructType:
+        event_time = event_time_of(self.df)
+        return StructType(
+            [
+                StructField(f.name, f.dataType, f.nullable, event_time.metadata)
+                if event_time is not None and (f.name, f.dataType) == (event_time.name, event_time.dataType)
+                else f
+                for f in output
+            ]
+        )

@@ -1,0 +1,89 @@
+"""The rows of a shard in the order in which its keys are called: ascending, as Spark sorts them.
+
+Null comes first and NaN last; arrays stand in some order that is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow_rows import IntArray, order_rows, take
+from holdfast.backends.run import Keys
+
+_LARGEST = np.int64(np.iinfo(np.int64).max)
+
+
+class KeyOrder(NamedTuple):
+    """Rows sorted by key; those of one key in their order of arrival.
+
+    Attributes
+    ----------
+    rows : numpy.ndarray of int64, shape (n,)
+        The row that stands at each place.
+    starts : numpy.ndarray of int64, shape (keys,)
+        The place at which each key begins.
+    """
+
+    rows: IntArray
+    starts: IntArray
+
+    @classmethod
+    def of(cls, keys: Keys) -> KeyOrder:
+        """Sort the keys of rows.
+
+        Notes
+        -----
+        Rows are brought together by hash, and only then the distinct keys sorted by value.
+        """
+        by_hash = order_rows(keys.hashes, keys.columns)
+        starts = np.flatnonzero(by_hash.first)
+        ascending = _sort(take(keys.columns, by_hash.rows[starts]))
+        sizes = np.diff(np.append(starts, len(by_hash.rows)))[ascending]
+        new_starts = np.cumsum(sizes) - sizes
+        places = np.arange(len(by_hash.rows)) + np.repeat(starts[ascending] - new_starts, sizes)
+        return cls(by_hash.rows[places], new_starts)
+
+    def first_rows(self, first_key: int, keys: int) -> IntArray:
+        """Return the first row of each of some consecutive keys."""
+        return self.rows[self.starts[first_key : first_key + keys]]
+
+
+def _sort(keys: pa.RecordBatch) -> IntArray:
+    columns = [part for column in keys.columns for part in _sortable(column)]
+    if not columns:
+        return np.arange(keys.num_rows)
+    names = [str(i) for i in range(len(columns))]
+    by = [(name, "ascending") for name in names]
+    order: IntArray = pc.sort_indices(
+        pa.table(columns, names=names), sort_keys=by, null_placement="at_start"
+    ).to_numpy()
+    return order.astype(np.int64)
+
+
+def _sortable(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield columns that Arrow sorts as Spark sorts this one."""
+    t = column.type
+    if pa.types.is_null(t):
+        return
+    if pa.types.is_struct(t):
+        yield column.is_valid()
+        for part in column.flatten():
+            yield from _sortable(part)
+    elif pa.types.is_nested(t):
+        yield pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.large_string())
+    elif pa.types.is_floating(t):
+        yield _sortable_floats(column)
+    else:
+        yield column
+
+
+def _sortable_floats(column: pa.Array) -> pa.Array:
+    """Return floats as integers in the same order, NaN last: Arrow would put it next to null."""
+    bits = column.cast(pa.float64()).fill_null(0.0).to_numpy().view(np.int64)
+    ordered = np.where(bits < 0, bits ^ _LARGEST, bits)
+    return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))

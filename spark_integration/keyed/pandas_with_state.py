@@ -1,0 +1,201 @@
+"""``applyInPandasWithState``: the user's function is called for each key, with its rows as pandas frames.
+
+::
+
+    rows ─▶ sorted by key ─▶ slabs of keys ─▶ for each key: function(key, frames, state) ─▶ output
+                               ▲        │
+              states, timers ──┘        └──▶ states, timers         one look-up and one write for each slab
+                                                  │
+                               slabs of keys  ◀───┘  timers that are due, once all keys with rows have been called
+
+Keys are called in ascending order, null first and NaN last; those that have timed out in the order in which they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import StructType
+
+from holdfast.backends.arrow_rows import BoolArray, IntArray
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.settings import Timeouts as TimeoutRule
+from holdfast.spark_integration.keyed.frames import SLAB_KEYS, FrameFormat, KeyFrames, key_tuples
+from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
+from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.output_frames import OutputFrames
+from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.keyed.timeouts import NEVER, NoTimeouts, Timeouts
+from holdfast.spark_integration.keyed.values import ValueState
+from holdfast.spark_integration.shard_batch import STATE_TABLE
+from holdfast.spark_integration.shard_timeout import TimeoutConf
+from holdfast.spark_integration.stateful_operator import BatchTimes, ShardInput
+
+PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
+
+
+@dataclass(frozen=True)
+class PandasWithState:
+    """The step that ``applyInPandasWithState`` makes.
+
+    Attributes
+    ----------
+    function : callable
+    key_types : pyarrow.Schema
+        As Spark exchanges them with Python.
+    state, output : StructType
+    timeout_conf : str
+    timeout_rule : {"documented", "spark"}
+    frame_format : FrameFormat
+    rows_each : int
+        Rows of the largest frame.
+    """
+
+    function: PandasFunction
+    key_types: pa.Schema
+    state: StructType
+    output: StructType
+    timeout_conf: TimeoutConf
+    timeout_rule: TimeoutRule
+    frame_format: FrameFormat
+    rows_each: int
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
+        return state if self.timeout_conf == "NoTimeout" else {**state, **Timeouts.tables(self.key_types)}
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        keys = batch.keys(self.tables()[STATE_TABLE])
+        order = KeyOrder.of(keys)
+        frames = KeyFrames(batch.rows, order.rows, order.starts, self.frame_format, self.rows_each)
+        calls = _KeyCalls(self, batch, transaction)
+        for slab in frames.slabs():
+            first_rows = order.first_rows(slab.first_key, slab.keys)
+            shown = batch.shown_keys.take(pa.array(first_rows))
+            yield from calls.with_rows(keys.take(first_rows), shown, slab)
+        yield from calls.timed_out(frames.empty)
+        yield from calls.finish()
+        return calls.earliest_timer_ms()
+
+
+class _KeyCalls:
+    """Calls the function for one key after another, slab by slab: what it changes is written once a slab."""
+
+    def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
+        self._step = step
+        self._operator = batch.operator
+        times = batch.times
+        self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
+        self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state))
+        self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
+        self._fired_before_ms = _threshold_ms(step.timeout_conf, times)
+        self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
+        if step.timeout_conf != "NoTimeout":
+            self._timeouts = Timeouts(transaction, step.timeout_rule, times.earliest_timer_ms)
+
+    def with_rows(
+        self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Call the function for keys that have rows."""
+        return self._call_each(keys, shown, chunks, self._timeouts.get(keys), has_timed_out=False)
+
+    def timed_out(self, empty_frame: Callable[[], pd.DataFrame]) -> Iterator[pa.RecordBatch]:
+        """Call the function for keys whose timer is due, with a list of one frame without rows."""
+        for due in self._timeouts.due(self._fired_before_ms, SLAB_KEYS):
+            shown = pa.Table.from_batches([due.keys.columns]).cast(self._step.key_types)
+            chunks = ([empty_frame()] for _ in range(len(due)))
+            yield from self._call_each(due.keys, shown, chunks, due.due_ms, has_timed_out=True)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the output that has not been yielded yet."""
+        return self._output.finish()
+
+    def earliest_timer_ms(self) -> int | None:
+        """Return when the earliest timer is due that there is now."""
+        return self._timeouts.earliest(self._fired_before_ms)
+
+    def _call_each(
+        self,
+        keys: Keys,
+        shown: pa.Table,
+        chunks: Iterable[Iterable[pd.DataFrame]],
+        old_timers_ms: IntArray,
+        *,
+        has_timed_out: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        function, output, open_state = self._step.function, self._output, self._states.open
+        tuples = key_tuples(shown, self._step.frame_format)
+        changes = _Changes(tuples)
+        for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
+            state = open_state(value, has_timed_out=has_timed_out)
+            try:
+                yield from output.add_all(function(key, frames, state))
+            except Exception as exc:
+                self._note_key(exc, key)
+                raise
+            changes.take(at, state, existed=value is not None)
+        self._write(keys, changes, old_timers_ms)
+
+    def _write(self, keys: Keys, changes: _Changes, old_timers_ms: IntArray) -> None:
+        try:
+            self._values.put(keys.take(np.array(changes.put, np.int64)), changes.values)
+        except StateValueError as exc:
+            self._note_key(exc, changes.keys[changes.put[exc.row]])
+            raise
+        self._values.delete(keys.take(np.array(changes.deleted, np.int64)))
+        self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
+
+    def _note_key(self, exc: Exception, key: tuple[Any, ...]) -> None:
+        exc.add_note(f"raised in operator {self._operator!r} for key {key!r}")
+
+
+class _Changes:
+    """What the calls for some keys have changed.
+
+    Attributes
+    ----------
+    keys : list of tuple
+    put, deleted : list of int
+        Numbers of keys whose value was set, or is to be deleted.
+    values : list of tuple
+        The new values, in the order of `put`.
+    timers_ms : numpy.ndarray of int64, shape (keys,)
+        The timeouts that the calls have set; `NEVER` where they have not.
+    is_written : numpy.ndarray of bool, shape (keys,)
+        Whether the call updated or removed the value.
+    """
+
+    def __init__(self, keys: list[tuple[Any, ...]]) -> None:
+        self.keys = keys
+        self.put: list[int] = []
+        self.values: list[tuple[Any, ...]] = []
+        self.deleted: list[int] = []
+        self.timers_ms: IntArray = np.full(len(keys), NEVER)
+        self.is_written: BoolArray = np.zeros(len(keys), np.bool_)
+
+    def take(self, at: int, state: KeyState, *, existed: bool) -> None:
+        """Take over what one call has changed."""
+        change, timer_ms = state.changed_value, state.timer_ms
+        if change is not None:
+            self.is_written[at] = True
+            if change == "put":
+                self.put.append(at)
+                self.values.append(state.value)
+            elif existed:
+                self.deleted.append(at)
+        if timer_ms is not None:
+            self.timers_ms[at] = timer_ms
+
+
+def _threshold_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
+    """Return the time before which timers are due."""
+    if timeout_conf == "ProcessingTimeTimeout":
+        return times.processing_ms
+    return NEVER if times.watermark_ms is None else times.watermark_ms

@@ -1,0 +1,114 @@
+"""Timers of keys in the order in which they are due.
+
+A table has its rows in the order of a 64-bit hash; this one has the due time in its place::
+
+    hash                 key.user   value.key_hash
+    due_ms + 2**63       …          hash of the key
+    0x800001…68          "cem"      0x8c…            ← due first
+    0x800001…90          "ann"      0x01…
+    0x800001…90          "bob"      0x1f…            ← due at the same time: by key
+
+So what is due is one stretch at the beginning, and firing costs by what is due, not by how many timers there are. A key
+may have any number of timers, each at another time. What fires is deleted, and a backend may have to step over what
+was deleted: a caller that knows a time before which there is no timer says so, and pays for nothing below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.backends.arrow_rows import HashArray, IntArray
+from holdfast.backends.base import MAX_HASH
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.mvcc import Transaction
+
+_ZERO = np.uint64(1 << 63)
+_KEY_HASH = "key_hash"
+
+
+def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
+    """Return the schema of a table of timers for keys of these types."""
+    return TableSchema.of(table, key_types, pa.schema([(_KEY_HASH, pa.uint64())]))
+
+
+@dataclass(frozen=True)
+class DueTimers:
+    """Some timers.
+
+    Attributes
+    ----------
+    keys : Keys, shape (n,)
+        With the hashes of the keys, for look-ups.
+    due_ms : numpy.ndarray of int64, shape (n,)
+        Ascending.
+    """
+
+    keys: Keys
+    due_ms: IntArray
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+
+class Timers:
+    """The timers of one table in one transaction; times are in ms since 1970.
+
+    Notes
+    -----
+    Threads: one at a time, as the transaction.
+    """
+
+    def __init__(self, transaction: Transaction, table: str) -> None:
+        self._transaction = transaction
+        self._table = table
+
+    def add(self, keys: Keys, due_ms: IntArray) -> None:
+        """Add a timer for each key; one that is there already stays."""
+        if len(keys):
+            values = pa.table({_KEY_HASH: pa.array(keys.hashes, pa.uint64())})
+            self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), values)
+
+    def remove(self, keys: Keys, due_ms: IntArray) -> None:
+        """Remove the timer that each key has at this time; none is fine."""
+        if len(keys):
+            self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
+
+    def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """Yield the timers due in [first_ms, before_ms), the earliest first, at most so many at once.
+
+        Timers may be added and removed meanwhile; what is yielded is what there was when the iteration began.
+        """
+        if first_ms < before_ms:
+            for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
+                for piece in run.pieces(timers_each, run.size_bytes + 1):
+                    yield _timers(piece)
+
+    def earliest(self, first_ms: int) -> int | None:
+        """Return when the earliest timer is due that is due at or after `first_ms`; None where there is none."""
+        for run in self._transaction.scan(self._table, _bound(first_ms), MAX_HASH):
+            if len(run):
+                return int(_to_ms(run.hashes[:1])[0])
+        return None
+
+
+def _timers(run: Run) -> DueTimers:
+    key_hashes: HashArray = run.values.column(0).to_numpy()
+    return DueTimers(Keys(key_hashes, run.keys), _to_ms(run.hashes))
+
+
+def _bound(time_ms: int) -> int:
+    return int(_to_hash(np.array([time_ms], np.int64))[0])
+
+
+def _to_hash(due_ms: npt.NDArray[np.int64]) -> HashArray:
+    """Return times as unsigned numbers in the same order."""
+    return np.ascontiguousarray(due_ms).view(np.uint64) ^ _ZERO
+
+
+def _to_ms(hashes: HashArray) -> IntArray:
+    return (hashes ^ _ZERO).view(np.int64)

@@ -1,0 +1,56 @@
+"""Value state: one row of Python values for each key, read and written for many keys at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.backends.run import Keys
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.keyed.python_values import RowValues
+
+
+class ValueState:
+    """The values of one state variable in one transaction.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    table : str
+        Holds the variable: its value columns are those of `rows`.
+    rows : RowValues
+        Converts between those columns and Python.
+
+    Notes
+    -----
+    Threads: one at a time, as the transaction. What is written can be read back at once.
+    """
+
+    def __init__(self, transaction: Transaction, table: str, rows: RowValues) -> None:
+        self._transaction = transaction
+        self._table = table
+        self._rows = rows
+
+    def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
+        """Return the value of each key; None where it has none."""
+        found = self._transaction.get(self._table, keys)
+        if found.exists.all():
+            return list(self._rows.to_tuples(found.values))
+        values = self._rows.to_tuples(found.values)
+        return [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
+
+    def put(self, keys: Keys, values: Sequence[tuple[Any, ...]]) -> None:
+        """Set the value of each key.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit the columns; its attribute ``row`` says which one.
+        """
+        if values:
+            self._transaction.put(self._table, keys, self._rows.to_arrow(values))
+
+    def delete(self, keys: Keys) -> None:
+        """Remove the value of each key."""
+        if len(keys):
+            self._transaction.delete(self._table, keys)
