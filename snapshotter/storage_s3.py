@@ -10,9 +10,9 @@ Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its
 while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
 one by one with s3fs's ``_call_s3``, which keeps its options, credentials and session, with its retries set to one.
 
-Bounded: botocore's standard mode, 4 attempts of a request, 5 s to connect, 20 s without a byte, and all of one
-operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not match
-its checksum is read 3 times.
+Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to connect, 20 s without a byte, and
+all of one operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not
+match its checksum is read 3 times.
 
 Reply lost: a PutObject is simply sent again. A CompleteMultipartUpload that was done already answers
 NoSuchUpload when sent again; then the object's size decides, which is safe because keys are written once.

@@ -18,6 +18,9 @@ from holdfast.errors import InvalidArgumentError
 
 _CREDENTIALS = ("key", "secret", "token", "username", "password")
 _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
+#: Attempts of one request. The pauses between them are at random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on the
+#: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
+TOTAL_MAX_ATTEMPTS = 9
 _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
 
 
@@ -78,7 +81,7 @@ def with_defaults(options: Mapping[str, object]) -> dict[str, object]:
     given = cast("dict[str, Any]", options.get("config_kwargs", {}))
     retries = {"mode": "standard", **given.get("retries", {})}
     if "max_attempts" not in retries:
-        retries.setdefault("total_max_attempts", 4)
+        retries.setdefault("total_max_attempts", TOTAL_MAX_ATTEMPTS)
     config = {"connect_timeout": 5, "read_timeout": 20, "max_pool_connections": 32, **given, "retries": retries}
     plain = {name: value for name, value in options.items() if name not in {*_OURS, "profile"}}
     concurrency = options.get("max_concurrency", _OURS["max_concurrency"])

@@ -28,6 +28,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.filesystem import FilesystemBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.run_files import RunFilesBackend
+from holdfast.backends.version_file import VERSION
 from holdfast.errors import NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
@@ -230,6 +231,41 @@ def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_e
         with backend.view(Pointer(9, "restored")) as view:
             assert users(view, "ann") == [(1,)]
     assert bool(damaged) == (kind == "memory"), "a version appears after all that it consists of was synced"
+
+
+@pytest.mark.parametrize("loss", ["zeros", "empty", "absent"])
+def test_a_power_cut_after_a_restore_is_found_out(tmp_path: Path, loss: str) -> None:
+    """Restored files are not synced: who takes the directory over finds what was lost, and restores once more."""
+    restored, after = Pointer(1, "aa"), Pointer(2, "bb")
+    with open_backend(tmp_path / "other") as other:
+        other.apply(None, restored, counts(*((f"user {i}", i) for i in range(1_000))), {})
+        frozen = [shutil.copy2(path, tmp_path) for path in other.freeze(restored)]
+
+    def restore(backend: RunFilesBackend) -> None:
+        folder = tmp_path / "fetched"
+        folder.mkdir()
+        for path in frozen:
+            shutil.copy2(path, folder)
+        backend.thaw(restored, folder)
+        backend.apply(restored, after, counts(("user 7", -7)), {})
+
+    backend = open_backend(tmp_path / "shard")
+    restore(backend)
+    for name in {Path(path).name for path in frozen if not path.endswith(VERSION)}:
+        for place in (tmp_path / "shard" / "versions").glob(f"*/{name}"):
+            found = place.stat()
+            place.write_bytes(b"\0" * found.st_size if loss == "zeros" else b"")
+            os.utime(place, ns=(found.st_atime_ns, found.st_mtime_ns))
+            if loss == "absent":
+                place.unlink()
+
+    backend = open_backend(tmp_path / "shard")
+    assert backend.verify()
+    assert backend.versions() == []
+    restore(backend)
+    assert backend.verify() == []
+    with backend.view(after) as view:
+        assert contents(view, "counts") == {(f"user {i}",): (-7 if i == 7 else i,) for i in range(1_000)}
 
 
 # Two processes at once.

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from botocore.retries.standard import ExponentialBackoff
 
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -190,9 +191,30 @@ def test_busy_twice(storage: ObjectStorage, proxy: FaultProxy, action: str) -> N
     assert busy.hits == 2
 
 
-def test_busy_for_ever(server: S3Server, proxy: FaultProxy, url: str) -> None:
-    busy = proxy.rule("status", code=503)
+def test_an_outage_is_waited_for(
+    server: S3Server, proxy: FaultProxy, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may be away for half a minute before a micro-batch fails, unless the user says otherwise."""
+    pauses_seconds = []
+    pause_of = ExponentialBackoff.delay_amount
+
+    def no_pause(self: ExponentialBackoff, context: object) -> float:
+        self._random = lambda: 0.5
+        pauses_seconds.append(pause_of(self, context))
+        return 0
+
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", no_pause)
+    busy = proxy.rule("status", code=503, times=8)
     with open_storage(url, server.options(proxy.url)) as storage:
+        storage.put("o", b"1")
+        assert storage.get("o") == b"1"
+    assert busy.hits == 8
+    assert 30 < sum(pauses_seconds) < 60
+
+
+def test_busy_for_ever(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
+    busy = proxy.rule("status", code=503)
+    with open_through(total_max_attempts=4) as storage:
         start = time.monotonic()
         with pytest.raises(UnavailableError, match=r"action=put key=o storage=s3://.* detail=SlowDown/503") as raised:
             storage.put("o", b"1")
@@ -465,8 +487,7 @@ def test_server_killed_and_started_again_while_objects_are_written(versitygw: Ve
         storage.put(key, data[key])
         stored.append(key)
 
-    options = versitygw.options(config_kwargs={"retries": {"total_max_attempts": 8}})
-    with open_storage(f"s3://{BUCKET}/killed", options) as storage, ThreadPoolExecutor(4) as pool:
+    with open_storage(f"s3://{BUCKET}/killed", versitygw.options()) as storage, ThreadPoolExecutor(4) as pool:
         writing = [pool.submit(write, key) for key in data]
         for enough in (10, 30):
             while len(stored) < enough:
