@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 from holdfast import clock
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import Settings
+from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.settings import Transport as TransportName
+from holdfast.snapshotter.storage import open_storage, parse_storage_options
 from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema
 from holdfast.spark_integration.grouping_keys import Key
 from holdfast.spark_integration.pointer_row import POINTER_STATE
@@ -63,10 +64,12 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     Raises
     ------
     InvalidArgumentError
-        A setting, or an option of the backend, is wrong.
+        A setting, or an option of the backend or of the storage, is wrong.
     """
-    settings = Settings.parse(dict(df.sparkSession.conf.getAll), backend_names())
+    configuration = dict(df.sparkSession.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
+    _check_storage(settings, configuration, is_remote=not hasattr(df, "_jdf"))
     if settings.checkpoint_dir is None and df.isStreaming:
         warnings.warn(
             "the state of this query is not durable: it is lost with the executors, and the query then fails; set "
@@ -74,6 +77,16 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
             stacklevel=stacklevel + 1,
         )
     return settings
+
+
+def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_remote: bool) -> None:
+    """Open the durable storage, which asks it for nothing: an unknown scheme or option is found before the query starts.
+
+    A Spark Connect client may lack what the executors have, packages and credentials, so there nothing is opened.
+    """
+    if settings.checkpoint_dir is not None and not is_remote:
+        values = {name: configuration[STORAGE_PREFIX + name] for name in settings.storage_names}
+        open_storage(settings.checkpoint_dir, parse_storage_options(values)).close()
 
 
 def operator_name(func: object, name: str | None) -> str:

@@ -146,7 +146,7 @@ def test_backends_and_their_options(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"checkpoint.dir": "gs://bucket/app"}, r"InvalidArgumentError.*gcsfs"),
+        ({"checkpoint.dir": "gs://bucket/app"}, r"gcsfs"),
         ({"checkpoint.dir": "s4://bucket/app"}, r"unknown storage scheme; known are .*s3.*scheme=s4"),
         ({"checkpoint.dir": "s3:/bucket/app"}, r"storage URL must be scheme://root"),
         ({"checkpoint.dir": "s3://bucket/app", "storage.secrett": CANARY}, r"did you mean secret\?.*option=secrett"),
@@ -166,13 +166,12 @@ def test_backends_and_their_options(
     ],
 )
 def test_checkpoint_directories_that_cannot_be(lab: Lab, settings: dict[str, str], expected: str) -> None:
-    """The first micro-batch says so, before the operator's function is called; no value is repeated."""
+    """The definition says so, before a query is started; no value is repeated."""
     lab.configure(settings)
     lab.feed([("a", 1)])
-    with pytest.raises(StreamingQueryException, match=f"(?s){expected}") as failed:
-        lab.run(lab.totals(func=never_called))
+    with pytest.raises(InvalidArgumentError, match=f"(?s){expected}") as failed:
+        lab.totals(func=never_called)
     assert CANARY not in str(failed.value)
-    assert "was called" not in str(failed.value)
 
 
 def never_called(batch: holdfast.ShardBatch) -> None:
