@@ -47,7 +47,7 @@ class FrameFormat:
 
     timezone: str
     prefer_int_ext_dtype: bool = False
-    safecheck: bool = False
+    safecheck: bool = True
     assign_cols_by_name: bool = True
     int_to_decimal_coercion_enabled: bool = False
 
@@ -55,15 +55,15 @@ class FrameFormat:
     def of_session(cls, session: SparkSession) -> FrameFormat:
         """Return the settings that a session has now."""
 
-        def is_on(name: str, default: str) -> bool:
-            return session.conf.get(f"spark.sql.{name}", default) == "true"
+        def is_on(name: str) -> bool:
+            return session.conf.get(f"spark.sql.{name}") == "true"
 
         return cls(
             timezone=str(session.conf.get("spark.sql.session.timeZone")),
-            prefer_int_ext_dtype=is_on("execution.pythonUDF.pandas.preferIntExtensionDtype", "false"),
-            safecheck=is_on("execution.pandas.convertToArrowArraySafely", "false"),
-            assign_cols_by_name=is_on("legacy.execution.pandas.groupedMap.assignColumnsByName", "true"),
-            int_to_decimal_coercion_enabled=is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled", "false"),
+            prefer_int_ext_dtype=is_on("execution.pythonUDF.pandas.preferIntExtensionDtype"),
+            safecheck=is_on("execution.pandas.convertToArrowArraySafely"),
+            assign_cols_by_name=is_on("legacy.execution.pandas.groupedMap.assignColumnsByName"),
+            int_to_decimal_coercion_enabled=is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
@@ -106,7 +106,7 @@ class KeyFrames:
         self._bounds = np.append(starts, len(order))
         self._format = frame_format
         self._rows_each = rows_each
-        self._columns = pd.DataFrame(columns=pd.Index(rows.column_names, dtype=object))
+        self._names = pd.Index(rows.column_names, dtype=object)
 
     def slabs(self) -> Iterator[Slab]:
         """Cut all keys into slabs of consecutive keys; a key with more than `rows_each` rows is one of its own."""
@@ -121,7 +121,7 @@ class KeyFrames:
 
     def empty(self) -> pd.DataFrame:
         """Return a frame without rows, as a function gets it for a key that has timed out."""
-        return self._columns.copy()
+        return pd.DataFrame(columns=self._names)
 
     def chunks_of(self, first: int, end: int) -> Iterator[Iterator[pd.DataFrame]]:
         """Yield for each key from `first` until `end` its frames."""

@@ -1,16 +1,23 @@
-"""The frames that a function returns, checked as Spark checks them, and gathered into Arrow batches."""
+"""The frames that a function returns, checked as Spark checks them, and gathered into Arrow batches.
+
+Frames of many keys are converted together, column by column: those with the same labels and dtypes are one conversion,
+so that a frame with a null in it does not turn the integers of another into floats.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
+from holdfast.backends.arrow_rows import IntArray
+from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.columns import arrow_schema
 from holdfast.spark_integration.keyed.frames import FrameFormat
 
@@ -29,11 +36,11 @@ class OutputFrames:
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
         self._schema = schema
-        self._arrow = arrow_schema(schema, "outputStructType")
+        self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._format = frame_format
         self._rows_each = rows_each
-        self._frames: list[pd.DataFrame] = []
         self._rows = 0
+        self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
     def add_all(self, returned: object) -> Iterator[pa.RecordBatch]:
         """Take what the function returned for one key, as it is iterated; yield batches that are full.
@@ -44,22 +51,29 @@ class OutputFrames:
             Not an iterable of frames.
         PySparkRuntimeError
             A frame has another number of columns, or other names, than the output.
-        PySparkValueError
-            Values that the output's types cannot hold.
+        PySparkTypeError, PySparkValueError
+            Values of a type that cannot become the output's, or that it cannot hold.
+        SchemaMismatchError
+            Nulls where the output declares NOT NULL.
         """
         for frame in _iterable(returned):
             self._check(frame)
             if len(frame):
-                self._frames.append(frame)
-                self._rows += len(frame)
+                self._add(frame)
                 if self._rows > self._rows_each:
                     yield from self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield what is left."""
-        frames, self._frames, self._rows = self._frames, [], 0
-        if frames:
-            yield self._convert(pd.concat(frames, ignore_index=True))
+        alike, self._alike, self._rows = list(self._alike.values()), {}, 0
+        if not alike:
+            return
+        batches = [self._convert(frames) for frames in alike]
+        if len(batches) == 1:
+            yield batches[0]
+            return
+        arrived = np.concatenate([frames.row_numbers() for frames in alike])
+        yield pa.concat_batches(batches).take(pa.array(np.argsort(arrived)))
 
     def _check(self, frame: object) -> None:
         if not isinstance(frame, pd.DataFrame):
@@ -71,9 +85,37 @@ class OutputFrames:
                 messageParameters={"expected": str(len(self._schema)), "actual": str(columns)},
             )
 
-    def _convert(self, frame: pd.DataFrame) -> pa.RecordBatch:
+    def _add(self, frame: pd.DataFrame) -> None:
+        columns = [column for _, column in frame.items()]
+        labels = tuple(frame.columns)
+        likeness = (labels, *(column.dtype for column in columns))
+        alike = self._alike.get(likeness)
+        if alike is None:
+            alike = self._alike[likeness] = _AlikeFrames(self._places(labels))
+        alike.add(columns, self._rows, len(frame))
+        self._rows += len(frame)
+
+    def _places(self, labels: tuple[Any, ...]) -> list[int]:
+        """Return where in a frame with these labels each column of the output stands."""
+        names = self._schema.names
+        if not labels or not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
+            return list(range(len(labels)))
+        if set(labels) != set(names):
+            missing = [name for name in names if name not in labels]
+            extra = [str(label) for label in labels if label not in names]
+            raise PySparkRuntimeError(
+                errorClass="RESULT_COLUMN_NAMES_MISMATCH",
+                messageParameters={
+                    "missing": f" Missing: {', '.join(missing)}." if missing else "",
+                    "extra": f" Unexpected: {', '.join(extra)}." if extra else "",
+                },
+            )
+        return [labels.index(name) for name in names]
+
+    def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
+        columns = frames.columns()
         batch = PandasToArrowConversion.convert(
-            frame,
+            columns or pd.DataFrame(index=pd.RangeIndex(frames.rows)),
             self._schema,
             timezone=self._format.timezone,
             safecheck=self._format.safecheck,
@@ -81,7 +123,56 @@ class OutputFrames:
             assign_cols_by_name=self._format.assign_cols_by_name,
             int_to_decimal_coercion_enabled=self._format.int_to_decimal_coercion_enabled,
         )
-        return batch.cast(self._arrow)
+        for column, field in zip(batch.columns, self._arrow, strict=True):
+            if column.null_count and not field.nullable:
+                raise SchemaMismatchError(
+                    f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
+                    nulls=column.null_count,
+                )
+        return pa.RecordBatch.from_arrays(
+            [column.cast(field.type) for column, field in zip(batch.columns, self._arrow, strict=True)],
+            schema=self._arrow,
+        )
+
+
+class _AlikeFrames:
+    """Frames that have the same labels and dtypes."""
+
+    def __init__(self, places: list[int]) -> None:
+        self._places = places
+        self._columns: list[list[pd.Series[Any]]] = []
+        self._starts: list[int] = []
+        self._sizes: list[int] = []
+
+    @property
+    def rows(self) -> int:
+        return sum(self._sizes)
+
+    def add(self, columns: list[pd.Series[Any]], start: int, size: int) -> None:
+        """Take a frame, whose rows have the numbers from `start` on."""
+        self._columns.append(columns)
+        self._starts.append(start)
+        self._sizes.append(size)
+
+    def columns(self) -> list[pd.Series[Any]]:
+        """Return the columns of the output, with the rows of all frames."""
+        by_place = list(zip(*self._columns, strict=True))
+        return [_joined(by_place[place]) for place in self._places]
+
+    def row_numbers(self) -> IntArray:
+        """Return for each row its number among the rows of all frames."""
+        sizes = np.asarray(self._sizes)
+        firsts = np.cumsum(sizes) - sizes
+        numbers: IntArray = np.arange(sizes.sum()) + np.repeat(np.asarray(self._starts) - firsts, sizes)
+        return numbers
+
+
+def _joined(columns: tuple[pd.Series[Any], ...]) -> pd.Series[Any]:
+    """Return columns of one dtype as one."""
+    if isinstance(columns[0].dtype, np.dtype):
+        # Much less than pd.concat for each piece, and the same where all dtypes are.
+        return pd.Series(np.concatenate([column.to_numpy() for column in columns]), copy=False)
+    return pd.concat(columns, ignore_index=True)
 
 
 def _iterable(returned: Any) -> Iterable[Any]:

@@ -8,9 +8,10 @@ value that does not fit its column, of which Spark makes a null without a word, 
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
+    DateType,
+    DayTimeIntervalType,
     DecimalType,
+    IntegerType,
+    LongType,
     MapType,
     Row,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -33,6 +40,8 @@ from holdfast.backends.arrow_rows import one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.columns import arrow_schema
 
+# The JVM's decimals have at most 38 digits, and round half up.
+_DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
 # What Spark's conversions, Arrow's and Python's own raise for a value of a wrong type.
 _MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowException)
 
@@ -167,11 +176,13 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
         keys = _build([key for key, _ in pairs], data_type.keyType, arrow_type.key_type)
         items = _build([item for _, item in pairs], data_type.valueType, arrow_type.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=arrow_type, mask=_mask(values))
-    convert = _converter(data_type)
-    if convert is not None:
+    usual, convert = _CONVERTERS.get(type(data_type), (None, None))
+    if convert is not None and not set(map(type, values)) <= {usual, type(None)}:
         values = [None if value is None else convert(value) for value in values]
     if isinstance(data_type, TimestampType):
-        return pa.array(values, pa.int64()).view(arrow_type)
+        return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
+    if isinstance(data_type, DecimalType):
+        values = [None if value is None else _decimal(value, data_type.scale) for value in values]
     return pa.array(values, arrow_type, from_pandas=False)
 
 
@@ -212,26 +223,51 @@ def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) 
     raise AssertionError("the values fit one by one, and not together")
 
 
-def _converter(data_type: DataType) -> Callable[[Any], Any] | None:
-    """Return what turns a value, not None, into what Arrow builds the column of; None if it does so itself."""
-    if isinstance(data_type, TimestampType):
-        return data_type.toInternal
-    if isinstance(data_type, TimestampNTZType):
-        return lambda value: value.replace(tzinfo=None)
-    if isinstance(data_type, StringType):
-        return _text
-    if isinstance(data_type, DecimalType):
-        return _decimal(data_type)
-    return None
-
-
 def _text(value: Any) -> str:
-    """Return text; of anything else what the JVM would write."""
+    """Return text; of truth values and whole numbers what the JVM writes for them."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value if isinstance(value, str) else str(value)
+    if not isinstance(value, (str, int)):
+        raise TypeError("convert it to str")
+    return str(value)
 
 
-def _decimal(data_type: DecimalType) -> Callable[[Any], Decimal]:
-    step = Decimal(1).scaleb(-data_type.scale)
-    return lambda value: value.quantize(step)
+def _whole(value: Any) -> int:
+    """Return an integer; a float is one if it has no fraction. Arrow would cut the fraction off."""
+    whole = int(value)
+    if not isinstance(value, (int, float)) or whole != value:
+        raise TypeError("it is no whole number")
+    return whole
+
+
+def _date(value: Any) -> dt.date:
+    return dt.date.fromordinal(value.toordinal())
+
+
+def _interval(value: Any) -> dt.timedelta:
+    if not isinstance(value, dt.timedelta):
+        raise TypeError("convert it to datetime.timedelta")
+    return value
+
+
+def _wall_clock(value: Any) -> dt.datetime:
+    """Return a time without its zone, as Spark does."""
+    return value.replace(tzinfo=None)
+
+
+def _decimal(value: Any, scale: int) -> Decimal:
+    exact = Decimal(value) if type(value) is int else value
+    return exact.quantize(Decimal(1).scaleb(-scale), context=_DECIMALS)
+
+
+# By type: the class of most values, of which Arrow makes what Spark does, and what converts others.
+_CONVERTERS: dict[type[DataType], tuple[type, Callable[[Any], Any]]] = {
+    ByteType: (int, _whole),
+    ShortType: (int, _whole),
+    IntegerType: (int, _whole),
+    LongType: (int, _whole),
+    StringType: (str, _text),
+    DateType: (dt.date, _date),
+    DayTimeIntervalType: (dt.timedelta, _interval),
+    TimestampNTZType: (type(None), _wall_clock),
+}

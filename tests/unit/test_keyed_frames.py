@@ -1,0 +1,251 @@
+"""Frames for each key, against what Spark's own conversion makes of each key's rows alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.conversion import ArrowBatchTransformer
+
+from holdfast.spark_integration.keyed import frames as keyed_frames
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
+
+ZONE = "America/New_York"  # Not that of the process.
+FORMATS = [FrameFormat(ZONE), FrameFormat(ZONE, prefer_int_ext_dtype=True)]
+ALL_ROWS = 10**6
+few = settings(max_examples=settings().max_examples // 3)  # For each of twenty types.
+WALL_CLOCK = st.integers(-(2**51), 2**52).map(
+    lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None)
+)
+INSTANTS = WALL_CLOCK.map(lambda value: value.replace(tzinfo=dt.UTC))
+
+#: Values of every type that Spark hands to Python, in the types in which they are stored: instants in UTC.
+VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "byte": (pa.int8(), st.integers(-128, 127)),
+    "short": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    "long": (pa.int64(), st.one_of(st.integers(-3, 3), st.integers(2**53, 2**63 - 1))),
+    "float": (pa.float32(), st.floats(width=32)),
+    "double": (pa.float64(), st.floats()),
+    "boolean": (pa.bool_(), st.booleans()),
+    "string": (pa.string(), st.text(max_size=3)),
+    "large string": (pa.large_string(), st.text(max_size=3)),
+    "binary": (pa.binary(), st.binary(max_size=3)),
+    "date": (pa.date32(), st.dates()),
+    "timestamp": (pa.timestamp("us", "UTC"), INSTANTS),
+    "timestamp_ntz": (pa.timestamp("us"), WALL_CLOCK),
+    "interval": (pa.duration("us"), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
+    "decimal": (pa.decimal128(38, 2), st.decimals(-(10**30), 10**30, places=2)),
+    "null": (pa.null(), st.none()),
+    "ints": (pa.list_(pa.int64()), st.lists(st.one_of(st.none(), st.integers(2**53, 2**60)), max_size=3)),
+    "flags": (pa.list_(pa.list_(pa.bool_())), st.lists(st.lists(st.one_of(st.none(), st.booleans()), max_size=2))),
+    "instants": (pa.list_(pa.timestamp("us", "UTC")), st.lists(st.one_of(st.none(), INSTANTS), max_size=2)),
+    "struct": (
+        pa.struct([("n", pa.int32()), ("s", pa.string()), ("t", pa.timestamp("us", "UTC"))]),
+        st.fixed_dictionaries(
+            {
+                "n": st.one_of(st.none(), st.integers(0, 3)),
+                "s": st.one_of(st.none(), st.text(max_size=2)),
+                "t": st.one_of(st.none(), INSTANTS),
+            }
+        ),
+    ),
+    "map": (
+        pa.map_(pa.string(), pa.int64()),
+        st.dictionaries(st.text(max_size=2), st.one_of(st.none(), st.integers()), max_size=2).map(
+            lambda entries: [(k, None if v is None else v % 2**62) for k, v in entries.items()]
+        ),
+    ),
+}
+
+
+def as_spark_sends(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(data_type) and data_type.tz:
+        return pa.timestamp("us", ZONE)
+    if pa.types.is_list(data_type):
+        return pa.list_(as_spark_sends(data_type.value_type))
+    if pa.types.is_struct(data_type):
+        return pa.struct([f.with_type(as_spark_sends(f.type)) for f in data_type])
+    return data_type
+
+
+def spark_frame(names: list[str], columns: list[pa.Array], frame_format: FrameFormat) -> pd.DataFrame:
+    """Convert rows as Spark's worker does."""
+    batch = pa.RecordBatch.from_arrays(columns, names=names)
+    series = ArrowBatchTransformer.to_pandas(
+        batch, timezone=ZONE, prefer_int_ext_dtype=frame_format.prefer_int_ext_dtype
+    )
+    return pd.concat(series, axis=1)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two values are the same, type and all, in whatever they are nested."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and same(left.tolist(), right.tolist())
+    if isinstance(left, dict):
+        return list(left) == list(right) and same(list(left.values()), list(right.values()))
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return left is right or left == right or (left != left and right != right)
+
+
+def assert_same_frames(ours: pd.DataFrame, sparks: pd.DataFrame) -> None:
+    assert list(ours.columns) == list(sparks.columns)
+    assert [str(t) for t in ours.dtypes] == [str(t) for t in sparks.dtypes]
+    assert ours.index.equals(sparks.index)
+    assert type(ours.index) is type(sparks.index)
+    for i in range(len(ours.columns)):
+        assert same(ours.iloc[:, i].tolist(), sparks.iloc[:, i].tolist()), ours.columns[i]
+
+
+@st.composite
+def key_rows(draw: st.DrawFn, names: list[str]) -> tuple[list[int], list[list[Any]]]:
+    """Return the number of rows of each key, and the columns; nulls are frequent in some keys only."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    columns = []
+    for name in names:
+        values = VALUES[name][1]
+        column: list[Any] = []
+        for size in sizes:
+            some = st.one_of(st.none(), values) if draw(st.booleans()) else values
+            column += draw(st.lists(some, min_size=size, max_size=size))
+        columns.append(column)
+    return sizes, columns
+
+
+def check(names: list[str], sizes: list[int], columns: list[list[Any]], fmt: FrameFormat, rows_each: int) -> None:
+    """Compare all frames, with the rows arriving in reverse."""
+    rows = sum(sizes)
+    order = np.arange(rows)[::-1].astype(np.int64)
+    stored = [pa.array(c, VALUES[n][0]) for n, c in zip(names, columns, strict=True)]
+    labels = [f"c{i // 2}" for i in range(len(names))]  # Every label twice: Spark has frames with duplicate names.
+    table = pa.Table.from_arrays([a.take(pa.array(order)) for a in stored], names=labels)
+    starts = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
+    ours = [list(chunks) for slab in KeyFrames(table, order, starts, fmt, rows_each).slabs() for chunks in slab]
+    assert len(ours) == len(sizes)
+    for start, size, chunks in zip(starts.tolist(), sizes, ours, strict=True):
+        begins = list(range(start, start + size, rows_each))
+        assert len(chunks) == len(begins)
+        for begin, chunk in zip(begins, chunks, strict=True):
+            part = slice(begin, min(begin + rows_each, start + size))
+            alone = [pa.array(c[part], as_spark_sends(a.type)) for c, a in zip(columns, stored, strict=True)]
+            assert_same_frames(chunk, spark_frame(labels, alone, fmt))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_key_sees_the_frame_it_would_see_alone(name: str) -> None:
+    """Each type by itself, next to an integer that decides over conversions too."""
+
+    @few
+    @given(key_rows([name, "long"]), st.sampled_from(FORMATS))
+    def run(made: tuple[list[int], list[list[Any]]], fmt: FrameFormat) -> None:
+        check([name, "long"], *made, fmt, ALL_ROWS)
+
+    run()
+
+
+@given(key_rows(list(VALUES)), st.integers(1, 3))
+def test_all_types_together_in_chunks(made: tuple[list[int], list[list[Any]]], rows_each: int) -> None:
+    """A key with more rows than a chunk has several, each converted by itself as Spark does."""
+    check(list(VALUES), *made, FORMATS[0], rows_each)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_keys_are_the_first_values_of_their_series(name: str) -> None:
+    """A key holds numpy's and pandas' scalars, and NaN, NaT or None for null, as Spark's ``series[0]``."""
+
+    @few
+    @given(st.lists(st.one_of(st.none(), VALUES[name][1]), min_size=1, max_size=5), st.sampled_from(FORMATS))
+    def run(values: list[Any], fmt: FrameFormat) -> None:
+        stored = VALUES[name][0]
+        ours = key_tuples(pa.table({"k": pa.array(values, stored), "again": pa.array(values, stored)}), fmt)
+        for value, key in zip(values, ours, strict=True):
+            alone = spark_frame(["k"], [pa.array([value], as_spark_sends(stored))], fmt)["k"][0]
+            assert same(key, (alone, alone)), (key, alone)
+
+    run()
+
+
+def frames_of(rows_each: int = 10, **columns: Any) -> tuple[KeyFrames, int]:
+    table = pa.table(columns)
+    rows = np.arange(len(table))
+    return KeyFrames(table, rows, rows, FORMATS[0], rows_each), len(table)
+
+
+def test_a_function_may_change_its_frame() -> None:
+    """Adding a column and writing values gives no warning, and no other key sees it."""
+    frames, _ = frames_of(k=["a", "b", "c"], v=[1.5, 2.5, 3.5])
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for slab in frames.slabs():
+            for [frame] in slab:
+                seen.append(frame.to_numpy().tolist())
+                frame["new"] = 1
+                frame["v"] = -1.0
+                frame.loc[0, "k"] = "changed"
+                frame.iloc[0, 1] = -2.0
+                frame.sort_values("v", inplace=True)
+    assert seen == [[["a", 1.5]], [["b", 2.5]], [["c", 3.5]]]
+
+
+def test_the_frame_of_a_key_that_timed_out() -> None:
+    """It has the columns, no rows and Spark's dtype, and is the function's own."""
+    frames, _ = frames_of(k=["a"], v=[1])
+    sparks = pd.DataFrame(columns=spark_frame(["k", "v"], [pa.array(["a"]), pa.array([1])], FORMATS[0]).columns)
+    frames.empty()["new"] = 1
+    pd.testing.assert_frame_equal(frames.empty(), sparks)
+
+
+def test_slabs_are_bounded_by_keys_and_rows_and_hold_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded: no slab is larger than asked, but for one key, and a large key stands alone."""
+    monkeypatch.setattr(keyed_frames, "SLAB_KEYS", 3)
+    monkeypatch.setattr(keyed_frames, "SLAB_ROWS", 4)
+    sizes = np.array([1, 1, 1, 1, 3, 2, 9, 1, 1, 5, 4])
+    rows = np.arange(sizes.sum())
+    frames = KeyFrames(pa.table({"v": rows}), rows, np.cumsum(sizes) - sizes, FORMATS[0], 4)
+    slabs = list(frames.slabs())
+    assert [(slab.first_key, slab.keys) for slab in slabs] == [
+        (0, 3), (3, 2), (5, 1), (6, 1), (7, 2), (9, 1), (10, 1)
+    ]  # fmt: skip
+    assert [[[len(f) for f in chunks] for chunks in slab] for slab in slabs] == [
+        [[1], [1], [1]], [[1], [3]], [[2]], [[4, 4, 1]], [[1], [1]], [[4, 1]], [[4]]
+    ]  # fmt: skip
+
+
+def test_no_rows_no_slabs() -> None:
+    nothing = np.array([], np.int64)
+    assert not list(KeyFrames(pa.table({"v": pa.array([], pa.int64())}), nothing, nothing, FORMATS[0], 4).slabs())
+    assert key_tuples(pa.table({"k": pa.array([], pa.int64())}), FORMATS[0]) == []
+
+
+def test_a_large_key_is_converted_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that looks at the first chunk only costs no more than that chunk."""
+    made: list[int] = []
+    convert = FrameFormat.to_frame
+
+    def counted(self: FrameFormat, rows: pa.Table) -> pd.DataFrame:
+        made.append(len(rows))
+        return convert(self, rows)
+
+    monkeypatch.setattr(FrameFormat, "to_frame", counted)
+    rows = np.arange(1000)
+    [slab] = KeyFrames(pa.table({"v": rows}), rows, np.array([0]), FORMATS[0], 10).slabs()
+    [chunks] = slab
+    assert len(next(chunks)) == 10
+    assert made == [10]
+
+
+def test_decimal_keys_keep_their_scale() -> None:
+    keys = pa.table({"k": pa.array([Decimal("1.50")], pa.decimal128(5, 2))})
+    assert str(key_tuples(keys, FORMATS[0])[0][0]) == "1.50"
