@@ -16,8 +16,9 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.spark_integration.output import pack_output, unpack_output
 from holdfast.spark_integration.shard_batch import group_rows
-from holdfast.spark_integration.transport import pack_output, pack_rows, unpack_output, write_blob
+from holdfast.spark_integration.transport import pack_rows, write_blob
 
 ROWS, KEYS = 500_000, 500_000
 Benchmark = Callable[..., Any]

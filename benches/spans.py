@@ -52,8 +52,8 @@ SPANS = (
 )
 GENERATORS = (
     ("pack", "spark_integration.transport", "pack_rows"),
-    ("unpack", "spark_integration.transport", "unpack_output"),
-    ("pack out", "spark_integration.shard_call", "pack_output"),
+    ("unpack", "spark_integration.output", "unpack_output"),
+    ("pack out", "spark_integration.output", "pack_output"),
 )
 
 _times: dict[str, Spent] = {}

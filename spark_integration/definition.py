@@ -2,7 +2,7 @@
 
 ::
 
-    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ applyInPandasWithState: call_shard ─▶ mapInArrow: unpack ─▶ rows
+    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ applyInPandasWithState: call_shard ─▶ output ─▶ rows
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
@@ -27,6 +26,7 @@ from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
 from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema
 from holdfast.spark_integration.grouping_keys import Key
+from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import POINTER_STATE
 from holdfast.spark_integration.routes import choose_routes
 from holdfast.spark_integration.rows import RowsTransport, carries
@@ -35,16 +35,12 @@ from holdfast.spark_integration.shard_timeout import TimeoutConf
 from holdfast.spark_integration.stateful_operator import Operator, ShardFunction
 from holdfast.spark_integration.transport import (
     HASH,
-    PACKED_OUTPUT,
     ROUTE,
     EventTime,
     PackedTransport,
     Transport,
     quoted,
-    unpack_output,
 )
-from holdfast.spark_integration.worker_garbage import freeze_modules
-from holdfast.spark_integration.worker_socket import read_promptly
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -80,7 +76,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
 
 
 def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_remote: bool) -> None:
-    """Open the durable storage, which asks it for nothing: an unknown scheme or option is found before the query starts.
+    """Open the durable storage, which asks it for nothing, so that unknown schemes and options are found at once.
 
     A Spark Connect client may lack what the executors have, packages and credentials, so there nothing is opened.
     """
@@ -111,6 +107,19 @@ def event_time_of(df: DataFrame) -> StructField | None:
     return next((f for f in df.schema if WATERMARK_METADATA in (f.metadata or {})), None)
 
 
+def with_watermark(output: StructType, df: DataFrame) -> StructType:
+    """Return the output's columns, the event time under its input's name with the watermark that it has there."""
+    event_time = event_time_of(df)
+    return StructType(
+        [
+            StructField(f.name, f.dataType, f.nullable, event_time.metadata)
+            if event_time is not None and (f.name, f.dataType) == (event_time.name, event_time.dataType)
+            else f
+            for f in output
+        ]
+    )
+
+
 def rows_each(df: DataFrame) -> int:
     """Return how many rows an Arrow batch between Spark and Python has at most."""
     configured = int(str(df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
@@ -128,7 +137,7 @@ class Definition:
     name : str
         Of the operator.
     function : ShardFunction
-    output : StructType
+    output : Output
     output_mode : str
     timeout_conf : str
     transport : {"packed", "rows"} or None
@@ -140,7 +149,7 @@ class Definition:
     keys: list[Key]
     name: str
     function: ShardFunction
-    output: StructType
+    output: Output
     output_mode: str
     timeout_conf: TimeoutConf
     transport: TransportName | None
@@ -155,7 +164,7 @@ class Definition:
             The input has a column that cannot be sent, or the state one that cannot be kept.
         """
         self.function.tables()
-        operator, transport = self._operator(), self._transport()
+        operator, transport, output = self._operator(), self._transport(), self.output
         carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
             *[quoted(name) for name in self.df.columns],
@@ -163,24 +172,20 @@ class Definition:
         hashed = F.xxhash64(*[quoted(key.column) for key in self.keys])
 
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-            return call_shard(operator, transport, key, chunks, state)
+            return call_shard(operator, transport, output, key, chunks, state)
 
         def whole_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-            return call_batch_shard(operator, transport, key, rows)
-
-        def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            freeze_modules()
-            return unpack_output(read_promptly(batches), operator.rows_each)
+            return call_batch_shard(operator, transport, output, key, rows)
 
         groups = transport.send(carried, hashed).groupBy(ROUTE)
         if self.df.isStreaming:
-            packed = groups.applyInPandasWithState(
-                shard, PACKED_OUTPUT, POINTER_STATE, self.output_mode, self.timeout_conf
+            sent = groups.applyInPandasWithState(
+                shard, output.sent_schema, POINTER_STATE, self.output_mode, self.timeout_conf
             )
         else:
             # Spark refuses applyInPandasWithState here.
-            packed = groups.applyInPandas(whole_shard, PACKED_OUTPUT)
-        return packed.mapInArrow(unpack, self._with_watermark(self.output))
+            sent = groups.applyInPandas(whole_shard, output.sent_schema)
+        return output.receive(sent)
 
     def _operator(self) -> Operator:
         partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
@@ -194,7 +199,6 @@ class Definition:
             key_names=[key.field.name for key in self.keys],
             has_watermark=event_time_of(self.df) is not None,
             timeout_conf=self.timeout_conf,
-            rows_each=rows_each(self.df),
             settings=self.settings,
         )
 
@@ -212,14 +216,3 @@ class Definition:
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
             return RowsTransport(routes, schema, types, filtering)
         return PackedTransport(routes, types, filtering)
-
-    def _with_watermark(self, output: StructType) -> StructType:
-        event_time = event_time_of(self.df)
-        return StructType(
-            [
-                StructField(f.name, f.dataType, f.nullable, event_time.metadata)
-                if event_time is not None and (f.name, f.dataType) == (event_time.name, event_time.dataType)
-                else f
-                for f in output
-            ]
-        )

@@ -25,12 +25,13 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration import state_client, task
+from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import PointerRow
 from holdfast.spark_integration.shard_store import ShardStore, bound_chain, open_shard
 from holdfast.spark_integration.shard_timeout import set_shard_timeout
 from holdfast.spark_integration.state_messages import ServerLostError
 from holdfast.spark_integration.stateful_operator import BatchTimes, Operator, ShardInput
-from holdfast.spark_integration.transport import BLOB, Transport, pack_output, sent_at_once
+from holdfast.spark_integration.transport import Transport
 from holdfast.spark_integration.worker_garbage import freeze_modules
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ HELD_BACK_BYTES = 32 << 20
 def call_shard(
     operator: Operator,
     transport: Transport,
+    output: Output,
     key: tuple[Any, ...],
     chunks: Iterable[pd.DataFrame],
     state: GroupState,
@@ -53,6 +55,8 @@ def call_shard(
     streaming = task.StreamingTask.current()
     assert streaming is not None
     remembered = PointerRow.read(state.get) if state.exists else None
+    if state.hasTimedOut and remembered is not None and remembered.batch_id == streaming.batch_id:
+        return  # it had rows, and has fired what was due; a timer stays that is due again in the next micro-batch
     times = BatchTimes(
         processing_ms=state.getCurrentProcessingTimeMs(),
         watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
@@ -61,14 +65,14 @@ def call_shard(
     shard = operator.routes.index(int(key[0]))
     batch = operator.input_of(transport.receive(chunks), shard, streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
-    frames = _held_back(attempt.run(), operator.rows_each)
+    frames = _held_back(attempt.run(), output)
     try:
         first = next(frames)
     except (ServerLostError, CorruptionError) as exc:
         # What was lost or damaged is restored by beginning again. Spark would do so too, but not in local mode.
         _log.warning("shard %d of %r begins its micro-batch again: %s", shard, operator.name, exc)
         attempt = _Attempt(operator, batch, streaming, remembered)
-        frames = _held_back(attempt.run(), operator.rows_each)
+        frames = _held_back(attempt.run(), output)
         first = next(frames)
     yield from first
     for further in frames:
@@ -113,32 +117,34 @@ class _Attempt:
             opened.declare()
             committed = transaction.commit()
         if committed is not None:
-            self.committed = opened, PointerRow(committed, opened.carried(committed), earliest_timer_ms)
+            carried_commit = opened.carried(committed)
+            row = PointerRow(committed, carried_commit, earliest_timer_ms, self._streaming.batch_id)
+            self.committed = opened, row
 
 
-def _held_back(output: Iterator[pa.RecordBatch], rows_each: int) -> Iterator[list[pd.DataFrame]]:
-    """Yield packed output in lists: what is more than `HELD_BACK_BYTES` at once, the rest after the commit."""
+def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
+    """Yield frames to send: the output once it is more than `HELD_BACK_BYTES`, what is left after the commit."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
-    for batch in output:
+    for batch in batches:
         held.append(batch)
         held_bytes += batch.nbytes
         if held_bytes > HELD_BACK_BYTES:
-            yield [sent_at_once(frame, rows_each) for frame in pack_output(held)]
+            yield list(output.send_at_once(held))
             held, held_bytes = [], 0
-    yield list(pack_output(held))
+    yield list(output.send(held))
 
 
 def call_batch_shard(
-    operator: Operator, transport: Transport, key: tuple[Any, ...], rows: pd.DataFrame
+    operator: Operator, transport: Transport, output: Output, key: tuple[Any, ...], rows: pd.DataFrame
 ) -> pd.DataFrame:
     """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
     # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
     shard = operator.routes.index(int(key[0]))
     batch = operator.input_of(transport.receive([rows]), shard, None, BatchTimes(clock.now_ms(), None, None))
     transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)
-    frames = list(pack_output(list(operator.function.run(batch, transaction))))
-    return pd.concat(frames) if frames else pd.DataFrame({BLOB: []})
+    frames = list(output.send(operator.function.run(batch, transaction)))
+    return pd.concat(frames) if frames else pd.DataFrame()
 
 
 def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:

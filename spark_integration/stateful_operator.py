@@ -114,8 +114,6 @@ class Operator:
     has_watermark : bool
     timeout_conf : str
         Of the shards, as of the operator that runs them.
-    rows_each : int
-        Of Arrow batches between Spark and Python; ``spark.sql.execution.arrow.maxRecordsPerBatch``.
     settings : Settings
     """
 
@@ -128,7 +126,6 @@ class Operator:
     key_names: list[str]
     has_watermark: bool
     timeout_conf: TimeoutConf
-    rows_each: int
     settings: Settings
 
     def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:

@@ -11,10 +11,11 @@ from pyspark.sql.types import StructType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.columns import arrow_schema, parse_struct
-from holdfast.spark_integration.definition import Definition, checked_settings, operator_name, rows_each
+from holdfast.spark_integration.definition import Definition, checked_settings, operator_name, rows_each, with_watermark
 from holdfast.spark_integration.grouping_keys import Key, resolve_keys
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.output import PackedOutput, RowsOutput
 from holdfast.spark_integration.shard_timeout import TIMEOUT_CONFS, TimeoutConf
 
 
@@ -138,7 +139,7 @@ class GroupedStream:
             keys=self.keys,
             name=operator_name(func, name),
             function=function,
-            output=output,
+            output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
             output_mode=mode,
             timeout_conf="NoTimeout",
             transport="packed",
@@ -173,7 +174,6 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            An event-time column that `func` returns under its input's name keeps its watermark.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class GroupedStream:
             keys=self.keys,
             name=operator_name(func, name),
             function=function,
-            output=output,
+            output=RowsOutput(output),
             output_mode=outputMode,
             timeout_conf=timeoutConf,
             transport=None,

@@ -8,7 +8,7 @@ rows into what Spark shuffles by ``route``, and back into columns inside the sha
 * `RowsTransport` (`holdfast.spark_integration.rows`): Spark computes the route and sends the rows as they
   are. No stage before the shuffle: best for small batches.
 
-Output is always packed: see `pack_output` and `unpack_output`. Where Spark drops late rows, it does so between
+The way back is another seam: `holdfast.spark_integration.output`. Where Spark drops late rows, it does so between
 `Transport.send` and `Transport.receive`, by the event time that travels beside the rows.
 """
 
@@ -35,7 +35,6 @@ HASH = "__holdfast_hash"
 ROUTE = "__holdfast_route"
 BLOB = "__holdfast_blob"
 EVENT_TIME = "__holdfast_event_time"
-PACKED_OUTPUT = f"{BLOB} binary"
 
 BLOB_BYTES = 32 << 20
 
@@ -216,44 +215,3 @@ def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
 def read_blob(blob: bytes | bytearray) -> pa.Table:
     """Return what `write_blob` wrote, without copying."""
     return ipc.open_stream(pa.py_buffer(blob)).read_all()
-
-
-def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one for each blob.
-
-    Spark pads the state to the number of output rows and converts value by value, so output costs by the
-    row: a few large blobs avoid that.
-    """
-    waiting: list[pa.RecordBatch] = []
-    waiting_bytes = 0
-    for batch in batches:
-        rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
-        for start in range(0, batch.num_rows, rows_each):
-            piece = batch.slice(start, rows_each)
-            if waiting and waiting_bytes + piece.nbytes > BLOB_BYTES:
-                yield _output_frame(waiting)
-                waiting, waiting_bytes = [], 0
-            waiting.append(piece)
-            waiting_bytes += piece.nbytes
-    if waiting:
-        yield _output_frame(waiting)
-
-
-def _output_frame(batches: list[pa.RecordBatch]) -> pd.DataFrame:
-    return pd.DataFrame({BLOB: [write_blob(batches[0].schema, batches)]})
-
-
-def sent_at_once(frame: pd.DataFrame, rows_each: int) -> pd.DataFrame:
-    """Return a frame of packed output that Spark's worker sends on when it gets it.
-
-    The worker gathers frames until they have more than `rows_each` rows, however large those are: nulls, which
-    `unpack_output` leaves out, make up the number.
-    """
-    return frame.reindex(range(rows_each + 1))
-
-
-def unpack_output(batches: Iterable[pa.RecordBatch], rows_each: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of packed output, at most `rows_each` in a batch."""
-    for batch in batches:
-        for blob in batch.column(0).drop_null():
-            yield from ipc.open_stream(blob.as_buffer()).read_all().to_batches(max_chunksize=rows_each)

@@ -59,10 +59,8 @@ def _sort(keys: pa.RecordBatch) -> IntArray:
         return np.arange(keys.num_rows)
     names = [str(i) for i in range(len(columns))]
     by = [(name, "ascending") for name in names]
-    order: IntArray = pc.sort_indices(
-        pa.table(columns, names=names), sort_keys=by, null_placement="at_start"
-    ).to_numpy()
-    return order.astype(np.int64)
+    order: IntArray = pc.sort_indices(pa.table(columns, names=names), sort_keys=by).to_numpy().astype(np.int64)
+    return order
 
 
 def _sortable(column: pa.Array) -> Iterator[pa.Array]:
@@ -70,8 +68,9 @@ def _sortable(column: pa.Array) -> Iterator[pa.Array]:
     t = column.type
     if pa.types.is_null(t):
         return
+    if column.null_count:
+        yield column.is_valid()  # false is before true
     if pa.types.is_struct(t):
-        yield column.is_valid()
         for part in column.flatten():
             yield from _sortable(part)
     elif pa.types.is_nested(t):

@@ -300,7 +300,6 @@ def defined(**settings: Any) -> Any:
         key_names=["user"],
         has_watermark=False,
         timeout_conf="NoTimeout",
-        rows_each=10_000,
         settings=Settings(**settings),
     )
 

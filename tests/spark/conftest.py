@@ -70,14 +70,14 @@ class Lab:
         arguments |= options
         return holdfast.stream(self.source()).groupBy("key").applyInArrowWithState(**arguments, outputMode="update")
 
-    def run(self, frame: DataFrame, query: str = "query") -> list[list[dict[str, Any]]]:
+    def run(self, frame: DataFrame, query: str = "query", mode: str = "update") -> list[list[dict[str, Any]]]:
         """Run a query over the files that it has not read yet; return its rows by micro-batch."""
         batches: list[list[dict[str, Any]]] = []
 
         def collect(rows: DataFrame, _: int) -> None:
             batches.append(rows.toArrow().to_pylist())
 
-        writer = frame.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
+        writer = frame.writeStream.foreachBatch(collect).outputMode(mode).trigger(availableNow=True)
         writer.option("checkpointLocation", str(self.folder / query)).start().awaitTermination()
         return batches
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.spark_integration import output as output_module
 from holdfast.spark_integration import transport
+from holdfast.spark_integration.output import pack_output, unpack_output
 from holdfast.spark_integration.routes import choose_routes, shards_of
 from holdfast.spark_integration.transport import (
     BLOB,
@@ -21,10 +23,8 @@ from holdfast.spark_integration.transport import (
     HASH,
     ROUTE,
     PackedTransport,
-    pack_output,
     pack_rows,
     read_blob,
-    unpack_output,
     write_blob,
 )
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
@@ -144,7 +144,7 @@ def test_output_comes_back_whole_in_order_and_in_batches_of_the_size_asked(
     output = pa.Table.from_batches(batches, COLUMNS).combine_chunks()
     batch = pa.RecordBatch.from_arrays([c.combine_chunks() for c in output.columns], schema=COLUMNS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "BLOB_BYTES", blob_bytes)
+        patch.setattr(output_module, "BLOB_BYTES", blob_bytes)
         frames = list(pack_output([batch]))
     if blob_bytes == 1:
         assert len(frames) == batch.num_rows
