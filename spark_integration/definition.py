@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
@@ -24,7 +25,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
-from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema
+from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema, parse_struct
 from holdfast.spark_integration.grouping_keys import Key
 from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import POINTER_STATE
@@ -100,6 +101,47 @@ def operator_name(func: object, name: str | None) -> str:
             "beginning with a letter or digit, at most 100 long"
         )
     return chosen
+
+
+def declared_struct(schema: StructType | str, what: str) -> StructType:
+    """Return a schema that is given to one of Spark's own APIs, with Spark's errors.
+
+    Raises
+    ------
+    ParseException
+        No DDL string.
+    PySparkTypeError
+        Neither a `StructType` nor a string, or a string that is a type of another kind.
+    InvalidArgumentError
+        It has no columns.
+    """
+    parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(parsed, StructType):
+        raise _wrong_argument(what, "StructType or str", schema)
+    return parse_struct(parsed, what)
+
+
+def require_accepted_by_spark(
+    df: DataFrame,
+    keys: list[Key],
+    func: Any,
+    output: StructType | str,
+    state: StructType,
+    output_mode: str,
+    timeout_conf: str,
+) -> None:
+    """Raise what Spark raises for these arguments: its own ``applyInPandasWithState`` is defined, and dropped."""
+    if not isinstance(output_mode, str):
+        raise _wrong_argument("outputMode", "str", output_mode)
+    grouped = df.groupBy(*[key.expression for key in keys])
+    grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
+
+
+def _wrong_argument(name: str, expected: str, given: object) -> PySparkTypeError:
+    return PySparkTypeError(
+        errorClass="NOT_EXPECTED_TYPE",
+        messageParameters={"arg_name": name, "expected_type": expected, "arg_type": type(given).__name__},
+    )
 
 
 def event_time_of(df: DataFrame) -> StructField | None:

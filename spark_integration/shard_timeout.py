@@ -6,13 +6,12 @@ that it calls the shard in exactly those micro-batches in which data or a timer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
-TIMEOUT_CONFS: tuple[TimeoutConf, ...] = get_args(TimeoutConf)
 
 
 def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_timer_ms: int | None) -> None:

@@ -11,12 +11,20 @@ from pyspark.sql.types import StructType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.columns import arrow_schema, parse_struct
-from holdfast.spark_integration.definition import Definition, checked_settings, operator_name, rows_each, with_watermark
+from holdfast.spark_integration.definition import (
+    Definition,
+    checked_settings,
+    declared_struct,
+    operator_name,
+    require_accepted_by_spark,
+    rows_each,
+    with_watermark,
+)
 from holdfast.spark_integration.grouping_keys import Key, resolve_keys
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.output import PackedOutput, RowsOutput
-from holdfast.spark_integration.shard_timeout import TIMEOUT_CONFS, TimeoutConf
+from holdfast.spark_integration.shard_timeout import TimeoutConf
 
 
 def stream(df: DataFrame) -> StatefulStream:
@@ -187,15 +195,14 @@ class GroupedStream:
         Exactly once: state is kept if and only if Spark commits the micro-batch. `func` may be called again after a
         failure, with the same state. Keys of one shard are called in ascending order.
         """
-        if not callable(func):
-            raise InvalidArgumentError("func must be callable", given=type(func).__name__)
-        assert timeoutConf in TIMEOUT_CONFS, f"timeoutConf must be one of {', '.join(TIMEOUT_CONFS)}"
+        state = declared_struct(stateStructType, "stateStructType")
+        require_accepted_by_spark(self.df, self.keys, func, outputStructType, state, outputMode, timeoutConf)
         settings = checked_settings(self.df, stacklevel=2)
-        output = parse_struct(outputStructType, "outputStructType")
+        output = declared_struct(outputStructType, "outputStructType")
         function = PandasWithState(
             function=func,
             key_types=self._key_types(),
-            state=parse_struct(stateStructType, "stateStructType"),
+            state=state,
             output=output,
             timeout_conf=timeoutConf,
             timeout_rule=settings.timeouts,

@@ -105,7 +105,8 @@ class Timeouts:
         if len(new):
             self._transaction.put(TIMERS, keys.take(new), pa.table({_DUE: pa.array(new_ms[new])}))
             earliest_new_ms = int(new_ms[new].min())
-            self._earliest_ms = min(self._earliest_ms or earliest_new_ms, earliest_new_ms)
+            if self._earliest_ms is None or earliest_new_ms < self._earliest_ms:
+                self._earliest_ms = earliest_new_ms
         self._some_removed |= bool(len(gone))
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
