@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from holdfast.benches import micro_report, report
+from holdfast.benches.by_key import DropIn, Timers
 from holdfast.benches.commits import Commits
 from holdfast.benches.engines import engines_for
 from holdfast.benches.job import Job, SparkJob
@@ -21,7 +22,15 @@ from holdfast.benches.job_b import JobB
 from holdfast.benches.machine import machine, versions
 from holdfast.benches.paired import Entry, Run, run_paired
 from holdfast.benches.requests import Requests, server_of_environment
-from holdfast.benches.results import WITH_SNAPSHOTS, WITHOUT, Document, document
+from holdfast.benches.results import (
+    SPARK_BY_KEY,
+    WITH_SNAPSHOTS,
+    WITH_TIMEOUTS,
+    WITHOUT,
+    WITHOUT_TIMEOUTS,
+    Document,
+    document,
+)
 from holdfast.benches.snapshots import Restore, Snapshots
 from holdfast.errors import InvalidArgumentError
 
@@ -98,6 +107,41 @@ def small_batch(engines: str, **options: Any) -> None:
     _compare("small-batch", JobA(), engines, options)
 
 
+@bench.command("dropin")
+@_engines(DropIn, "pandas-memory,pandas-filesystem,pandas-rocksdb,holdfast-memory")
+@click.option("--larger", default=10, help="holdfast also runs with so many times the keys, rows and touched keys")
+@_options(DropIn(batches=6), repeats=1)
+def dropin(engines: str, larger: int, **options: Any) -> None:
+    """Spark's applyInPandasWithState by holdfast's with the same function, a running count and sum."""
+    plan = _Plan.of(DropIn(), options)
+    job = plan.job
+    assert isinstance(job, DropIn)
+    large = replace(job, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger)
+    labels = _known_engines(DropIn, engines)
+    entries = {f"{label} x{larger}": Entry(label, large) for label in labels} if larger > 1 else {}
+    entries |= {label: Entry(label, job) for label in [*labels, SPARK_BY_KEY]}
+    plan.carry_out("dropin", f"--engines {engines} --larger {larger}", entries)
+
+
+@bench.command("dropin-small")
+@_engines(DropIn, f"pandas-memory,{SPARK_BY_KEY}")
+@_options(DropIn(rows=1000, keys=1000, touched=1000, batches=45, warmup=15))
+def dropin_small(engines: str, **options: Any) -> None:
+    """The same with few rows: --rows 10 --touched 10 is the smaller one."""
+    _compare("dropin-small", DropIn(), engines, options)
+
+
+@bench.command("timers")
+@click.option("--engine", type=click.Choice(engines_for(Timers)), default="pandas-memory")
+@_options(Timers(), repeats=1, without="timeouts")
+def timers(engine: str, **options: Any) -> None:
+    """Micro-batches in which a few of very many timeouts are due, and the same without timeouts."""
+    plan = _Plan.of(Timers(), options)
+    without = replace(plan.job, timeouts=False)  # type: ignore[call-arg]
+    entries = {WITH_TIMEOUTS: Entry(engine, plan.job), WITHOUT_TIMEOUTS: Entry(engine, without)}
+    plan.carry_out("timers", f"--engine {engine}", entries)
+
+
 @bench.command("stalls")
 @_engines(Commits, "store-memory,store-filesystem,store-rocksdb")
 @_options(Commits(), repeats=1)
@@ -169,13 +213,18 @@ def report_files(files: tuple[str, ...]) -> None:
 
 
 def _compare(name: str, job: Job, engines: str, options: dict[str, Any]) -> None:
-    labels, known = engines.split(","), engines_for(type(job))
+    labels = _known_engines(type(job), engines)
+    plan = _Plan.of(job, options)
+    plan.carry_out(name, f"--engines {engines}", {label: Entry(label, plan.job) for label in labels})
+
+
+def _known_engines(job: type[Job], engines: str) -> list[str]:
+    labels, known = engines.split(","), engines_for(job)
     if not set(labels) <= set(known) or len(set(labels)) != len(labels):
         raise InvalidArgumentError(
             "engines must be different known names with a comma between", given=engines, known=known
         )
-    plan = _Plan.of(job, options)
-    plan.carry_out(name, f"--engines {engines}", {label: Entry(label, plan.job) for label in labels})
+    return labels
 
 
 @dataclass(frozen=True)

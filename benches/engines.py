@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.benches import queries
+from holdfast.benches.by_key import JobByKey
 from holdfast.benches.job import Job, SparkJob, StoreJob
 from holdfast.benches.measured import Measured, Places
 from holdfast.benches.request_counts import RequestCounts
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _STATE_STORE = "spark.sql.streaming.stateStore."
+_SPARK_ROCKSDB = {
+    f"{_STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled": "true",
+}
+_SPARK_ROCKSDB_BUDGET = {
+    f"{_STATE_STORE}rocksdb.boundedMemoryUsage": "true",
+    f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
+}
 
 
 class Engine(ABC):
@@ -142,6 +151,23 @@ class HoldfastEngine(SparkEngine):
 
 
 @dataclass(frozen=True)
+class ByKeyEngine(HoldfastEngine):
+    """The same, for functions that see one key at a time."""
+
+    runs = JobByKey
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        return None  # timers are state too
+
+
+@dataclass(frozen=True)
+class SparkByKeyEngine(SparkEngine):
+    """Spark's own state under functions that see one key at a time."""
+
+    runs = JobByKey
+
+
+@dataclass(frozen=True)
 class CountedEngine(HoldfastEngine):
     """The same, but commits are durable on S3, and all requests are counted on their way."""
 
@@ -203,17 +229,15 @@ ENGINES: dict[str, Engine] = {
         SparkEngine(
             "spark-agg-rocksdb",
             queries.spark_aggregation,
-            {
-                f"{_STATE_STORE}providerClass": (
-                    "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-                ),
-                f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled": "true",
-            },
-            {
-                f"{_STATE_STORE}rocksdb.boundedMemoryUsage": "true",
-                f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
-            },
+            _SPARK_ROCKSDB,
+            _SPARK_ROCKSDB_BUDGET,
         ),
+        ByKeyEngine("pandas-memory", queries.by_key, backend="memory", in_memory=True),
+        ByKeyEngine("pandas-filesystem", queries.by_key, backend="filesystem"),
+        ByKeyEngine(
+            "pandas-rocksdb", queries.by_key, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
+        ),
+        SparkByKeyEngine("spark-pandas-rocksdb", queries.spark_by_key, _SPARK_ROCKSDB, _SPARK_ROCKSDB_BUDGET),
         CountedEngine("holdfast-memory-s3", queries.with_state, backend="memory", in_memory=True),
         CountedEngine("holdfast-rocksdb-s3", queries.with_state, backend="rocksdb"),
         SparkEngine("spark-aiwps-count", queries.spark_counting),

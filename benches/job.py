@@ -48,7 +48,8 @@ class Job:
     )
 
     def __post_init__(self) -> None:
-        small = [name for name, value in asdict(self).items() if name != "warmup" and value in (0, -1)]
+        sizes = {name: value for name, value in asdict(self).items() if not isinstance(value, bool)}
+        small = [name for name, value in sizes.items() if name != "warmup" and value in (0, -1)]
         if small or not 0 <= self.warmup < self.batches:
             raise InvalidArgumentError(
                 "a bench needs sizes of at least 1, and more batches than its warm-up has", job=self.stored()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.benches.by_key import DropIn, Timers
 from holdfast.benches.commits import Commits
 from holdfast.benches.job import Job
 from holdfast.benches.job_a import JobA
@@ -12,7 +13,9 @@ from holdfast.benches.job_b import JobB
 from holdfast.benches.requests import Requests
 from holdfast.benches.snapshots import Restore, Snapshots
 
-JOBS: dict[str, type[Job]] = {job.name: job for job in (JobA, JobB, Requests, Commits, Snapshots, Restore)}
+JOBS: dict[str, type[Job]] = {
+    job.name: job for job in (JobA, JobB, DropIn, Timers, Requests, Commits, Snapshots, Restore)
+}
 
 
 def read_job(stored: Mapping[str, Any]) -> Job:

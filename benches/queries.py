@@ -10,6 +10,7 @@ import pandas as pd
 
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
+from holdfast.benches.by_key import JobByKey
 from holdfast.benches.job import SparkJob
 
 if TYPE_CHECKING:
@@ -38,6 +39,24 @@ def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
 def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return the job as Spark's own aggregation."""
     return frame.groupBy("key").agg(*job.aggregates())
+
+
+def by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return a job by key on holdfast."""
+    from holdfast.spark_integration.stream import stream
+
+    assert isinstance(job, JobByKey)
+    return (
+        stream(frame)
+        .groupBy("key")
+        .applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf, name=_OPERATOR)
+    )
+
+
+def spark_by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return a job by key as Spark's own ``applyInPandasWithState``."""
+    assert isinstance(job, JobByKey)
+    return frame.groupBy("key").applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf)
 
 
 def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

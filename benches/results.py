@@ -58,7 +58,9 @@ class Target:
 
 _BACKENDS = ("memory", "filesystem", "rocksdb")
 WITH_SNAPSHOTS, WITHOUT = "with snapshots", "without"
-# "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput".
+WITH_TIMEOUTS, WITHOUT_TIMEOUTS = "with timeouts", "without timeouts"
+SPARK_BY_KEY = "spark-pandas-rocksdb"
+# "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput"; so with 1.1 and 1.2.
 TARGETS = {
     "job-a": (
         Target("holdfast-memory/spark-agg-rocksdb", at_least=4.5),
@@ -69,6 +71,12 @@ TARGETS = {
     ),
     "job-b": (Target("budget holdfast-rocksdb", at_most=1.0),),
     "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=0.8),),
+    "dropin": (
+        *(Target(f"pandas-{name}/{SPARK_BY_KEY}", at_least=5.0) for name in _BACKENDS),
+        *(Target(f"pandas-{name} x10/{SPARK_BY_KEY}", at_least=8.0) for name in _BACKENDS),
+    ),
+    "dropin-small": (Target(f"pandas-memory/{SPARK_BY_KEY}", at_least=0.91),),
+    "timers": (Target(f"{WITH_TIMEOUTS}/{WITHOUT_TIMEOUTS}", at_least=0.83),),
     "stalls": (Target("budget store-rocksdb", at_most=1.0),),
     "requests": (
         Target("requests holdfast-memory-s3", at_most=10.0),

@@ -59,7 +59,7 @@ PLACES = {
     "psutil": ("spark_integration/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/state_client.py", "spark_integration/state_service.py"),
     "py4j": (),
-    "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "examples/*"),
+    "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb*.py", "benches/rocksdb_*.py"),
     "s3fs": ("snapshotter/storage*.py",),

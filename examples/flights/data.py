@@ -15,6 +15,7 @@ from holdfast.errors import InvalidArgumentError
 
 # As Spark reads the files.
 FLIGHT_COLUMNS = "seq long, carrier string, tailnum string, origin string, dest string, dep_delay long, arr_delay long"
+TIMED_FLIGHT_COLUMNS = f"{FLIGHT_COLUMNS}, departure timestamp"
 # By kind of subject: the columns whose values, joined by a hyphen, are its name.
 SUBJECTS = {"aircraft": ["tailnum"], "carrier": ["carrier"], "route": ["origin", "dest"]}
 TOTALS = [
@@ -30,7 +31,7 @@ _FIRST_FILE_S = 1_700_000_000
 
 
 def load_flights(limit: int | None) -> pd.DataFrame:
-    """Return the flights by scheduled departure, numbered in the column ``seq``.
+    """Return the flights by scheduled departure, which is in the column ``departure``, numbered in the column ``seq``.
 
     Parameters
     ----------
@@ -52,7 +53,15 @@ def load_flights(limit: int | None) -> pd.DataFrame:
     ordered = flights.sort_values(["year", "month", "day", "sched_dep_time"], kind="stable").iloc[:limit]
     delays = {name: ordered[name].astype("Int64") for name in ("dep_delay", "arr_delay")}
     named = ordered[["carrier", "tailnum", "origin", "dest"]]
-    return named.assign(seq=np.arange(len(ordered)), **delays).reset_index(drop=True)
+    return named.assign(seq=np.arange(len(ordered)), departure=_departures(ordered), **delays).reset_index(drop=True)
+
+
+def _departures(flights: pd.DataFrame) -> pd.Series[pd.Timestamp]:
+    """Return the scheduled times of departure; the data has them as wall-clock times of New York, such as 1745."""
+    minutes = flights["sched_dep_time"] // 100 * 60 + flights["sched_dep_time"] % 100
+    days = pd.to_datetime(flights[["year", "month", "day"]])
+    # No flight leaves in the hour that summer time skips or repeats.
+    return (days + pd.to_timedelta(minutes, "min")).dt.tz_localize("America/New_York")
 
 
 def write_files(flights: pd.DataFrame, folder: Path, files: int) -> None:
@@ -64,7 +73,9 @@ def write_files(flights: pd.DataFrame, folder: Path, files: int) -> None:
     folder.mkdir(parents=True)
     for number, rows in enumerate(np.array_split(np.arange(len(flights)), files)):
         path = folder / f"flights-{number:03d}.parquet"
-        pq.write_table(pa.Table.from_pandas(flights.iloc[rows], preserve_index=False), path)
+        # Spark reads microseconds; pandas has nanoseconds.
+        table = pa.Table.from_pandas(flights.iloc[rows], preserve_index=False)
+        pq.write_table(table, path, coerce_timestamps="us")
         os.utime(path, (_FIRST_FILE_S + number, _FIRST_FILE_S + number))
 
 
@@ -85,3 +96,27 @@ def _totals_of(flights: pd.DataFrame, kind: str, columns: list[str]) -> pd.DataF
         worst_arr_delay=("arr_delay", "max"),
         last_airport=("arrived", "last"),
     ).reset_index()
+
+
+def expected_chains(flights: pd.DataFrame, gap_ms: int) -> pd.DataFrame:
+    """Compute with pandas the chains of flights of each aircraft: a longer gap between departures ends one."""
+    known = flights[flights["tailnum"].notna()].sort_values(["tailnum", "departure", "seq"])
+    known = known.assign(departure_ms=known["departure"].dt.tz_convert("UTC").astype("int64") // 1_000_000)
+    is_new = ~(known.groupby("tailnum")["departure_ms"].diff() <= gap_ms)
+    return (
+        known.groupby([known["tailnum"], is_new.cumsum().rename("chain")])
+        .agg(
+            legs=("seq", "size"),
+            first_ms=("departure_ms", "min"),
+            last_ms=("departure_ms", "max"),
+            airports=("dest", " ".join),
+        )
+        .reset_index("tailnum")
+        .reset_index(drop=True)
+    )
+
+
+def expected_statistics(flights: pd.DataFrame) -> pd.DataFrame:
+    """Compute with pandas the number, mean and standard deviation of each carrier's delays at departure."""
+    delays = flights.assign(dep_delay=flights["dep_delay"].astype("float64")).groupby("carrier")["dep_delay"]
+    return delays.agg(departures="count", mean_delay="mean", deviation="std").reset_index()

@@ -1,6 +1,7 @@
-"""Contract tests for those who write a backend or an object storage for holdfast.
+"""For tests: a function of ``applyInPandasWithState`` without Spark, and the contracts of plug-ins.
 
-A plug-in is right when it passes the same suites as the ones that holdfast ships; they are importable code without
+`PandasWithStateTester` runs a function on rows, and moves time by hand. A backend or an object storage that plugs into
+holdfast is right when it passes the same suites as the ones that holdfast ships; they are importable code without
 dependencies on this project's own tests. They need pytest.
 """
 
@@ -11,5 +12,6 @@ pytest.register_assert_rewrite(f"{__name__}.state_rows", f"{__name__}.storage_co
 
 from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402
+from holdfast.testing.pandas_with_state_tester import PandasWithStateTester  # noqa: E402
 
-__all__ = ["BackendContract", "MakeBackend"]
+__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester"]

@@ -20,10 +20,11 @@ from click.testing import CliRunner
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run
 from holdfast.benches import micro_report, queries, report, rows, spans
+from holdfast.benches.by_key import DropIn, Timers
 from holdfast.benches.command import bench
 from holdfast.benches.commits import Commits
 from holdfast.benches.engines import ENGINES, SparkEngine, engines_for
-from holdfast.benches.job import Job
+from holdfast.benches.job import Job, SparkJob
 from holdfast.benches.job_a import JobA
 from holdfast.benches.job_b import JobB
 from holdfast.benches.jobs import JOBS, read_job
@@ -241,14 +242,14 @@ def test_every_span_names_something_that_exists(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_engines_share_their_base_settings() -> None:
-    for job in (JobA(), JobB()):
+    for job in (JobA(), JobB(), DropIn(), Timers()):
         for name in engines_for(type(job)):
             settings = settings_of(name, job)
             assert job.settings().items() <= settings.items()
             assert settings["spark.local.dir"] == "/disk/spark"
 
 
-def settings_of(engine: str, job: JobA | JobB) -> dict[str, str]:
+def settings_of(engine: str, job: SparkJob) -> dict[str, str]:
     found = ENGINES[engine]
     assert isinstance(found, SparkEngine)
     return found.settings(job, Places(Path("/disk"), Path("/memory")))
@@ -285,6 +286,9 @@ def test_no_snapshot_falls_into_job_b() -> None:
         (JobA, {"memory_mb": 0}),
         (JobB, {"skew": 0.5}),
         (JobB, {"fill_rows": 8}),
+        (DropIn, {"touched": 50_000}),
+        (Timers, {"keys": 30_000}),
+        (Timers, {"warmup": 2}),
         (Commits, {"keys": 10**9}),
         (Commits, {"value_bytes": 15}),
     ],

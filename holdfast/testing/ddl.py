@@ -1,0 +1,154 @@
+"""Spark's DDL strings as schemas, without a Spark that parses them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from holdfast.errors import InvalidArgumentError
+
+_TOKEN = re.compile(r"\s*(`[^`]+`|\w+|[<>(),:])")
+_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "binary": BinaryType(),
+    "boolean": BooleanType(),
+    "byte": ByteType(),
+    "date": DateType(),
+    "double": DoubleType(),
+    "float": FloatType(),
+    "int": IntegerType(),
+    "integer": IntegerType(),
+    "long": LongType(),
+    "real": FloatType(),
+    "short": ShortType(),
+    "smallint": ShortType(),
+    "string": StringType(),
+    "timestamp": TimestampType(),
+    "timestamp_ltz": TimestampType(),
+    "timestamp_ntz": TimestampNTZType(),
+    "tinyint": ByteType(),
+}
+
+
+def parse_schema(schema: StructType | str) -> StructType:
+    """Return a schema that is given as Spark takes it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A string that is not understood: give a `StructType`.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    return _Parser(schema).columns()
+
+
+class _Parser:
+    """Reads a string from left to right, a token at a time."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = [*_tokens(text), ""]
+
+    def columns(self) -> StructType:
+        struct = self._fields("")
+        self._take("")
+        return struct
+
+    def _fields(self, end: str) -> StructType:
+        fields = [self._field()]
+        while self._tokens[0] == ",":
+            self._take(",")
+            fields.append(self._field())
+        if end:
+            self._take(end)
+        return StructType(fields)
+
+    def _field(self) -> StructField:
+        name = self._word().strip("`")
+        if self._tokens[0] == ":":
+            self._take(":")
+        data_type = self._type()
+        nullable = [token.lower() for token in self._tokens[:2]] != ["not", "null"]
+        if not nullable:
+            del self._tokens[:2]
+        return StructField(name, data_type, nullable)
+
+    def _type(self) -> DataType:
+        name = self._word().lower()
+        if name in ("decimal", "dec", "numeric"):
+            return self._decimal()
+        if name == "array":
+            self._take("<")
+            element = self._type()
+            self._take(">")
+            return ArrayType(element)
+        if name == "map":
+            self._take("<")
+            key = self._type()
+            self._take(",")
+            value = self._type()
+            self._take(">")
+            return MapType(key, value)
+        if name == "struct":
+            self._take("<")
+            return self._fields(">")
+        if name not in _TYPES:
+            raise self._error(f"no such type: {name!r}")
+        return _TYPES[name]
+
+    def _decimal(self) -> DecimalType:
+        digits = [10, 0]
+        if self._tokens[0] == "(":
+            self._take("(")
+            digits[0] = int(self._word())
+            if self._tokens[0] == ",":
+                self._take(",")
+                digits[1] = int(self._word())
+            self._take(")")
+        return DecimalType(*digits)
+
+    def _word(self) -> str:
+        word = self._tokens[0]
+        if not (word.startswith("`") or word.isidentifier() or word.isdigit()):
+            raise self._error(f"{word!r} stands where a name is wanted")
+        return self._tokens.pop(0)
+
+    def _take(self, token: str) -> None:
+        if self._tokens[0] != token:
+            raise self._error(f"{self._tokens[0]!r} stands where {token!r} is wanted")
+        del self._tokens[0]
+
+    def _error(self, problem: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"the schema is not understood, give it as a StructType: {problem}", ddl=self._text)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    place, text = 0, text.rstrip()
+    while place < len(text):
+        found = _TOKEN.match(text, place)
+        if found is None:
+            raise InvalidArgumentError("the schema is not understood, give it as a StructType", ddl=text)
+        yield found[1]
+        place = found.end()

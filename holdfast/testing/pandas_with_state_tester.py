@@ -1,0 +1,287 @@
+"""Tests a function of ``applyInPandasWithState`` without Spark: rows in, rows out, time moved by hand.
+
+The loop over keys is the one that runs in a query, with its frames, states and timeouts; only Spark around it and the
+files below it are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark.sql.conversion import (
+    ArrowTableToRowsConversion,
+    LocalDataToArrowConversion,
+    PandasToArrowConversion,
+)
+from pyspark.sql.types import Row, StructType
+
+from holdfast.backends.arrow_rows import IntArray
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run_view import RunFilesView
+from holdfast.errors import InvalidArgumentError
+from holdfast.mvcc import Transaction
+from holdfast.settings import Timeouts as TimeoutRule
+from holdfast.spark_integration.columns import arrow_schema, require_key_types
+from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.keyed.python_values import RowValues
+from holdfast.spark_integration.keyed.timeouts import NEVER, Timeouts
+from holdfast.spark_integration.keyed.values import ValueState
+from holdfast.spark_integration.shard_batch import STATE_TABLE
+from holdfast.spark_integration.shard_timeout import TimeoutConf
+from holdfast.spark_integration.stateful_operator import BatchTimes, ShardInput
+from holdfast.testing.ddl import parse_schema
+
+
+class PandasWithStateTester:
+    """Runs a function of ``applyInPandasWithState`` micro-batch by micro-batch, in this process.
+
+    Method names are those of Spark's ``TwsTester``, which tests functions of ``transformWithState``.
+
+    Parameters
+    ----------
+    func : callable
+    groupBy : str or sequence of str
+        Names of the key columns.
+    inputStructType, outputStructType, stateStructType : StructType or str
+        Columns of the input, of the frames that `func` returns, and of each key's state.
+    timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
+    eventTime : str, optional
+        The input's column that carries the watermark, a timestamp or a window; without it there is no watermark.
+    timezone : str, default "UTC"
+        Of the session.
+    rowsEach : int, default 10000
+        Rows of the largest frame, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
+    timeouts : {"documented", "spark"}, default "documented"
+        As ``spark.holdfast.timeouts``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column, a type or a schema is wrong.
+    AssertionError
+        `timeoutConf` is none of Spark's.
+
+    Notes
+    -----
+    A micro-batch in which the function fails changes nothing, as in a query. Threads: one.
+
+    Examples
+    --------
+    >>> tester = PandasWithStateTester(count, "user", "user string, v long", "user string, n long", "n long")
+    >>> tester.test([("ann", 1), ("ann", 2)])
+    [Row(user='ann', n=2)]
+    >>> tester.peekState("ann")
+    (2,)
+    """
+
+    def __init__(
+        self,
+        func: PandasFunction,
+        groupBy: str | Sequence[str],
+        inputStructType: StructType | str,
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        timeoutConf: TimeoutConf = "NoTimeout",
+        *,
+        eventTime: str | None = None,
+        timezone: str = "UTC",
+        rowsEach: int = 10_000,
+        timeouts: TimeoutRule = "documented",
+    ) -> None:
+        assert timeoutConf in get_args(TimeoutConf), f"timeoutConf must be one of {get_args(TimeoutConf)}"
+        names = [groupBy] if isinstance(groupBy, str) else list(groupBy)
+        self._input, self._output = parse_schema(inputStructType), parse_schema(outputStructType)
+        for name in [*names, *([eventTime] if eventTime is not None else [])]:
+            if name not in self._input.names:
+                raise InvalidArgumentError(f"the input has no column {name!r}", columns=self._input.names)
+        if timeoutConf == "EventTimeTimeout" and eventTime is None:
+            raise InvalidArgumentError("EventTimeTimeout needs a watermark: name its column in eventTime")
+        self._key = StructType([self._input[name] for name in names])
+        require_key_types(self._key.fields)
+        self._event_time = eventTime
+        self._timezone = timezone
+        self._step = PandasWithState(
+            function=func,
+            key_types=arrow_schema(self._key, "the keys"),
+            state=parse_schema(stateStructType),
+            output=self._output,
+            timeout_conf=timeoutConf,
+            timeout_rule=timeouts,
+            frame_format=FrameFormat(timezone),
+            rows_each=rowsEach,
+        )
+        self._name = getattr(func, "__name__", type(func).__name__)
+        self._processing_ms = 0
+        self._watermark_ms = 0
+        self._earliest_timer_ms: int | None = None
+        self._store = _HeapStore(self._step.tables())
+
+    def test(self, input: Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]) -> list[Row]:  # noqa: A002
+        """Run one micro-batch of rows; timeouts that are due fire after them.
+
+        Parameters
+        ----------
+        input : sequence of Row, tuple or dict
+            In any order, of any keys. Late rows are dropped where a query drops them: with ``EventTimeTimeout``, where
+            their event time is not after the watermark.
+
+        Returns
+        -------
+        list of Row
+        """
+        rows = LocalDataToArrowConversion.convert(list(input), self._input, False) if input else self._no_rows()
+        return self._as_rows(self._run(rows))
+
+    def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
+        """Run one micro-batch as `test` does, from and to pandas frames."""
+        rows = PandasToArrowConversion.convert(input, self._input, timezone=self._timezone, assign_cols_by_name=True)
+        return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
+
+    def setProcessingTime(self, currentTimeMs: int) -> list[Row]:
+        """Let the processing time move on, and return what the timeouts that are due by then put out.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Time would move back.
+        """
+        if currentTimeMs <= self._processing_ms:
+            raise InvalidArgumentError("processing time moves forward only", now_ms=self._processing_ms)
+        self._processing_ms = currentTimeMs
+        return self._as_rows(self._run(self._no_rows()))
+
+    def setWatermark(self, currentWatermarkMs: int) -> list[Row]:
+        """Let the watermark move on, and return what the timeouts that are due by then put out.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It would move back, or no column carries it.
+        """
+        if self._event_time is None:
+            raise InvalidArgumentError("there is no watermark: name its column in eventTime")
+        if currentWatermarkMs <= self._watermark_ms:
+            raise InvalidArgumentError("the watermark moves forward only", now_ms=self._watermark_ms)
+        self._watermark_ms = currentWatermarkMs
+        return self._as_rows(self._run(self._no_rows()))
+
+    def peekState(self, key: Any) -> tuple[Any, ...] | None:
+        """Return the state of a key, which is a value, or a tuple of several; None where it has none."""
+        with self._store.begin() as transaction:
+            return self._values(transaction).get(self._keys_of(key))[0]
+
+    def peekTimeout(self, key: Any) -> int | None:
+        """Return when the timeout of a key is due, in milliseconds since 1970; None where it has none."""
+        if self._step.timeout_conf == "NoTimeout":
+            return None
+        with self._store.begin() as transaction:
+            timeouts = Timeouts(transaction, self._step.timeout_rule, self._earliest_timer_ms)
+            due_ms = int(timeouts.get(self._keys_of(key))[0])
+            return None if due_ms == NEVER else due_ms
+
+    def updateState(self, key: Any, value: tuple[Any, ...]) -> None:
+        """Set the state of a key; its timeout stays.
+
+        Raises
+        ------
+        StateValueError
+            The value does not fit the state's columns.
+        """
+        with self._store.begin() as transaction:
+            self._values(transaction).put(self._keys_of(key), [value])
+            transaction.commit()
+
+    def deleteState(self, key: Any) -> None:
+        """Remove the state of a key; its timeout stays."""
+        with self._store.begin() as transaction:
+            self._values(transaction).delete(self._keys_of(key))
+            transaction.commit()
+
+    def _values(self, transaction: Transaction) -> ValueState:
+        return ValueState(transaction, STATE_TABLE, RowValues(self._step.state))
+
+    def _keys_of(self, key: Any) -> Keys:
+        values = key if isinstance(key, tuple) else (key,)
+        shown = LocalDataToArrowConversion.convert([values], self._key, False).cast(self._step.key_types)
+        return Keys.of(self._store.tables[STATE_TABLE], self._hashes(shown).view(np.uint64), shown)
+
+    def _hashes(self, shown: pa.Table) -> IntArray:
+        """Return a hash for each key; not Spark's, but equal where keys are."""
+        normal = Keys.of(self._store.tables[STATE_TABLE], np.zeros(len(shown), np.uint64), shown).columns
+        texts = map(repr, zip(*(column.to_pylist() for column in normal.columns), strict=True))
+        return np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64).view(np.int64)
+
+    def _no_rows(self) -> pa.Table:
+        return arrow_schema(self._input, "the input").empty_table()
+
+    def _run(self, rows: pa.Table) -> pa.Table:
+        rows = self._without_late(rows.cast(arrow_schema(self._input, "the input")))
+        shown = rows.select(self._key.names).cast(self._step.key_types).combine_chunks()
+        watermark_ms = None if self._event_time is None else self._watermark_ms
+        batch = ShardInput(
+            operator=self._name,
+            shard=0,
+            batch_id=self._store.version,
+            rows=rows,
+            shown_keys=shown,
+            hashes=pa.array(self._hashes(shown)),
+            times=BatchTimes(self._processing_ms, watermark_ms, self._earliest_timer_ms),
+        )
+        with self._store.begin() as transaction:
+            output = _Drained(self._step.run(batch, transaction))
+            transaction.commit()
+        self._earliest_timer_ms = output.returned
+        schema = arrow_schema(self._output, "outputStructType", keep_not_null=True)
+        return pa.Table.from_batches(output.yielded, schema=schema)
+
+    def _without_late(self, rows: pa.Table) -> pa.Table:
+        if self._step.timeout_conf != "EventTimeTimeout":
+            return rows
+        times = rows.column(self._event_time)
+        if pa.types.is_struct(times.type):
+            times = pc.struct_field(times, "end")
+        is_late = pc.less_equal(times.cast(pa.int64()), self._watermark_ms * 1000)
+        return rows.filter(pc.invert(pc.fill_null(is_late, False)))
+
+    def _as_rows(self, output: pa.Table) -> list[Row]:
+        return ArrowTableToRowsConversion.convert(output, self._output)
+
+
+class _Drained:
+    """What a generator has yielded, and what it returned."""
+
+    def __init__(self, run: Generator[pa.RecordBatch, None, int | None]) -> None:
+        self.returned: int | None = None
+        self.yielded = list(self._all(run))
+
+    def _all(self, run: Generator[pa.RecordBatch, None, int | None]) -> Iterator[pa.RecordBatch]:
+        self.returned = yield from run
+
+
+class _HeapStore:
+    """The newest version of a shard, in this process alone."""
+
+    def __init__(self, tables: Mapping[str, TableSchema]) -> None:
+        self.tables = tables
+        self.version = 0
+        self._runs: dict[str, Run] = {}
+
+    def begin(self) -> Transaction:
+        pointer = Pointer(self.version, "tested")
+        view = RunFilesView(pointer, self.tables, {name: [run] for name, run in self._runs.items()}, {})
+        return Transaction(pointer, self.version + 1, view, self.tables, self._commit)
+
+    def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
+        for name, run in runs.items():
+            before = [self._runs[name]] if name in self._runs else []
+            self._runs[name] = merge_runs([*before, run], drop_deletes=True)
+        self.version += 1
+        return Pointer(self.version, "tested")
