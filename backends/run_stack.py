@@ -6,9 +6,8 @@
              ▒▒▒▒▒▒        700k rows    the first run that has it decides, a delete included
     oldest   ▒▒▒▒▒▒▒▒▒▒▒   20M rows
 
-Each run is at least `GROWTH` times as large as everything above it, so a stack is a few runs high and a row
-is rewritten a few times in all. A merge by the commit costs at most `GROWTH` times what the commit wrote
-itself. Source of the rule: the size-tiered merging of log-structured merge trees (O'Neil et al. 1996).
+A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
+rewritten a few times in all. What is rewritten is also what a snapshot sends. Source of the rule: the size-tiered merging of log-structured merge trees (O'Neil et al. 1996).
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from holdfast.backends.arrow_rows import BoolArray, HashArray, IntArray, from_co
 from holdfast.backends.base import MAX_HASH, Found
 from holdfast.backends.run import Keys, Run, TableSchema, count_live, merge_runs
 
-GROWTH = 4
+GROWTH = 1.75
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
+# How much of what the background will merge a commit merges before: it is written, and stored, twice.
+_SHARE_OF_COMMIT = 8
 #: How much of a stack is merged at a time: what a merge or a scan needs of memory, whatever the size of the shard.
 STRETCH_BYTES = 64 << 20
 #: What a scan merges for its first rows; each further stretch is `_STRETCH_GROWTH` times as large.
@@ -250,18 +251,26 @@ def first_to_merge(sizes_bytes: Sequence[int], limit_bytes: int | None = None) -
     sizes_bytes : sequence of int
         Oldest first, at least one.
     limit_bytes : int, optional
-        Merge at most so much; the rest is left to the background.
+        Where there is more to merge, merge only a small part of it; the rest is left to the background.
 
     Returns
     -------
     int
         Index of the first run to merge; the last index when there is nothing to merge.
     """
+    start = _first_of_stretch(sizes_bytes)
+    total_bytes = sum(sizes_bytes[start:])
+    if limit_bytes is None or total_bytes <= limit_bytes:
+        return start
+    return _first_of_stretch(sizes_bytes, min(limit_bytes, total_bytes // _SHARE_OF_COMMIT))
+
+
+def _first_of_stretch(sizes_bytes: Sequence[int], limit_bytes: float = np.inf) -> int:
     start = len(sizes_bytes) - 1
-    total = sizes_bytes[start]
-    while start > 0 and sizes_bytes[start - 1] <= GROWTH * total:
-        total += sizes_bytes[start - 1]
-        if limit_bytes is not None and total > limit_bytes:
+    total_bytes = sizes_bytes[start]
+    while start > 0 and sizes_bytes[start - 1] <= GROWTH * total_bytes:
+        total_bytes += sizes_bytes[start - 1]
+        if total_bytes > limit_bytes:
             break
         start -= 1
     return start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -32,11 +33,12 @@ def test_what_stays_below_is_large(sizes_bytes: list[int]) -> None:
 
 @given(sizes, st.integers(0, 20_000))
 def test_a_limited_merge_is_limited(sizes_bytes: list[int], limit: int) -> None:
-    """A commit never merges more than the limit, and never more than the background would."""
-    start = first_to_merge(sizes_bytes, limit)
-    assert first_to_merge(sizes_bytes) <= start < len(sizes_bytes)
+    """A commit never merges more than the limit, and of what the background will merge again only a small part."""
+    start, of_background = first_to_merge(sizes_bytes, limit), first_to_merge(sizes_bytes)
+    assert of_background <= start < len(sizes_bytes)
     if start < len(sizes_bytes) - 1:
         assert sum(sizes_bytes[start:]) <= limit
+        assert start == of_background or sum(sizes_bytes[start:]) <= sum(sizes_bytes[of_background:]) / 8
 
 
 def test_a_stack_stays_low_and_rows_are_rewritten_rarely() -> None:
@@ -48,8 +50,34 @@ def test_a_stack_stays_low_and_rows_are_rewritten_rarely() -> None:
         merged = sum(stack[start:]) + 1
         written += merged
         stack = [*stack[:start], merged]
-        assert len(stack) <= 7
-    assert written <= 2000 * 40
+        assert len(stack) <= 11
+    assert written <= 2000 * 7
+
+
+@pytest.mark.parametrize(
+    "limit", [None, 20, 0], ids=["by the commit", "large ones in the background", "in the background"]
+)
+def test_what_one_per_cent_of_changes_writes(limit: int | None) -> None:
+    """All that is written goes into the next snapshot: at most 5 % of the state, and the state at most three times."""
+    keys, changed = 100_000, 1_000
+    commits_in: list[float] = [math.inf]
+    written = 0
+    commits = 1000
+
+    def sizes(commits_in: list[float]) -> list[int]:
+        return [round(keys * (1 - (1 - changed / keys) ** n)) for n in commits_in]
+
+    def merged(start: int) -> int:
+        commits_in[start:] = [sum(commits_in[start:])]
+        return sizes(commits_in)[start]
+
+    for _ in range(commits):
+        commits_in.append(1)
+        written += merged(first_to_merge(sizes(commits_in), None if limit is None else limit * changed))
+        if first_to_merge(sizes(commits_in)) < len(commits_in) - 1:
+            written += merged(first_to_merge(sizes(commits_in)))
+        assert sum(sizes(commits_in)) <= 1.8 * keys
+    assert written <= 0.05 * keys * commits
 
 
 def test_a_look_up_of_nothing_in_nothing() -> None:
@@ -139,7 +167,7 @@ def test_a_partial_background_merge_keeps_deletes(backend: MemoryBackend) -> Non
     everyone = [(f"user {i}", i) for i in range(200)]
     first = commit(backend, None, counts(*everyone))
     second = commit(backend, first, no_counts("user 1", "user 2"))
-    third = commit(backend, second, counts(("user 2", -2)))
+    third = commit(backend, second, counts(("user 2", -2), ("user 4", 4)))
     assert backend.maintain(third) == 1
     assert backend.maintain(third) == 0, "what is merged is not merged again"
     fourth = commit(backend, third, counts(("user 3", -3)))
