@@ -7,7 +7,8 @@
     oldest   ▒▒▒▒▒▒▒▒▒▒▒   20M rows
 
 A merge leaves a run that is less than `1 / GROWTH` of the one below it, so a stack is a few runs high and a row is
-rewritten a few times in all. What is rewritten is also what a snapshot sends. Source of the rule: the size-tiered merging of log-structured merge trees (O'Neil et al. 1996).
+rewritten a few times in all. What is rewritten is also what a snapshot sends. Source of the rule: the size-tiered
+merging of log-structured merge trees (O'Neil et al. 1996); figures: `docs/decisions/0005-merging.md`.
 """
 
 from __future__ import annotations
