@@ -36,13 +36,13 @@ class TestFilesystemBackendInStretches(BackendContract):
         """Else this class would test nothing of its own."""
         with make_backend(tmp_path / "shard", TABLES) as backend:
             backend.apply(None, P1, counts(*((f"user {i}", i) for i in range(1000))), {})
-            backend.apply(P1, P2, counts(*((f"user {i}", -i) for i in range(500))), {})
+            backend.apply(P1, P2, counts(*((f"user {i}", -i) for i in range(700))), {})
             assert backend.maintain(P2) == 1
             backend.apply(P2, P3, no_counts("user 7"), {})
             with backend.view(P3) as view:
                 assert isinstance(view, RunFilesView)
                 assert len(view.stack("counts")) > 20
                 assert backend.statistics().runs["counts"] == 2
-                expected = {(f"user {i}",): (-i if i < 500 else i,) for i in range(1000) if i != 7}
+                expected = {(f"user {i}",): (-i if i < 700 else i,) for i in range(1000) if i != 7}
                 assert contents(view, "counts") == expected
                 assert users(view, "user 999", "user 7", "nobody", "user 1") == [(999,), None, None, (-1,)]
