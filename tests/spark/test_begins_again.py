@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
-from tests.spark.conftest import Lab, count_and_sum
+from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.state import GroupState
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -34,24 +38,26 @@ def told(calls: Path, call: Function) -> Function:
     return function
 
 
+def kill_server_once(local: Path, notes: Path) -> None:
+    """Kill the state server of the executors below a directory, unless that was noted before."""
+    from holdfast.spark_integration import state_client
+
+    if not notes.exists():
+        notes.touch()
+        for (_, directory), client in state_client._clients.items():
+            if directory.is_relative_to(local):
+                os.kill(client.call("statistics")["pid"], signal.SIGKILL)
+
+
 def killing(local: Path, notes: Path, *, before: bool) -> Function:
     """Return a function that kills the state server in the second micro-batch, before it reads or before it commits."""
 
-    def kill_once() -> None:
-        from holdfast.spark_integration import state_client
-
-        if not notes.exists():
-            notes.touch()
-            for (_, directory), client in state_client._clients.items():
-                if directory.is_relative_to(local):
-                    os.kill(client.call("statistics")["pid"], signal.SIGKILL)
-
     def function(batch: holdfast.ShardBatch) -> pa.Table:
         if batch.batch_id == 1 and before:
-            kill_once()
+            kill_server_once(local, notes)
         output = count_and_sum(batch)
         if batch.batch_id == 1 and not before:
-            kill_once()
+            kill_server_once(local, notes)
         return output
 
     return function
@@ -67,6 +73,34 @@ def test_a_state_server_that_dies_in_the_middle(lab: Lab, tmp_path: Path, before
     assert notes.exists()
     assert calls.read_text().split() == ["0", "1", "1"]
     assert {row["key"]: (row["n"], row["total"]) for row in batches[1]} == {key: AFTER_BOTH[key] for key, _ in SECOND}
+    assert lab.state() == AFTER_BOTH
+
+
+def test_a_state_server_that_dies_while_keys_are_called(lab: Lab, tmp_path: Path) -> None:
+    """All keys are called again, with the states that they had; what they gave out before is not sent."""
+    calls, notes = tmp_path / "calls", tmp_path / "killed"
+    local = lab.local
+
+    def totals(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        n, total = state.getOption or (0, 0)
+        for chunk in chunks:
+            n, total = n + len(chunk), total + int(chunk["v"].sum())
+        state.update((n, total))
+        with calls.open("a") as file:
+            file.write(f"{key[0]} ")
+        if n == 3:
+            kill_server_once(local, notes)
+        yield pd.DataFrame({"key": [key[0]], "n": [n], "total": [total]})
+
+    lab.configure({"backend": "rocksdb", "shards": "1"})
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    stream = holdfast.stream(lab.source()).groupBy("key")
+    frame = stream.applyInPandasWithState(totals, OUTPUT, STATE, "update", "NoTimeout", name="totals")
+    batches = lab.run(frame)
+    assert notes.exists()
+    assert calls.read_text().split() == ["None", "a", "b", *["None", "a", "c"] * 2]
+    assert [(row["key"], row["n"], row["total"]) for row in batches[1]] == [(None, 2, 34), ("a", 3, 14), ("c", 1, 20)]
     assert lab.state() == AFTER_BOTH
 
 

@@ -27,4 +27,5 @@ def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.split("RESULT ")[1])
     assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
+    assert found["state by key"] == found["state"]
     assert found["batch"] == [{"key": "a", "n": 2}]
