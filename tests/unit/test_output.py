@@ -81,7 +81,9 @@ def rows(first: int, n: int) -> pa.RecordBatch:
 
 
 def unpacked(frames: list[pd.DataFrame]) -> list[int]:
-    batches = [pa.RecordBatch.from_pydict({BLOB: pa.Array.from_pandas(frame[BLOB], type=pa.binary())}) for frame in frames]
+    batches = [
+        pa.RecordBatch.from_pydict({BLOB: pa.Array.from_pandas(frame[BLOB], type=pa.binary())}) for frame in frames
+    ]
     return [n for batch in unpack_output(batches, 1000) for n in batch.column(0).to_pylist()]
 
 
