@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run
-from holdfast.benches import micro_report, queries, report, rows, spans
+from holdfast.benches import micro_report, micro_timers, queries, report, rows, spans
 from holdfast.benches.by_key import DropIn, Timers
 from holdfast.benches.command import bench
 from holdfast.benches.commits import Commits
@@ -428,6 +428,19 @@ def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
     shown = CliRunner().invoke(bench, ["report", str(file)], catch_exceptions=False).output
     for operation in ("get", "scan", "put", "commit", "rollback", "restore"):
         assert f"| {operation} | 1,000 | 100 |" in shown
+
+
+def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each transaction fires the earliest ones, sets as many later ones, and knows which is the next."""
+    monkeypatch.setattr(micro_timers, "TIMERS", 3_000)
+    shard = micro_timers.TimerShard("memory", tmp_path)
+    for _ in range(4):
+        shard.fire()
+        shard.merge_sometimes()
+        shard.find_earliest()
+    assert (shard.earliest_ms, shard.end_ms) == (4_000, 7_000)
+    with shard.store.read_at(shard.pointer) as view:
+        assert view.count(micro_timers.TABLE) == 3_000
 
 
 @pytest.mark.spark
