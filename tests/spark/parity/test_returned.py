@@ -1,0 +1,110 @@
+"""What a function returns, and how it fails: on Spark's operator and on ours, the same rows and the same errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+
+from tests.spark.parity.engines import SPARK, STRICT, Engine, cause_of, trial
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.state import GroupState
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+OUTPUT, STATE = "a long, b string", "n long"
+RIGHT = pd.DataFrame({"a": [1], "b": ["x"]})
+
+# By item: what a function returns that must not, and the error, which has the same words on every engine.
+WRONG: dict[str, tuple[Any, str, str]] = {
+    "R1 a frame": (RIGHT, "PySparkTypeError", "[UDF_RETURN_TYPE] .*iterable of pandas.DataFrame, but is DataFrame."),
+    "R2 nothing": (None, "PySparkTypeError", "[UDF_RETURN_TYPE] .*should be iterable, but is NoneType."),
+    "R2 a number": (5, "PySparkTypeError", "[UDF_RETURN_TYPE] .*should be iterable, but is int."),
+    "R3 numbers": (
+        [5],
+        "PySparkTypeError",
+        "[UDF_RETURN_TYPE] .*iterator of pandas.DataFrame, but is iterator of int.",
+    ),
+    "R3 a text": (
+        "abc",
+        "PySparkTypeError",
+        "[UDF_RETURN_TYPE] .*iterator of pandas.DataFrame, but is iterator of str.",
+    ),
+    "R3 series": ([RIGHT["a"]], "PySparkTypeError", "[UDF_RETURN_TYPE] .*iterator of Series."),
+    "R4 a column less": (
+        [RIGHT[["a"]]],
+        "PySparkRuntimeError",
+        "[RESULT_COLUMN_SCHEMA_MISMATCH] .*Expected: 2 Actual: 1",
+    ),
+    "R4 a column more": (
+        [RIGHT.assign(c=1)],
+        "PySparkRuntimeError",
+        "[RESULT_COLUMN_SCHEMA_MISMATCH] .*Expected: 2 Actual: 3",
+    ),
+    "R4 a column less, no rows": (
+        [RIGHT[["a"]][:0]],
+        "PySparkRuntimeError",
+        "[RESULT_COLUMN_SCHEMA_MISMATCH] .*Expected: 2 Actual: 1",
+    ),
+    "R5 a text for a number": ([RIGHT.assign(a="zz")], "PySparkValueError", "Failed to convert .*'a' .*'int64'"),
+    "R5 a fraction for a number": ([RIGHT.assign(a=1.5)], "PySparkValueError", "Failed to convert .*'a' .*'int64'"),
+    "R5 a number for a text": ([RIGHT.assign(b=7)], "PySparkTypeError", "Cannot convert .*'b' .*'string'"),
+}
+
+# By item: what a function may return, and the rows that come of it for one key.
+GOOD: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {
+    "R2 a tuple": ((RIGHT, RIGHT), [(1, "x"), (1, "x")]),
+    "R4 an empty list": ([], []),
+    "R4 an empty frame without columns": ([pd.DataFrame(), RIGHT], [(1, "x")]),
+    "R4 a frame without rows": ([RIGHT[:0], RIGHT], [(1, "x")]),
+    "R5 columns in another order": ([RIGHT[["b", "a"]]], [(1, "x")]),
+    "R5 nulls": ([pd.DataFrame({"a": pd.array([1, None], "Int64"), "b": [None, "y"]})], [(1, None), (None, "y")]),
+    "R5 another index": ([pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}, index=[7, 7])], [(1, "x"), (2, "y")]),
+    "R5 large numbers": ([RIGHT.assign(a=2**62 + 1)], [(2**62 + 1, "x")]),
+}
+
+
+class Returning:
+    """A function that returns for a key what stands under its name."""
+
+    def __init__(self, returned: dict[str, Any]) -> None:
+        self.returned = returned
+
+    def __call__(self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Any:
+        state.update((sum(len(chunk) for chunk in chunks),))
+        return self.returned[key[0]]
+
+
+@pytest.mark.parametrize("engine", [SPARK, *STRICT], ids=lambda engine: engine.name)
+def test_what_may_be_returned(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+    """R2, R4, R5: one query, a key each."""
+    function = Returning({name: returned for name, (returned, _) in GOOD.items()})
+    with trial(spark, engine, tmp_path, local_state) as run:
+        run.feed([(name, 1, "") for name in GOOD])
+        frame = run.apply(run.source(delay=None), ["key"], function, OUTPUT, STATE, "update", "NoTimeout")
+        run.run(frame)
+        assert sorted(run.batches[0], key=repr) == sorted((r for _, rows in GOOD.values() for r in rows), key=repr)
+        assert run.state() == dict.fromkeys(GOOD, ((1,), None))
+
+
+@pytest.mark.parametrize("engine", [SPARK, STRICT[0]], ids=lambda engine: engine.name)
+@pytest.mark.parametrize("item", WRONG)
+def test_what_may_not_be_returned(
+    engine: Engine, item: str, spark: SparkSession, tmp_path: Path, local_state: Path
+) -> None:
+    """R1 to R5: Spark's class, condition and words."""
+    returned, error, words = WRONG[item]
+    with trial(spark, engine, tmp_path, local_state) as run:
+        run.feed([(item, 1, "")])
+        arguments = (Returning({item: returned}), OUTPUT, STATE, "update", "NoTimeout")
+        cause, message = cause_of(run.failure(run.apply(run.source(delay=None), ["key"], *arguments)))
+    assert cause == error
+    condition, _, text = words.rpartition("] ")
+    assert message.startswith(condition)
+    assert re.search(text, message)

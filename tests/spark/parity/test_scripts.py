@@ -1,0 +1,113 @@
+"""What a function can do to its state, on Spark's operator and on ours: the scripts, case by case.
+
+Each script is one query an engine; its cases are told apart by their keys. With ``spark.holdfast.timeouts=spark``
+nothing may differ; as documented, only what `Case.documented` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.parity import program
+from tests.spark.parity.engines import DOCUMENTED, PACKED, SPARK, STRICT, Engine, State, trial
+from tests.spark.parity.scripts import SCRIPTS, Case, Script
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
+CASES = [
+    pytest.param(script, case, id=f"{script.name}-{case.item}-{case.what}")
+    for script in SCRIPTS
+    for case in script.cases
+]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a script came to on an engine: by key the notes of each micro-batch, and the states at the end."""
+
+    notes: dict[str, list[tuple[int, str]]]
+    order: list[list[str]]
+    states: State
+    micro_batches: int
+
+    def calls(self, key: str) -> str:
+        """Return in which micro-batches a key was called, with a ``t`` for a timeout."""
+        return " ".join(f"{n}{'t' * note.startswith('timeout')}" for n, note in self.notes.get(key, []))
+
+
+Play = Callable[[Engine, Script], Played]
+
+
+@pytest.fixture(scope="module")
+def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Return a function that plays a script on an engine, once."""
+    played: dict[tuple[str, str], Played | Exception] = {}
+
+    def play_it(engine: Engine, script: Script) -> Played:
+        # With processing time, micro-batches without data would never end.
+        endless = script.timeout == "ProcessingTimeTimeout"
+        conf = {"spark.sql.streaming.noDataMicroBatches.enabled": str(not endless).lower()}
+        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state, conf) as run:
+            for number in range(script.micro_batches):
+                run.feed(script.rows(number))
+            arguments = (program.interpret, program.OUTPUT, program.STATE, "update", script.timeout)
+            run.run(run.apply(run.source(), ["key"], *arguments))
+            return _played(run.batches, run.state(), script)
+
+    def once(engine: Engine, script: Script) -> Played:
+        if (engine.name, script.name) not in played:
+            try:
+                played[engine.name, script.name] = play_it(engine, script)
+            except Exception as exc:  # noqa: BLE001
+                # Once is enough for that, too.
+                played[engine.name, script.name] = exc
+        found = played[engine.name, script.name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return once
+
+
+def _played(batches: list[list[tuple[str, str]]], states: State, script: Script) -> Played:
+    notes: dict[str, list[tuple[int, str]]] = {}
+    for number, rows in enumerate(batches):
+        for key, note in rows:
+            notes.setdefault(key, []).append((number, note))
+    if script.timeout == "ProcessingTimeTimeout":
+        states = {key: (value, due_ms and 1) for key, (value, due_ms) in states.items()}
+    return Played(notes, [[key for key, _ in rows] for rows in batches], states, len(batches))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+@pytest.mark.parametrize(("script", "case"), CASES)
+def test_case(engine: Engine, script: Script, case: Case, play: Play) -> None:
+    found, on_spark = play(engine, script), play(SPARK, script)
+    calls, state = case.calls, case.state
+    if engine is DOCUMENTED and case.documented is not None:
+        calls, state = case.documented
+    else:
+        assert found.notes.get(case.key) == on_spark.notes.get(case.key)
+    assert found.calls(case.key) == calls
+    assert found.states.get(case.key) == state
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_nothing_else_happens(engine: Engine, script: Script, play: Play) -> None:
+    """P1, P4: no key but those of the script is called or stored, and there are as many micro-batches as in Spark."""
+    found = play(engine, script)
+    keys = {case.key for case in script.cases}
+    assert set(found.notes) == keys | {"clock"}
+    assert set(found.states) <= keys
+    assert found.micro_batches == play(SPARK, script).micro_batches
+    assert found.notes["clock"] == play(SPARK, script).notes["clock"]
