@@ -21,6 +21,8 @@ from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.columns import arrow_schema
 from holdfast.spark_integration.keyed.frames import FrameFormat
 
+Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
+
 
 class OutputFrames:
     """Gathers the frames of many keys, and converts them together.
@@ -86,9 +88,10 @@ class OutputFrames:
             )
 
     def _add(self, frame: pd.DataFrame) -> None:
-        columns = [column for _, column in frame.items()]
+        # No public way to a column costs less than a Series for each: 12 µs a column, of a loop that has 10 a key.
+        columns = list(frame._iter_column_arrays())  # type: ignore[operator]  # noqa: SLF001
         labels = tuple(frame.columns)
-        likeness = (labels, *(column.dtype for column in columns))
+        likeness = (labels, *[column.dtype for column in columns])
         alike = self._alike.get(likeness)
         if alike is None:
             alike = self._alike[likeness] = _AlikeFrames(self._places(labels))
@@ -136,11 +139,11 @@ class OutputFrames:
 
 
 class _AlikeFrames:
-    """Frames that have the same labels and dtypes."""
+    """Frames that have the same labels and dtypes, as the arrays of their columns."""
 
     def __init__(self, places: list[int]) -> None:
         self._places = places
-        self._columns: list[list[pd.Series[Any]]] = []
+        self._columns: list[list[Array]] = []
         self._starts: list[int] = []
         self._sizes: list[int] = []
 
@@ -148,7 +151,7 @@ class _AlikeFrames:
     def rows(self) -> int:
         return sum(self._sizes)
 
-    def add(self, columns: list[pd.Series[Any]], start: int, size: int) -> None:
+    def add(self, columns: list[Array], start: int, size: int) -> None:
         """Take a frame, whose rows have the numbers from `start` on."""
         self._columns.append(columns)
         self._starts.append(start)
@@ -167,12 +170,12 @@ class _AlikeFrames:
         return numbers
 
 
-def _joined(columns: tuple[pd.Series[Any], ...]) -> pd.Series[Any]:
+def _joined(columns: tuple[Array, ...]) -> pd.Series[Any]:
     """Return columns of one dtype as one."""
     if isinstance(columns[0].dtype, np.dtype):
         # Much less than pd.concat for each piece, and the same where all dtypes are.
-        return pd.Series(np.concatenate([column.to_numpy() for column in columns]), copy=False)
-    return pd.concat(columns, ignore_index=True)
+        return pd.Series(np.concatenate([np.asarray(column) for column in columns]), copy=False)
+    return pd.concat([pd.Series(column) for column in columns], ignore_index=True)
 
 
 def _iterable(returned: Any) -> Iterable[Any]:
