@@ -7,8 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 
+import holdfast
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
@@ -55,6 +57,25 @@ def test_the_quickstart_of_the_readme_gives_right_totals(spark: SparkSession, tm
     finally:
         spark.conf.unset("spark.holdfast.checkpoint.dir")
     assert rows == {("AA", 2, 7.0), ("UA", 1, None)}
+
+
+@pytest.mark.spark
+def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession, tmp_path: Path) -> None:
+    """What somebody copies who comes from Spark's own operator."""
+    events = spark.createDataFrame([("ann", 5.0), ("ann", 7.0), ("bob", 1.0)], "user string, amount double")
+    events.coalesce(1).write.parquet(str(tmp_path / "events"))
+    names: dict[str, Any] = {"pd": pd, "holdfast": holdfast}
+    names["df"] = spark.readStream.schema(events.schema).parquet(str(tmp_path / "events"))
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "app"))
+    try:
+        exec(block_with("docs/operators.md", "def running("), names)  # the document is ours
+        writer = names["out"].writeStream.outputMode("update").format("memory").queryName("by_key")
+        location = str(tmp_path / "query")
+        writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination(120)
+        rows = {tuple(row) for row in spark.table("by_key").collect()}
+    finally:
+        spark.conf.unset("spark.holdfast.checkpoint.dir")
+    assert rows == {("ann", 2, 12.0), ("bob", 1, 1.0)}
 
 
 def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
