@@ -123,7 +123,6 @@ def declared_struct(schema: StructType | str, what: str) -> StructType:
 
 def require_accepted_by_spark(
     df: DataFrame,
-    keys: list[Key],
     func: Any,
     output: StructType | str,
     state: StructType,
@@ -133,7 +132,8 @@ def require_accepted_by_spark(
     """Raise what Spark raises for these arguments: its own ``applyInPandasWithState`` is defined, and dropped."""
     if not isinstance(output_mode, str):
         raise _wrong_argument("outputMode", "str", output_mode)
-    grouped = df.groupBy(*[key.expression for key in keys])
+    # By any column: Spark refuses expressions as keys here, and holdfast need not.
+    grouped = df.groupBy(quoted(df.columns[0]))
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
 
 

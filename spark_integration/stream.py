@@ -196,7 +196,7 @@ class GroupedStream:
         failure, with the same state. Keys of one shard are called in ascending order.
         """
         state = declared_struct(stateStructType, "stateStructType")
-        require_accepted_by_spark(self.df, self.keys, func, outputStructType, state, outputMode, timeoutConf)
+        require_accepted_by_spark(self.df, func, outputStructType, state, outputMode, timeoutConf)
         settings = checked_settings(self.df, stacklevel=2)
         output = declared_struct(outputStructType, "outputStructType")
         function = PandasWithState(

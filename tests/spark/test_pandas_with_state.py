@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.errors import IllegalArgumentException, ParseException, PySparkTypeError, StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from holdfast.errors import InvalidArgumentError
 from tests.spark.conftest import OUTPUT, STATE, Lab
 
 if TYPE_CHECKING:
@@ -44,6 +47,73 @@ def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: s
         {"a": (3, 14), "c": (1, 20), None: (2, 34), "": (1, 40)},
     ]
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
+def test_keys_may_be_expressions(lab: Lab) -> None:
+    """Spark takes columns only; the frames have all columns of the input, and no other."""
+
+    def columns(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        (frame,) = frames
+        state.update((len(frame),))
+        yield pd.DataFrame({"upper": [key[0]], "odd": [bool(key[1])], "columns": [",".join(frame.columns)]})
+
+    lab.feed([("a", 1), ("A", 3), ("a", 2)])
+    keys = (F.upper("key"), (F.col("v") % 2 == 1).alias("odd"))
+    stream = holdfast.stream(lab.source()).groupBy(*keys)
+    schema = "upper string, odd boolean, columns string"
+    (rows,) = lab.run(stream.applyInPandasWithState(columns, schema, "n long", "update", "NoTimeout"))
+    assert sorted(tuple(row.values()) for row in rows) == [("A", False, "key,v"), ("A", True, "key,v")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"timeoutConf": "notimeout"}, AssertionError, "^$"),
+        ({"outputMode": "sometimes"}, IllegalArgumentException, "STREAMING_OUTPUT_MODE"),
+        ({"outputMode": "complete"}, IllegalArgumentException, "append or update"),
+        ({"outputMode": None}, PySparkTypeError, "outputMode.*NoneType"),
+        ({"outputStructType": "a lng"}, ParseException, "UNSUPPORTED_DATATYPE"),
+        ({"outputStructType": 7}, PySparkTypeError, "NOT_EXPECTED_TYPE"),
+        ({"outputStructType": "long"}, PySparkTypeError, "INVALID_RETURN_TYPE_FOR_PANDAS_UDF"),
+        ({"stateStructType": "n lng"}, ParseException, "UNSUPPORTED_DATATYPE"),
+        ({"stateStructType": 7}, PySparkTypeError, "stateStructType.*int"),
+        ({"stateStructType": "long"}, PySparkTypeError, "stateStructType"),
+        ({"stateStructType": "v variant"}, InvalidArgumentError, "type that cannot be used"),
+        ({"func": 7}, TypeError, "callable"),
+        ({"name": "a/b"}, InvalidArgumentError, "cannot name an operator"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_where_it_is_defined(
+    lab: Lab, changed: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    """In Spark's words, where Spark has some."""
+    lab.feed(FIRST)
+    arguments: dict[str, Any] = {
+        "func": count_and_sum,
+        "outputStructType": OUTPUT,
+        "stateStructType": STATE,
+        "outputMode": "update",
+        "timeoutConf": "NoTimeout",
+    }
+    with pytest.raises(error, match=match):
+        holdfast.stream(lab.source()).groupBy("key").applyInPandasWithState(**arguments | changed)
+
+
+def test_an_error_of_the_function_names_operator_and_key(lab: Lab) -> None:
+    """C7: the driver sees the user's own traceback, and no state is kept."""
+
+    def fail(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        state.update((1, 1))
+        raise KeyError("mine")
+
+    lab.feed(FIRST)
+    stream = holdfast.stream(lab.source()).groupBy("key")
+    with pytest.raises(StreamingQueryException, match=r"KeyError: 'mine'\nraised in operator 'totals' for key \("):
+        lab.run(stream.applyInPandasWithState(fail, OUTPUT, STATE, "update", "NoTimeout", name="totals"))
+    totals = stream.applyInPandasWithState(count_and_sum, OUTPUT, STATE, "update", "NoTimeout", name="totals")
+    lab.run(totals)
+    assert lab.state() == {"a": (2, 4), "b": (1, 2), None: (1, 4)}
 
 
 def at(*rows: tuple[str, int]) -> pa.Table:
