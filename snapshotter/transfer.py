@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import lz4.frame
@@ -113,14 +114,20 @@ def download_files(
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as opened:
                 opened.truncate(file.size_bytes)
+        # The kernel lets one thread at a time write into a file, and the others burn their cores while they wait.
+        turn = Lock()
         for index, part in enumerate(file.parts):
             size_bytes = min(part_bytes, file.size_bytes - index * part_bytes)
 
             def receive(
-                path: Path = path, part: Part = part, at: int = index * part_bytes, size: int = size_bytes
+                path: Path = path,
+                part: Part = part,
+                at: int = index * part_bytes,
+                size: int = size_bytes,
+                turn: Lock = turn,
             ) -> None:
                 data = fetch_part(storage, shard, part, size)
-                with local_files.writing(path), path.open("r+b") as out:
+                with local_files.writing(path), turn, path.open("r+b") as out:
                     os.pwrite(out.fileno(), data, at)
 
             futures.append(executor.submit(receive))
