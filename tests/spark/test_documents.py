@@ -85,6 +85,22 @@ def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.Cap
     assert "[1,2]" in re.sub(r"\s", "", capsys.readouterr().out)
 
 
+def test_a_function_is_tested_as_the_guide_shows() -> None:
+    """The test in docs/testing.md passes."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/testing.md", "PandasWithStateTester"), names)
+    names["test_a_user_who_has_left_is_counted"]()
+
+
+def test_the_walk_through_the_sessions_shows_what_runs() -> None:
+    """docs/sessions.md shows the example's functions as they are, and what it tries out is so."""
+    *shown, tried = python_blocks("docs/sessions.md")[:4]
+    source = read("examples/flights/sessions.py")
+    for block in [*shown, block_with("docs/sessions.md", "def add_delays")]:
+        assert block.strip() in source
+    exec(tried, {"pd": pd})
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("document", ["docs/backends.md", "examples/parquet_backend/README.md"])
 def test_backends_are_chosen_as_the_guides_show(document: str, spark: SparkSession) -> None:

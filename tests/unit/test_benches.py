@@ -34,6 +34,7 @@ from holdfast.benches.processes import Processes, spark_kind, store_kind
 from holdfast.benches.results import Target, document, memory, usage, written
 from holdfast.benches.spark_run import folder_bytes
 from holdfast.errors import InvalidArgumentError
+from holdfast.testing import PandasWithStateTester
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -247,6 +248,55 @@ def test_engines_share_their_base_settings() -> None:
             settings = settings_of(name, job)
             assert job.settings().items() <= settings.items()
             assert settings["spark.local.dir"] == "/disk/spark"
+
+
+def test_as_many_timeouts_are_due_in_each_counted_batch() -> None:
+    """What the bench of timers says that it measures."""
+    job = Timers(rows=4, keys=40, fill_rows=20, due=2, batches=6)
+    tester = PandasWithStateTester(
+        job.one_key, "key", "key long, v long, at timestamp", job.output, job.state, "EventTimeTimeout", eventTime="at"
+    )
+    fired = []
+    for batch in range(job.all_batches):
+        at = dt.datetime.fromtimestamp(1_700_000_000 + 60 * batch, dt.UTC)
+        if batch:
+            fired.append(len(tester.setWatermark(int(at.timestamp() - 60) * 1000)))
+        fills = batch < job.fill_batches
+        keys = range(batch * 20, batch * 20 + 20) if fills else range(20 + batch * 4, 24 + batch * 4)
+        assert len(tester.test([(20 + key % 20 if not fills else key, 1, at) for key in keys])) == len(keys)
+    assert fired[job.counted.start - 1 :] == [job.due] * len(job.counted)
+    assert sum(fired) == fired[job.fill_batches + 1] + job.due * len(job.counted)
+
+
+def test_every_drop_in_batch_touches_as_many_keys_as_said() -> None:
+    job = DropIn(rows=8, keys=12, touched=4, batches=6, warmup=0)
+    tester = PandasWithStateTester(job.one_key, "key", "key long, v long", job.output, job.state)
+    for _ in range(3):
+        found = tester.test([(i % job.touched, 2) for i in range(job.rows)])
+        assert len(found) == job.touched
+    assert (found[0].n, found[0].s) == (6, 12)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "size", "labels"),
+    [
+        ("dropin", ["--engines", "pandas-memory", "--touched", "10", "--rows", "20", "--keys", "20", "--larger", "1"],
+         ["pandas-memory", "spark-pandas-rocksdb"]),
+        ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
+         ["with timeouts", "without timeouts"]),
+    ],
+)  # fmt: skip
+def test_tiny_runs_by_key(java_home: Path, tmp_path: Path, command: str, size: list[str], labels: list[str]) -> None:
+    file = tmp_path / "tiny.json"
+    run = [command, *size, "--batches", "4", "--warmup", "3", "--json", str(file)]
+    result = CliRunner().invoke(bench, run, catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(file.read_text())
+    assert list(found["engines"]) == labels
+    assert [target["what"] for target in found["targets"]] == ["/".join(labels)]
 
 
 def settings_of(engine: str, job: SparkJob) -> dict[str, str]:
