@@ -23,8 +23,10 @@ from holdfast.backends.arrow_rows import BoolArray, IntArray, one_chunk
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A slab is in memory three times: as Arrow, as pandas, and in the received rows.
 SLAB_KEYS = 20_000
 SLAB_ROWS = 65_536
+SLAB_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class KeyFrames:
         self._bounds = np.append(starts, len(order))
         self._format = frame_format
         self._rows_each = rows_each
+        self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, self._rows.nbytes)))
         self._names = pd.Index(rows.column_names, dtype=object)
 
     def slabs(self) -> Iterator[Slab]:
@@ -114,7 +117,7 @@ class KeyFrames:
         is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
         while first < last:
             large = int(is_large[np.searchsorted(is_large, first)])
-            full = int(np.searchsorted(self._bounds, self._bounds[first] + SLAB_ROWS, side="right")) - 1
+            full = int(np.searchsorted(self._bounds, self._bounds[first] + self._slab_rows, side="right")) - 1
             end = max(first + 1, min(large, full, first + SLAB_KEYS))
             yield Slab(self, first, end)
             first = end

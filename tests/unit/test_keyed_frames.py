@@ -223,6 +223,14 @@ def test_slabs_are_bounded_by_keys_and_rows_and_hold_all_keys(monkeypatch: pytes
     ]  # fmt: skip
 
 
+def test_slabs_of_wide_rows_have_few() -> None:
+    """Memory is bounded by bytes too: eight rows of some MiB are not one slab."""
+    rows = np.arange(8)
+    wide = pa.table({"k": rows, "text": [str(i) * (10 << 20) for i in rows]})
+    frames = KeyFrames(wide, rows, rows, FORMATS[0], 100)
+    assert [slab.keys for slab in frames.slabs()] == [3, 3, 2]
+
+
 def test_no_rows_no_slabs() -> None:
     nothing = np.array([], np.int64)
     assert not list(KeyFrames(pa.table({"v": pa.array([], pa.int64())}), nothing, nothing, FORMATS[0], 4).slabs())
