@@ -89,7 +89,7 @@ def test_function_makes_frames_and_output_takes_them(benchmark: Benchmark) -> No
     def each() -> None:
         output = OutputFrames(_STATE, _FORMAT, 2 * KEYS)
         for _ in range(KEYS):
-            for _ in output.add_all([_new_frame()]):
+            for _ in output.add_all([_new_frame()], (1,)):
                 pass
         assert sum(batch.num_rows for batch in output.finish()) == KEYS
 

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.errors import PySparkRuntimeError, PySparkTypeError
+from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow_rows import IntArray
-from holdfast.errors import SchemaMismatchError
+from holdfast.errors import HoldfastError, SchemaMismatchError
 from holdfast.spark_integration.columns import arrow_schema
 from holdfast.spark_integration.keyed.frames import FrameFormat
+
+# What Spark's conversion, Arrow's and our own check raise.
+_UNCONVERTIBLE = (HoldfastError, PySparkException, pa.ArrowException, TypeError, ValueError)
 
 Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
@@ -34,6 +37,11 @@ class OutputFrames:
     frame_format : FrameFormat
     rows_each : int
         A batch is given out when it has more rows.
+
+    Attributes
+    ----------
+    failed_key : tuple or None
+        After an error in converting frames, the key whose frame it was: others are converted together with it.
     """
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
@@ -41,11 +49,12 @@ class OutputFrames:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._format = frame_format
         self._rows_each = rows_each
+        self.failed_key: tuple[Any, ...] | None = None
         self._rows = 0
         self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
-    def add_all(self, returned: object) -> Iterator[pa.RecordBatch]:
-        """Take what the function returned for one key, as it is iterated; yield batches that are full.
+    def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        """Take what the function returned for a key, as it is iterated; yield batches that are full.
 
         Raises
         ------
@@ -61,7 +70,7 @@ class OutputFrames:
         for frame in _iterable(returned):
             self._check(frame)
             if len(frame):
-                self._add(frame)
+                self._add(frame, key)
                 if self._rows > self._rows_each:
                     yield from self.finish()
 
@@ -70,7 +79,7 @@ class OutputFrames:
         alike, self._alike, self._rows = list(self._alike.values()), {}, 0
         if not alike:
             return
-        batches = [self._convert(frames) for frames in alike]
+        batches = [self._converted(frames) for frames in alike]
         if len(batches) == 1:
             yield batches[0]
             return
@@ -87,7 +96,7 @@ class OutputFrames:
                 messageParameters={"expected": str(len(self._schema)), "actual": str(columns)},
             )
 
-    def _add(self, frame: pd.DataFrame) -> None:
+    def _add(self, frame: pd.DataFrame, key: tuple[Any, ...]) -> None:
         # No public way to a column costs less than a Series for each: 12 µs a column, of a loop that has 10 a key.
         columns = list(frame._iter_column_arrays())  # type: ignore[operator]  # noqa: SLF001
         labels = tuple(frame.columns)
@@ -95,7 +104,7 @@ class OutputFrames:
         alike = self._alike.get(likeness)
         if alike is None:
             alike = self._alike[likeness] = _AlikeFrames(self._places(labels))
-        alike.add(columns, self._rows, len(frame))
+        alike.add(columns, self._rows, len(frame), key)
         self._rows += len(frame)
 
     def _places(self, labels: tuple[Any, ...]) -> list[int]:
@@ -115,10 +124,23 @@ class OutputFrames:
             )
         return [labels.index(name) for name in names]
 
+    def _converted(self, frames: _AlikeFrames) -> pa.RecordBatch:
+        try:
+            return self._convert(frames)
+        except _UNCONVERTIBLE:
+            self.failed_key = next((one.keys[0] for one in frames.one_by_one() if not self._is_convertible(one)), None)
+            raise
+
+    def _is_convertible(self, frames: _AlikeFrames) -> bool:
+        try:
+            self._convert(frames)
+        except _UNCONVERTIBLE:
+            return False
+        return True
+
     def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
-        columns = frames.columns()
         batch = PandasToArrowConversion.convert(
-            columns or pd.DataFrame(index=pd.RangeIndex(frames.rows)),
+            frames.columns() or pd.DataFrame(index=pd.RangeIndex(frames.rows)),
             self._schema,
             timezone=self._format.timezone,
             safecheck=self._format.safecheck,
@@ -139,9 +161,10 @@ class OutputFrames:
 
 
 class _AlikeFrames:
-    """Frames that have the same labels and dtypes, as the arrays of their columns."""
+    """Frames with the same labels and dtypes, as the arrays of their columns; `keys` says whose each of them is."""
 
     def __init__(self, places: list[int]) -> None:
+        self.keys: list[tuple[Any, ...]] = []
         self._places = places
         self._columns: list[list[Array]] = []
         self._starts: list[int] = []
@@ -151,11 +174,19 @@ class _AlikeFrames:
     def rows(self) -> int:
         return sum(self._sizes)
 
-    def add(self, columns: list[Array], start: int, size: int) -> None:
-        """Take a frame, whose rows have the numbers from `start` on."""
+    def add(self, columns: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
+        """Take a frame of a key, whose rows have the numbers from `start` on."""
+        self.keys.append(key)
         self._columns.append(columns)
         self._starts.append(start)
         self._sizes.append(size)
+
+    def one_by_one(self) -> Iterator[_AlikeFrames]:
+        """Yield each frame by itself."""
+        for frame in zip(self._columns, self._starts, self._sizes, self.keys, strict=True):
+            alone = _AlikeFrames(self._places)
+            alone.add(*frame)
+            yield alone
 
     def columns(self) -> list[pd.Series[Any]]:
         """Return the columns of the output, with the rows of all frames."""

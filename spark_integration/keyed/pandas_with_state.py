@@ -115,7 +115,11 @@ class _KeyCalls:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the output that has not been yielded yet."""
-        return self._output.finish()
+        try:
+            yield from self._output.finish()
+        except Exception as exc:
+            self._note_key(exc, self._output.failed_key)
+            raise
 
     def earliest_timer_ms(self) -> int | None:
         """Return when the earliest timer is due that there is now."""
@@ -136,9 +140,9 @@ class _KeyCalls:
         for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
             state = open_state(value, has_timed_out=has_timed_out)
             try:
-                yield from output.add_all(function(key, frames, state))
+                yield from output.add_all(function(key, frames, state), key)
             except Exception as exc:
-                self._note_key(exc, key)
+                self._note_key(exc, output.failed_key or key)
                 raise
             changes.take(at, state, existed=value is not None)
         self._write(keys, changes, old_timers_ms)
@@ -152,7 +156,7 @@ class _KeyCalls:
         self._values.delete(keys.take(np.array(changes.deleted, np.int64)))
         self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
 
-    def _note_key(self, exc: Exception, key: tuple[Any, ...]) -> None:
+    def _note_key(self, exc: Exception, key: tuple[Any, ...] | None) -> None:
         exc.add_note(f"raised in operator {self._operator!r} for key {key!r}")
 
 

@@ -41,7 +41,7 @@ def gathered(
     for name, data_type in columns.items():
         schema.add(name, data_type, nullable)
     output = OutputFrames(schema, fmt, rows_each)
-    batches = [batch for one in returned for batch in output.add_all(one)]
+    batches = [batch for i, one in enumerate(returned) for batch in output.add_all(one, (i,))]
     return [batch.to_pylist() for batch in [*batches, *output.finish()]]
 
 
@@ -117,7 +117,7 @@ def test_output_is_streamed_while_the_function_runs() -> None:
             yield pd.DataFrame({"x": [i], "y": [0]})
 
     schema = StructType().add("x", LongType()).add("y", LongType())
-    next(OutputFrames(schema, ZONE, 4).add_all(function()))
+    next(OutputFrames(schema, ZONE, 4).add_all(function(), ()))
     assert len(made) == 5
 
 
@@ -184,6 +184,18 @@ def test_values_that_do_not_fit_are_refused() -> None:
         gathered(XY, fraction)
     with pytest.raises(SchemaMismatchError, match="NOT NULL"):
         gathered(XY, [pd.DataFrame({"x": [None], "y": [1]})], nullable=False)
+
+
+@pytest.mark.parametrize("bad", [{"x": ["text"], "y": [1]}, {"x": [1.5], "y": [1]}])
+def test_the_key_of_a_frame_that_does_not_fit_is_told(bad: dict[str, Any]) -> None:
+    """Not that of the key whose frame filled the batch, nor of one that is converted together with it."""
+    good = {"x": ["5"] if bad["x"] == ["text"] else [2.0], "y": [1]}
+    output = OutputFrames(StructType().add("x", LongType()).add("y", LongType()), ZONE, 3)
+    for key, frame in enumerate([good, bad, good]):
+        assert not list(output.add_all([pd.DataFrame(frame)], (key,)))
+    with pytest.raises((PySparkTypeError, PySparkValueError)):
+        list(output.add_all([pd.DataFrame(good)], (3,)))
+    assert output.failed_key == (1,)
 
 
 def test_an_error_of_the_function_is_its_own() -> None:

@@ -153,6 +153,17 @@ def test_a_function_that_fails_changes_nothing() -> None:
     assert counts.test([row("a")]) == [Row(user="a", n=1, over=False)]
 
 
+def test_output_that_does_not_fit_tells_its_key() -> None:
+    """The frames of all keys are converted together, at the end."""
+
+    def puts_out(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"user": [key[0]], "n": ["text" if key[0] == "b" else "5"], "over": [True]})
+
+    with pytest.raises(PySparkValueError) as caught:
+        make(puts_out).test([row("a"), row("b"), row("c")])
+    assert "('b',)" in caught.value.__notes__[0]
+
+
 def test_a_timeout_that_nobody_clears() -> None:
     """P7: what Spark documents is the default, what Spark does can be asked for."""
 
