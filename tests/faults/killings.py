@@ -25,6 +25,9 @@ from tests.faults.killed_driver import ROWS_MAX, Job
 
 VICTIMS = ("driver", "worker", "server")
 FILE_ROWS, KEYS = 400, 150
+# Event time: ten seconds a file.
+USERS, FIRST_MS, FILE_MS = 300, 1_700_000_000_000, 10_000
+_ROOT = Path(__file__).parents[2]
 RUN_MARK = "HOLDFAST_TEST_RUN"
 _POLL_S = 0.002
 _PATIENCE_S = 240.0
@@ -43,6 +46,8 @@ class Killings:
         Whom to kill, each as often as the others.
     once_a_batch : bool
         Whether a micro-batch must have been committed between two kills.
+    program : str
+        Module of the driver's program.
     story : list of str
         What was done, to show when the result is wrong.
     done : dict of str to int
@@ -53,6 +58,7 @@ class Killings:
     chance: random.Random
     victims: tuple[str, ...] = VICTIMS
     once_a_batch: bool = False
+    program: str = killed_driver.__name__
     story: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     files: int = 0
@@ -87,11 +93,17 @@ class Killings:
 
     def start_driver(self) -> None:
         """Start the query's driver in a process group of its own."""
-        command = [sys.executable, killed_driver.__file__, json.dumps(asdict(self.job))]
+        command = [sys.executable, "-m", self.program, json.dumps(asdict(self.job))]
         environment = {**os.environ, RUN_MARK: self.job.folder}
         with (self.job.path / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=_ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.tell("started a driver")
 
@@ -211,8 +223,20 @@ def input_of(number: int) -> pa.Table:
         "key": pa.array(keys, mask=keys % 10 == 0),
         "amount": pa.array(chance.integers(-1000, 1000, FILE_ROWS)),
         "seq": pa.array(np.arange(FILE_ROWS) + number * FILE_ROWS),
+        **_visits(number, chance),
     }
     return pa.table(columns)
+
+
+def _visits(number: int, chance: np.random.Generator) -> dict[str, pa.Array]:
+    """Return users who come, stay for some files and go, and the event times of their rows, some a minute late."""
+    users = (number * 20 + chance.integers(0, 60, FILE_ROWS)) % USERS
+    times_ms = chance.integers(0, FILE_MS, FILE_ROWS) + number * FILE_MS + FIRST_MS
+    times_ms -= np.where(chance.random(FILE_ROWS) < 0.02, 60_000, 0)
+    return {
+        "user": pa.array(users, mask=users == 7),
+        "at": pa.array(times_ms, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+    }
 
 
 Output = dict[int, list[tuple[int | None, int, int]]]

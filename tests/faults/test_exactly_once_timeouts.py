@@ -1,0 +1,61 @@
+"""Exactly once with timeouts: processes are killed at random moments, and each session is closed once, and whole."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from tests.faults import killed_sessions
+from tests.faults.killed_driver import Job
+from tests.faults.killed_sessions import OPERATOR, expected, micro_batches
+from tests.faults.killings import Killings
+from tests.repetitions import LONG, repetitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KILLS = 25 if LONG else 3
+# The filesystem backend is the code of the memory backend, and packed sends what rows cannot: both in the long profile.
+PAIRS = [("rows", "memory"), ("rows", "rocksdb")]
+LONG_PAIRS = [*PAIRS, ("rows", "filesystem"), ("packed", "rocksdb"), ("packed", "memory")]
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.parametrize(("transport", "backend"), LONG_PAIRS if LONG else PAIRS)
+@pytest.mark.parametrize("seed", repetitions(1, 2))
+def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(str(tmp_path), transport, backend)
+    run = Killings(job, random.Random(f"{seed} {transport} {backend} timeouts"), program=killed_sessions.__name__)
+    run.run(KILLS)
+    check_result(run, spark)
+    print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
+
+
+def check_result(run: Killings, spark: SparkSession) -> None:
+    """Compare sessions, states and timeouts with what comes of the same rows, one after the other."""
+    folder = run.job.path
+    batches = micro_batches(folder)
+    assert sum(len(files) for files, _ in batches) == run.files
+    open_sessions, closed = expected(batches)
+    story = f"{run.job}: {run.describe()}"
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    try:
+        tables = [holdfast.read_state(spark, folder / "query", OPERATOR, table=name) for name in ("state", "timers")]
+    finally:
+        spark.conf.unset("spark.holdfast.checkpoint.dir")
+    state, timers = ({row.pop("user"): tuple(row.values()) for row in table.to_pylist()} for table in tables)
+    assert [table.num_rows for table in tables] == [len(state), len(timers)], story
+    assert state == {user: session[:3] for user, session in open_sessions.items()}, story
+    assert timers == {user: session[3:] for user, session in open_sessions.items()}, story
+    # The sink's own log says which of its files count.
+    written = [tuple(row) for row in spark.read.parquet(str(folder / "output")).collect()]
+    assert sorted(written, key=repr) == sorted(closed, key=repr), story
+    assert len(closed) > len(open_sessions) / 2, "hardly a session has been closed: this shows nothing"
+    run.stop_servers()
+    shutil.rmtree(folder)
