@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
@@ -117,6 +118,78 @@ def test_frames(engine: Engine, nested: bool, run_on: Open) -> None:
 
     found = notes_of(engine, run_on, play)
     assert found == notes_of(SPARK, run_on, play) if engine is not SPARK else len(found[0]) == 5
+
+
+def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Return the rows as they are."""
+    yield from chunks
+
+
+@every_transport
+@pytest.mark.parametrize("key", ["all", "no nulls"])
+def test_rows_come_back(engine: Engine, key: str, run_on: Open) -> None:
+    """R5: what a function was given it may return, of any type, also where the session's time zone is another."""
+    types = f"key string, {TYPES}, {NESTED_TYPES}"
+    if engine is STRICT[0]:
+        engine = Engine(engine.name, {k: v for k, v in engine.settings.items() if not k.endswith("transport")})
+
+    def play(one: Engine) -> list[Any]:
+        with run_on(one, **{"spark.sql.session.timeZone": "Europe/Berlin"}) as run:
+            table = table_of(COLUMNS | NESTED)
+            run.feed_table(table.filter(pc.equal(table["key"], key)))
+            run.run(
+                run.apply(
+                    run.source(types, delay=None), ["key"], same_rows, types, program.STATE, "append", "NoTimeout"
+                ),
+                "append",
+            )
+            return sorted(map(repr, run.batches[0]))
+
+    found = play(engine)
+    assert found == play(SPARK) if engine is not SPARK else len(found) > 1
+
+
+# By name: type in Spark, what may be set, and what numpy, pandas and others have for it.
+VALUES: dict[str, tuple[str, Any, Any]] = {
+    "l": ("long", 2**62 + 1, np.int64(5)),
+    "i": ("int", -1, np.int32(1)),
+    "h": ("short", 7, np.int16(2)),
+    "y": ("byte", -8, np.int8(3)),
+    "d": ("double", -0.0, np.float64("nan")),
+    "f": ("float", 0.1, np.float32(0.1)),
+    "o": ("boolean", True, np.bool_(False)),
+    "s": ("string", "ü", np.str_("x")),
+    "b": ("binary", b"\0", b""),
+    "t": ("timestamp", MOMENT, pd.Timestamp(MOMENT)),
+    "n": ("timestamp_ntz", EPOCH, pd.Timestamp(EPOCH)),
+    "a": ("date", MOMENT.date(), EPOCH.date()),
+    "c": ("decimal(10,2)", Decimal("1.5"), Decimal("-0.01")),
+    "u": ("struct<x:bigint,z:string>", (5, None), {"x": None, "z": "y"}),
+    "v": ("interval day to second", dt.timedelta(days=1, microseconds=1), pd.Timedelta(seconds=-1)),
+}
+STATE_TYPES = ", ".join(f"{name} {type_}" for name, (type_, _, _) in VALUES.items())
+PLAIN, OF_LIBRARIES = (tuple(both) for both in zip(*(values for _, *values in VALUES.values()), strict=True))
+STATES = {"plain": PLAIN, "libraries": OF_LIBRARIES, "list": list(PLAIN), "nulls": (None,) * len(PLAIN)}
+
+
+def keep_values(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+    """Say what the state holds, and set it."""
+    note = f"{key[0]} {[_typed(value) for value in state.getOption or ()]}"
+    state.update(STATES[key[0]])
+    return [pd.DataFrame({"note": [note, str(state), repr(state.get)]})]
+
+
+@every_engine
+def test_values_of_the_state(engine: Engine, run_on: Open) -> None:
+    """G1, G2: values come back as Spark gives them, and those of numpy and pandas may be set (SPARK-41260)."""
+
+    def play(run: Trial) -> None:
+        for _ in range(2):
+            run.feed([(key, 1, "") for key in STATES])
+        run.run(run.apply(run.source(), ["key"], keep_values, NOTES, STATE_TYPES, "update", "NoTimeout"))
+
+    found = notes_of(engine, run_on, play)
+    assert found == notes_of(SPARK, run_on, play) if engine is not SPARK else len(found[1]) == 12
 
 
 @every_transport

@@ -108,3 +108,23 @@ def test_what_may_not_be_returned(
     condition, _, text = words.rpartition("] ")
     assert message.startswith(condition)
     assert re.search(text, message)
+
+
+@pytest.mark.parametrize("engine", [SPARK, STRICT[0]], ids=lambda engine: engine.name)
+def test_labels(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+    """R5: numbers for labels mean positions. Spark says so too, but its output is nulls; that of ours is not."""
+    frame = pd.DataFrame([[1, "x"]])
+    with trial(spark, engine, tmp_path, local_state) as run:
+        run.feed([("by position", 1, "")])
+        arguments = (Returning({"by position": [frame]}), OUTPUT, STATE, "update", "NoTimeout")
+        run.run(run.apply(run.source(delay=None), ["key"], *arguments))
+        assert run.batches == [[(None, None) if engine is SPARK else (1, "x")]]
+
+
+def test_wrong_labels(spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+    """R5: names that are not those of the output are an error as in `applyInPandas`; Spark returns nulls here."""
+    with trial(spark, STRICT[0], tmp_path, local_state) as run:
+        run.feed([("wrong", 1, "")])
+        arguments = (Returning({"wrong": [RIGHT.rename(columns=str.upper)]}), OUTPUT, STATE, "update", "NoTimeout")
+        cause, message = cause_of(run.failure(run.apply(run.source(delay=None), ["key"], *arguments)))
+    assert (cause, message.split("]")[0]) == ("PySparkRuntimeError", "[RESULT_COLUMN_NAMES_MISMATCH")

@@ -65,6 +65,23 @@ def test_late_rows(engine: Engine, timeout: str, run_on: Open) -> None:
     assert notes[2]["at 150"].split(" | ")[1] == "watermark: 200"
 
 
+@every_engine
+def test_a_timeout_that_stays_while_the_watermark_stands_still(engine: Engine, run_on: Open) -> None:
+    """P7: what has fired and does nothing fires in every micro-batch, beside other rows and where all are late."""
+    with run_on(engine) as run:
+        run.feed([(f"{i}@", 1000, "timestamp 1500") for i in range(4)])
+        for _ in range(3):
+            run.feed([("clock", 2000, "")])
+        run.run(
+            run.apply(
+                run.source(), ["key"], program.interpret, program.OUTPUT, program.STATE, "update", "EventTimeTimeout"
+            )
+        )
+        fired = {f"{i}@" for i in range(4)}
+        assert keys_called(run) == [fired, {"clock"}, {"clock", *fired}, fired]
+        assert run.state() == dict.fromkeys(fired, (None, 1500))
+
+
 @every_transport
 def test_watermark_with_a_delay(engine: Engine, run_on: Open) -> None:
     """P2, P3, G7: timeouts and late rows go by the watermark, which is the delay behind the newest row."""
@@ -84,6 +101,23 @@ def test_watermark_with_a_delay(engine: Engine, run_on: Open) -> None:
         set(),
     ]
     assert notes[2]["a@watermark;remove"].endswith("watermark: 10000 | remove: None | new None")
+
+
+@every_transport
+def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
+    """P3: a window carries the watermark too, and is late when its end is."""
+    with run_on(engine) as run:
+        for ms in (1000, 5000, 12_000):
+            run.feed([("a", ms, "watermark"), ("late?", 500, "")])
+        run.feed([("b", 13_000, ""), ("late?", 500, "")])
+        frame = run.source().withColumn("at", F.window("at", "2 seconds"))
+        if engine is STRICT[0]:
+            run.session.conf.unset("spark.holdfast.transport")
+        run.run(
+            run.apply(frame, ["key"], program.interpret, program.OUTPUT, program.STATE, "update", "EventTimeTimeout")
+        )
+        called = keys_called(run)
+    assert [sorted(keys) for keys in called if keys] == [*[["a", "late?"]] * 3, ["b"]]
 
 
 @every_engine
