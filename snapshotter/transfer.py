@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from pathlib import Path
-from threading import Lock
 from typing import TypeVar
 
 import lz4.frame
@@ -114,20 +113,14 @@ def download_files(
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as opened:
                 opened.truncate(file.size_bytes)
-        # The kernel lets one thread at a time write into a file, and the others burn their cores while they wait.
-        turn = Lock()
         for index, part in enumerate(file.parts):
             size_bytes = min(part_bytes, file.size_bytes - index * part_bytes)
 
             def receive(
-                path: Path = path,
-                part: Part = part,
-                at: int = index * part_bytes,
-                size: int = size_bytes,
-                turn: Lock = turn,
+                path: Path = path, part: Part = part, at: int = index * part_bytes, size: int = size_bytes
             ) -> None:
                 data = fetch_part(storage, shard, part, size)
-                with local_files.writing(path), turn, path.open("r+b") as out:
+                with local_files.writing(path), path.open("r+b") as out:
                     os.pwrite(out.fileno(), data, at)
 
             futures.append(executor.submit(receive))
