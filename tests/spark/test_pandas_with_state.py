@@ -49,6 +49,16 @@ def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: s
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
 
 
+def test_a_vectorised_operator_goes_on_with_the_state_of_a_function_by_key(lab: Lab) -> None:
+    """Without timeouts both have the same tables: a function can be made fast later."""
+    lab.feed(FIRST)
+    stream = holdfast.stream(lab.source()).groupBy("key")
+    lab.run(stream.applyInPandasWithState(count_and_sum, OUTPUT, STATE, "update", "NoTimeout", name="totals"))
+    lab.feed(SECOND)
+    lab.run(lab.totals())
+    assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
 def test_keys_may_be_expressions(lab: Lab) -> None:
     """Spark takes columns only; the frames have all columns of the input, and no other."""
 

@@ -172,3 +172,25 @@ def test_columns_of_every_type_are_carried(data_type: pa.DataType, one: Any, oth
     received = read_blob(packed.column(BLOB)[0].as_py())
     assert received.schema == batch.schema
     assert [plain(v) for v in received["v"].to_pylist()] == [plain(v) for v in batch["v"].to_pylist()]
+
+
+@pytest.mark.parametrize("is_window", [False, True])
+def test_rows_of_one_blob_have_one_event_time_where_spark_drops_late_ones(is_window: bool) -> None:
+    """Spark drops a blob as a whole: by the end of a window, and never where the time is null."""
+    moments = [30, 10, None, 20, 10, 30, None]
+    times: pa.Array = pa.array(moments, pa.timestamp("us", "UTC"))
+    if is_window:
+        starts = pa.array([0] * len(moments), times.type)
+        times = pa.StructArray.from_arrays([starts, times], ["start", "end"])
+    numbers, hashes = pa.array(range(len(moments))), pa.array([0] * len(moments), pa.int64())
+    batch = pa.RecordBatch.from_arrays([numbers, times, hashes], names=["n", "at", HASH])
+    (packed,) = pack_rows([batch.slice(0, 3), batch.slice(3)], [7], "at", cut_by_time=True)
+    blobs = {
+        tuple(read_blob(blob.as_py())["n"].to_pylist()): packed.column(EVENT_TIME)[i].as_py()
+        for i, blob in enumerate(packed.column(BLOB))
+    }
+    expected = {(0, 5): 30, (1, 4): 10, (3,): 20, (2, 6): None}
+    assert packed.column(ROUTE).to_pylist() == [7] * 4
+    assert blobs.keys() == expected.keys()
+    for rows, moment in expected.items():
+        assert blobs[rows] == times[moments.index(moment)].as_py()
