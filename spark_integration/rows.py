@@ -14,7 +14,7 @@ string, binary, decimal                as they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pandas as pd
@@ -91,9 +91,8 @@ class RowsTransport:
         encoded = frame.select(*columns, hashed.alias(last))
         return encoded.select("*", route_column(F.col(last), self.routes).alias(ROUTE))
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
-        decoded = [self._decode(chunk) for chunk in chunks if len(chunk)]
-        return pa.concat_tables(decoded) if decoded else self.arrow_schema.empty_table()
+    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
+        return (self._decode(chunk) for chunk in chunks if len(chunk))
 
     def _decode(self, chunk: pd.DataFrame) -> pa.Table:
         columns = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -24,9 +25,10 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration import state_client, task
+from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import PointerRow
+from holdfast.spark_integration.received_rows import gather_rows
 from holdfast.spark_integration.shard_store import ShardStore, bound_chain, open_shard
 from holdfast.spark_integration.shard_timeout import set_shard_timeout
 from holdfast.spark_integration.state_messages import ServerLostError
@@ -63,7 +65,8 @@ def call_shard(
         earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
     )
     shard = operator.routes.index(int(key[0]))
-    batch = operator.input_of(transport.receive(chunks), shard, streaming.batch_id, times)
+    received = gather_rows(transport.receive(chunks), transport.arrow_schema, _disk_of(operator))
+    batch = operator.input_of(received, shard, streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
     frames = _held_back(attempt.run(), output)
     try:
@@ -141,10 +144,15 @@ def call_batch_shard(
     """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
     # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
     shard = operator.routes.index(int(key[0]))
-    batch = operator.input_of(transport.receive([rows]), shard, None, BatchTimes(clock.now_ms(), None, None))
+    received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
+    batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))
     transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)
     frames = list(output.send(operator.function.run(batch, transaction)))
     return pd.concat(frames) if frames else pd.DataFrame()
+
+
+def _disk_of(operator: Operator) -> Path:
+    return local_dirs.choose_root(operator.settings.local_dir, in_memory=False)
 
 
 def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:

@@ -130,13 +130,12 @@ class Operator:
 
     def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
         """Return the rows that a transport brought as the input of one shard."""
-        received = received.combine_chunks()
         return ShardInput(
             operator=self.name,
             shard=shard,
             batch_id=batch_id,
             rows=received.select(self.row_columns),
-            shown_keys=received.select(self.key_columns).rename_columns(self.key_names),
+            shown_keys=received.select(self.key_columns).rename_columns(self.key_names).combine_chunks(),
             hashes=received.column(HASH).combine_chunks(),
             times=times,
         )

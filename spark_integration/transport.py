@@ -63,8 +63,12 @@ class Transport(Protocol):
         after it, doubling their number with each key. So whatever is computed from the keys stands last.
         """
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
-        """Return the rows of one shard and micro-batch, in a worker: the columns of the frame sent."""
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of the frame sent."""
+
+    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
+        """Yield the rows of one shard and micro-batch, in a worker."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,8 @@ class PackedTransport:
         plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
         return plain.mapInArrow(pack, StructType(fields))
 
-    def receive(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
-        blobs = [read_blob(blob) for chunk in chunks for blob in chunk[BLOB]]
-        return pa.concat_tables(blobs) if blobs else self.arrow_schema.empty_table()
+    def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
+        return (read_blob(blob) for chunk in chunks for blob in chunk[BLOB])
 
 
 def pack_rows(

@@ -103,12 +103,12 @@ class KeyFrames:
     def __init__(
         self, rows: pa.Table, order: IntArray, starts: IntArray, frame_format: FrameFormat, rows_each: int
     ) -> None:
-        self._rows = rows.combine_chunks()
+        self._batches = rows.to_batches()
         self._order = order
         self._bounds = np.append(starts, len(order))
         self._format = frame_format
         self._rows_each = rows_each
-        self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, self._rows.nbytes)))
+        self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, rows.nbytes)))
         self._names = pd.Index(rows.column_names, dtype=object)
 
     def slabs(self) -> Iterator[Slab]:
@@ -132,13 +132,13 @@ class KeyFrames:
         if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
             yield self._stream(bounds[0], bounds[1])
             return
-        rows = self._rows.take(pa.array(self._order[bounds[0] : bounds[-1]]))
+        rows = _take(self._batches, self._order[bounds[0] : bounds[-1]])
         for frame in cut(rows, bounds - bounds[0], self._format.to_frame):
             yield iter((frame,))
 
     def _stream(self, start: int, end: int) -> Iterator[pd.DataFrame]:
         for at in range(start, end, self._rows_each):
-            taken = self._rows.take(pa.array(self._order[at : min(at + self._rows_each, end)]))
+            taken = _take(self._batches, self._order[at : min(at + self._rows_each, end)])
             yield self._format.to_frame(taken)
 
 
@@ -157,6 +157,23 @@ class Slab:
 
     def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
         return self.frames.chunks_of(self.first_key, self.end_key)
+
+
+def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
+    """Return some rows of consecutive batches; where Arrow's own would first make one of them all."""
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    holder = np.searchsorted(starts, rows, side="right") - 1
+    by_holder = np.argsort(holder, kind="stable")
+    bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
+    pieces = [
+        batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
+        for which in np.flatnonzero(np.diff(bounds)).tolist()
+    ]
+    if len(pieces) == 1:
+        return pa.Table.from_batches(pieces)
+    places = np.empty(len(rows), np.int64)
+    places[by_holder] = np.arange(len(rows))
+    return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(places))
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
