@@ -1,4 +1,4 @@
-"""The rows of one shard and micro-batch, all of them, before its function is called: in memory or, where many, in a file.
+"""The rows of one shard and micro-batch, all of them, before its function is called: in memory or, if many, in a file.
 
 Rows are grouped by key, so all of them have to be there before the first key can be called. Beyond `MEMORY_BYTES` they
 go to a file without a name on a local disk, and are mapped: the operating system takes their pages out of memory where
