@@ -132,13 +132,14 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
         waiting.append(run)
         last = int(run.hashes[-1])
         if first < last:  # rows of the last hash may go on in the next run
-            yield from _merge_first([*waiting, *writes], first, last - 1)
+            yield from scan_runs([*waiting, *writes], first, last - 1)
             waiting = _slices(waiting, last, last)
             first = last
-    yield from _merge_first([*waiting, *writes], first, MAX_HASH)
+    yield from scan_runs([*waiting, *writes], first, MAX_HASH)
 
 
-def _merge_first(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
+def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
+    """Merge as `merge_in_stretches`, live rows only, and such that the first rows cost little."""
     return merge_in_stretches(
         runs, drop_deletes=True, first_hash=first_hash, last_hash=last_hash, first_bytes=FIRST_STRETCH_BYTES
     )

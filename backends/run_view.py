@@ -7,13 +7,7 @@ from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.run_stack import (
-    FIRST_STRETCH_BYTES,
-    count_rows,
-    look_up,
-    merge_in_stretches,
-    merge_prefixes,
-)
+from holdfast.backends.run_stack import count_rows, look_up, merge_prefixes, scan_runs
 from holdfast.errors import ClosedError, NotFoundError
 
 
@@ -48,10 +42,7 @@ class RunFilesView(View):
         return look_up(self.stack(table), keys, self._tables[table])
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        stack = self.stack(table)
-        return merge_in_stretches(
-            stack, drop_deletes=True, first_hash=first_hash, last_hash=last_hash, first_bytes=FIRST_STRETCH_BYTES
-        )
+        return scan_runs(self.stack(table), first_hash, last_hash)
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         return merge_prefixes(self.stack(table), prefixes)

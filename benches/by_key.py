@@ -19,6 +19,7 @@ import pandas as pd
 
 from holdfast.benches.job import option
 from holdfast.benches.job_a import JobA
+from holdfast.benches.numbered_rows import FIRST_SECOND, numbered_rows
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
     from holdfast.spark_integration.shard_timeout import TimeoutConf
 
-_FIRST_SECOND = 1_700_000_000
 _BATCH_S = 60
 _FAR_MS = 10 * 365 * 86_400_000
-_SEEDS_PER_PARTITION = 8
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,11 @@ class Timers(JobByKey):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keys < 2 * max(self.rows, self.due * self.batches) or self.warmup < 3:
+        if self.warmup < 3:
+            raise InvalidArgumentError(
+                "nothing is due in the first two micro-batches: warmup must be at least 3", warmup=self.warmup
+            )
+        if self.keys < 2 * max(self.rows, self.due * self.batches):
             raise InvalidArgumentError("half of the keys must do for all that is due, the other half for a micro-batch")
 
     @property
@@ -118,21 +121,13 @@ class Timers(JobByKey):
         """Return the streaming rows; all rows of a micro-batch happen in one second, a minute after the last ones."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        seeds = _SEEDS_PER_PARTITION * self.partitions
-        ticks = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", seeds)
-            .option("numPartitions", self.partitions)
-            .load()
+        rows = numbered_rows(
+            spark, self.partitions, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
         )
-        batch, seed = F.expr(f"value div {seeds}").alias("batch"), (F.col("value") % seeds).alias("seed")
         fills = F.col("batch") < self.fill_batches
-        wanted = F.when(fills, self.fill_rows).otherwise(self.rows)
-        first, end = (F.floor(wanted * (F.col("seed") + i) / seeds) for i in (0, 1))
-        rows = ticks.select(batch, seed).select("batch", F.explode(F.sequence(first, end - 1)).alias("i"))
         upper_half = self.keys // 2 + (F.col("batch") * self.rows + F.col("i")) % (self.keys - self.keys // 2)
         key = F.when(fills, F.col("batch") * self.fill_rows + F.col("i")).otherwise(upper_half)
-        at = F.timestamp_seconds(F.col("batch") * _BATCH_S + _FIRST_SECOND)
+        at = F.timestamp_seconds(F.col("batch") * _BATCH_S + FIRST_SECOND)
         made = rows.select(key.alias("key"), (F.col("i") % 100).alias("v"), at.alias("at"))
         return made.where(F.col("key") < self.keys).withWatermark("at", "0 seconds")
 
@@ -158,4 +153,4 @@ class Timers(JobByKey):
         The watermark of a micro-batch is the time of the rows of the one before it.
         """
         batch = self.fill_batches + int(key) // self.due
-        return (_FIRST_SECOND + batch * _BATCH_S + _BATCH_S // 2) * 1000
+        return (FIRST_SECOND + batch * _BATCH_S + _BATCH_S // 2) * 1000

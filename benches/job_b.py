@@ -25,15 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.benches.job import SparkJob, option
+from holdfast.benches.numbered_rows import FIRST_SECOND, SEEDS_PER_PARTITION, numbered_rows
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from holdfast.spark_integration.shard_batch import ShardBatch
-
-_SEEDS_PER_PARTITION = 8
-_FIRST_SECOND = 1_700_000_000
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class JobB(SparkJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = _SEEDS_PER_PARTITION * self.partitions
+        least = SEEDS_PER_PARTITION * self.partitions
         if min(self.rows, self.fill_rows) < least or self.skew < 1:
             raise InvalidArgumentError(f"job B needs at least {least} rows a micro-batch, and a skew of at least 1")
 
@@ -71,24 +69,12 @@ class JobB(SparkJob):
         }
 
     def source(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming rows.
-
-        Spark's ``rate-micro-batch`` source makes equal micro-batches; so it makes a few seeds, and each becomes as
-        many rows as its micro-batch needs.
-        """
+        """Return the streaming rows."""
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-        seeds = _SEEDS_PER_PARTITION * self.partitions
-        ticks = (
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", seeds)
-            .option("numPartitions", self.partitions)
-            .load()
+        rows = numbered_rows(
+            spark, self.partitions, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
         )
-        batch, seed = F.expr(f"value div {seeds}").alias("batch"), F.col("value") % seeds
-        wanted = F.when(F.col("batch") < self.fill_batches, self.fill_rows).otherwise(self.rows)
-        first, end = (F.floor(wanted * (F.col("seed") + i) / seeds) for i in (0, 1))
-        rows = ticks.select(batch, seed.alias("seed")).select("batch", F.explode(F.sequence(first, end - 1)).alias("i"))
         # 53 random bits: as many as a double holds.
         chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)
         key = F.when(F.col("batch") < self.fill_batches, F.col("batch") * self.fill_rows + F.col("i")).otherwise(
@@ -99,7 +85,7 @@ class JobB(SparkJob):
         return numbered.select(
             _digits("number").alias("key"),
             (F.col("i") % 100).alias("amount"),
-            F.timestamp_seconds(F.col("batch") * 60 + _FIRST_SECOND).alias("at"),
+            F.timestamp_seconds(F.col("batch") * 60 + FIRST_SECOND).alias("at"),
             page.alias("page"),
         )
 

@@ -23,7 +23,7 @@ STORAGE_PREFIX = PREFIX + "storage."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 Transport = Literal["packed", "rows"]
-Timeouts = Literal["documented", "spark"]
+TimeoutRule = Literal["documented", "spark"]
 
 
 def _text(value: str) -> str:
@@ -128,7 +128,7 @@ class Settings:
     checkpoint_dir: str | None = _setting("checkpoint.dir", _location, None)
     local_dir: str | None = _setting("local.dir", _directory, None)
     transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
-    timeouts: Timeouts = _setting("timeouts", _one_of("documented", "spark"), "documented")
+    timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
     shards: int | None = _setting("shards", _count, None)
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)
@@ -181,6 +181,10 @@ class Settings:
             values["retained_versions"] = max(1, int(configuration[RETAINED]))
         chosen = options.get(values.get("backend", "memory"), {})
         return cls(**values, storage_names=tuple(sorted(storage_names)), backend_options=chosen)
+
+    def storage_values(self, configuration: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of `storage_names`, which only the configuration has."""
+        return {name: configuration[STORAGE_PREFIX + name] for name in self.storage_names}
 
 
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:

@@ -22,7 +22,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from holdfast import clock
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.settings import Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
 from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema, parse_struct
@@ -82,8 +82,8 @@ def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_r
     A Spark Connect client may lack what the executors have, packages and credentials, so there nothing is opened.
     """
     if settings.checkpoint_dir is not None and not is_remote:
-        values = {name: configuration[STORAGE_PREFIX + name] for name in settings.storage_names}
-        open_storage(settings.checkpoint_dir, parse_storage_options(values)).close()
+        options = parse_storage_options(settings.storage_values(configuration))
+        open_storage(settings.checkpoint_dir, options).close()
 
 
 def operator_name(func: object, name: str | None) -> str:
@@ -206,7 +206,8 @@ class Definition:
             The input has a column that cannot be sent, or the state one that cannot be kept.
         """
         self.function.tables()
-        operator, transport, output = self._operator(), self._transport(), self.output
+        operator, output = self._operator(), self.output
+        transport = self._transport(operator.routes)
         carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
             *[quoted(name) for name in self.df.columns],
@@ -247,11 +248,10 @@ class Definition:
     def _expressions(self) -> list[Key]:
         return [key for key in self.keys if key.is_expression]
 
-    def _transport(self) -> Transport:
+    def _transport(self, routes: list[int]) -> Transport:
         expressions = [StructField(key.column, key.field.dataType) for key in self._expressions()]
         schema = StructType([*expressions, *self.df.schema.fields, StructField(HASH, LongType(), False)])
         types = arrow_schema(schema, "the input")
-        routes = self._operator().routes
         event_time = event_time_of(self.df)
         filtering = None if event_time is None else EventTime(event_time, self.timeout_conf == "EventTimeTimeout")
         name = self.settings.transport or self.transport

@@ -25,7 +25,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
@@ -93,8 +93,7 @@ def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
             "state can be read only where it is durable: set spark.holdfast.checkpoint.dir to the directory that "
             "the query uses"
         )
-    values = {name: configuration[STORAGE_PREFIX + name] for name in settings.storage_names}
-    return settings, parse_storage_options(values)
+    return settings, parse_storage_options(settings.storage_values(configuration))
 
 
 @dataclass(frozen=True)

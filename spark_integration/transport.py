@@ -184,7 +184,7 @@ def _blobs(
 def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
     """Yield the rows of each event time as a batch of their own."""
     together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-    moments = _moments(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
+    moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
     order = np.argsort(moments, kind="stable")
     starts = np.flatnonzero(np.diff(moments[order], prepend=-1))
     in_order = together.take(pa.array(order))
@@ -195,12 +195,12 @@ def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.
 def _newest(columns: list[pa.Array]) -> pa.Array:
     """Return the newest event time as an array of one; of windows the one that ends last."""
     column = pa.concat_arrays(columns)
-    times = _moments(column)
+    times = moments_of(column)
     place = pc.index(times, pc.max(times)).as_py()
     return column.slice(max(place, 0), 1)
 
 
-def _moments(column: pa.Array) -> pa.Array:
+def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return what of an event time Spark compares with the watermark: of a window its end."""
     return pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
 

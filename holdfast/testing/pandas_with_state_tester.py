@@ -27,7 +27,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_view import RunFilesView
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
-from holdfast.settings import Timeouts as TimeoutRule
+from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.columns import arrow_schema, require_key_types
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
@@ -37,6 +37,7 @@ from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard_batch import STATE_TABLE
 from holdfast.spark_integration.shard_timeout import TimeoutConf
 from holdfast.spark_integration.stateful_operator import BatchTimes, ShardInput
+from holdfast.spark_integration.transport import moments_of
 from holdfast.testing.ddl import parse_schema
 
 
@@ -245,10 +246,7 @@ class PandasWithStateTester:
     def _without_late(self, rows: pa.Table) -> pa.Table:
         if self._step.timeout_conf != "EventTimeTimeout":
             return rows
-        times = rows.column(self._event_time)
-        if pa.types.is_struct(times.type):
-            times = pc.struct_field(times, "end")
-        is_late = pc.less_equal(times.cast(pa.int64()), self._watermark_ms * 1000)
+        is_late = pc.less_equal(moments_of(rows.column(self._event_time)).cast(pa.int64()), self._watermark_ms * 1000)
         return rows.filter(pc.invert(pc.fill_null(is_late, False)))
 
     def _as_rows(self, output: pa.Table) -> list[Row]:

@@ -73,15 +73,27 @@ class FrameFormat:
         columns = [one_chunk(column) for column in rows.columns]
         types = [_in_zone(column.type, self.timezone) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
-        return ArrowBatchTransformer.to_pandas(  # type: ignore[return-value]
+        series: list[pd.Series[Any]] = ArrowBatchTransformer.to_pandas(  # type: ignore[assignment]
             pa.RecordBatch.from_arrays(columns, names=rows.column_names),
             timezone=self.timezone,
             prefer_int_ext_dtype=self.prefer_int_ext_dtype,
         )
+        if self.prefer_int_ext_dtype:
+            return [_with_all_digits(s, c) for s, c in zip(series, columns, strict=True)]
+        return series
 
     def to_frame(self, rows: pa.Table) -> pd.DataFrame:
         """Return rows as the frame that Spark's worker would make of them."""
         return pd.concat(self.to_series(rows), axis=1)
+
+
+def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]:
+    """Return a nullable column of integers as it was: pandas 2 makes some of them by way of float64."""
+    if not (pa.types.is_int64(column.type) and column.null_count):
+        return series
+    values = column.fill_null(0).to_numpy().copy()
+    mask = column.is_null().to_numpy(zero_copy_only=False)
+    return pd.Series(pd.arrays.IntegerArray(values, mask), name=series.name)
 
 
 class KeyFrames:
@@ -161,6 +173,8 @@ class Slab:
 
 def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
     """Return some rows of consecutive batches; where Arrow's own would first make one of them all."""
+    if len(batches) == 1:
+        return pa.Table.from_batches([batches[0].take(pa.array(rows))])
     starts = np.cumsum([0, *(len(batch) for batch in batches)])
     holder = np.searchsorted(starts, rows, side="right") - 1
     by_holder = np.argsort(holder, kind="stable")

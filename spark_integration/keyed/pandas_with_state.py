@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from holdfast.backends.arrow_rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.settings import Timeouts as TimeoutRule
+from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.keyed.frames import SLAB_KEYS, FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder

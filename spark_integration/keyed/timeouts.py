@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.backends.arrow_rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.settings import Timeouts as TimeoutRule
+from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.keyed.timers import DueTimers, Timers, timers_schema
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"

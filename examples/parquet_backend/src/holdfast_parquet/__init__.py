@@ -28,7 +28,7 @@ from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatist
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.backends.run_stack import look_up
+from holdfast.backends.run_stack import look_up, scan_runs
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
 
 __all__ = ["ParquetBackend", "ParquetView"]
@@ -67,7 +67,7 @@ class ParquetView(View):
         return look_up([run], keys, run.schema)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        return iter([self.run(table).slice(first_hash, last_hash)])
+        return scan_runs([self.run(table)], first_hash, last_hash)
 
     def close(self) -> None:
         self._runs = None
