@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 import holdfast
 
 OPERATOR = "totals"
+_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
 # A key's state is deleted when it has seen so many rows.
 ROWS_MAX = 40
 
@@ -55,6 +56,9 @@ def start_spark(job: Job) -> SparkSession:
         "spark.holdfast.transport": job.transport,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
+        "spark.sql.streaming.checkpointFileManagerClass": f"{_MANAGERS}.FileContextBasedCheckpointFileManager",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
