@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
@@ -59,6 +60,7 @@ SPARK = Engine("spark", {_PROVIDER: _ROCKSDB})
 # What is documented of timeouts, and the one engine that must differ from Spark in nothing else.
 DOCUMENTED = Engine("holdfast-documented", _holdfast("memory", timeouts="documented"))
 STRICT = [Engine(f"holdfast-{b}", _holdfast(b, timeouts="spark")) for b in ("memory", "filesystem", "rocksdb")]
+MEMORY, FILESYSTEM, ROCKSDB = STRICT
 PACKED = Engine("holdfast-packed", _holdfast("memory", timeouts="spark", transport="packed"))
 
 Row = tuple[str | None, int, str]
@@ -66,6 +68,12 @@ Row = tuple[str | None, int, str]
 
 State = dict[str | None, tuple[tuple[Any, ...] | None, int | None]]
 """By key: the value, and when it times out, in ms."""
+
+
+def engines(*quick: Engine, more: Sequence[Engine] = ()) -> pytest.MarkDecorator:
+    """Parametrise a test by engine: by those that show it in every run, and by `more` in the long profile."""
+    late = [pytest.param(engine, marks=pytest.mark.long) for engine in more]
+    return pytest.mark.parametrize("engine", [*quick, *late], ids=lambda engine: engine.name)
 
 
 @dataclass

@@ -17,7 +17,19 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import DOCUMENTED, PACKED, SPARK, STRICT, Engine, Trial, cause_of, trial
+from tests.spark.parity.engines import (
+    DOCUMENTED,
+    FILESYSTEM,
+    MEMORY,
+    PACKED,
+    ROCKSDB,
+    SPARK,
+    Engine,
+    Trial,
+    cause_of,
+    engines,
+    trial,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +38,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Open = Callable[..., Any]
+Notes = Callable[..., list[list[Any]]]
 NOTES = "note string"
-every_engine = pytest.mark.parametrize("engine", [SPARK, *STRICT], ids=lambda engine: engine.name)
-every_transport = pytest.mark.parametrize("engine", [SPARK, STRICT[0], PACKED], ids=lambda engine: engine.name)
+# What a call is given depends on the backend hardly, or on whether it is made of runs; the long profile takes all.
+of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
+of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
+of_both = engines(SPARK, MEMORY, ROCKSDB, more=[FILESYSTEM])
+every_transport = engines(SPARK, MEMORY, PACKED)
 
 # Without a zone, as pyarrow takes them for columns with and without one.
 MOMENT = dt.datetime.fromisoformat("2020-03-29T01:30:00")
@@ -89,11 +105,31 @@ def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
     return opened
 
 
-def notes_of(engine: Engine, run_on: Open, play: Callable[[Trial], None]) -> list[list[Any]]:
-    """Play something on an engine, and return the output by micro-batch, sorted."""
-    with run_on(engine) as run:
-        play(run)
-        return [sorted(rows, key=repr) for rows in run.batches]
+@pytest.fixture(scope="module")
+def said_by_spark() -> dict[tuple[str, str], list[list[Any]]]:
+    """Return what Spark's operator has put out in a test, so that it is asked once for all engines."""
+    return {}
+
+
+@pytest.fixture
+def notes_of(
+    request: pytest.FixtureRequest, run_on: Open, said_by_spark: dict[tuple[str, str], list[list[Any]]]
+) -> Callable[..., list[list[Any]]]:
+    """Return a function that plays something on an engine and gives the output by micro-batch, sorted."""
+    others = {name: value for name, value in request.node.callspec.params.items() if name != "engine"}
+    name = (request.node.originalname, repr(others))
+
+    def played(engine: Engine, play: Callable[[Trial], None], **conf: str) -> list[list[Any]]:
+        if engine is SPARK and name in said_by_spark:
+            return said_by_spark[name]
+        with run_on(engine, **conf) as run:
+            play(run)
+            found = [sorted(rows, key=repr) for rows in run.batches]
+        if engine is SPARK:
+            said_by_spark[name] = found
+        return found
+
+    return played
 
 
 def table_of(columns: dict[str, tuple[Any, list[Any]]]) -> pa.Table:
@@ -105,19 +141,17 @@ def table_of(columns: dict[str, tuple[Any, list[Any]]]) -> pa.Table:
 
 @every_transport
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-def test_frames(engine: Engine, nested: bool, run_on: Open) -> None:
+def test_frames(engine: Engine, nested: bool, notes_of: Notes) -> None:
     """C3: all columns, the grouping column among them, with the types that they have for this key's rows alone."""
     columns, types = (NESTED, NESTED_TYPES) if nested else (COLUMNS, TYPES)
-    if nested and engine is STRICT[0]:
-        engine = Engine(engine.name, {k: v for k, v in engine.settings.items() if not k.endswith("transport")})
 
     def play(run: Trial) -> None:
         run.feed_table(table_of(columns))
         frame = run.source(f"key string, {types}", delay=None)
         run.run(run.apply(frame, ["key"], describe_frames, NOTES, program.STATE, "update", "NoTimeout"))
 
-    found = notes_of(engine, run_on, play)
-    assert found == notes_of(SPARK, run_on, play) if engine is not SPARK else len(found[0]) == 5
+    found = notes_of(engine, play)
+    assert found == notes_of(SPARK, play) if engine is not SPARK else len(found[0]) == 5
 
 
 def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -127,26 +161,21 @@ def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
 
 @every_transport
 @pytest.mark.parametrize("key", ["all", "no nulls"])
-def test_rows_come_back(engine: Engine, key: str, run_on: Open) -> None:
+def test_rows_come_back(engine: Engine, key: str, notes_of: Notes) -> None:
     """R5: what a function was given it may return, of any type, also where the session's time zone is another."""
     types = f"key string, {TYPES}, {NESTED_TYPES}"
-    if engine is STRICT[0]:
-        engine = Engine(engine.name, {k: v for k, v in engine.settings.items() if not k.endswith("transport")})
+    berlin = {"spark.sql.session.timeZone": "Europe/Berlin"}
 
-    def play(one: Engine) -> list[Any]:
-        with run_on(one, **{"spark.sql.session.timeZone": "Europe/Berlin"}) as run:
-            table = table_of(COLUMNS | NESTED)
-            run.feed_table(table.filter(pc.equal(table["key"], key)))
-            run.run(
-                run.apply(
-                    run.source(types, delay=None), ["key"], same_rows, types, program.STATE, "append", "NoTimeout"
-                ),
-                "append",
-            )
-            return sorted(map(repr, run.batches[0]))
+    def play(run: Trial) -> None:
+        table = table_of(COLUMNS | NESTED)
+        run.feed_table(table.filter(pc.equal(table["key"], key)))
+        arguments = (same_rows, types, program.STATE, "append", "NoTimeout")
+        run.run(run.apply(run.source(types, delay=None), ["key"], *arguments), "append")
 
-    found = play(engine)
-    assert found == play(SPARK) if engine is not SPARK else len(found) > 1
+    # As texts, where a NaN is like another.
+    found = [repr(row) for row in notes_of(engine, play, **berlin)[0]]
+    assert len(found) > 1
+    assert found == [repr(row) for row in notes_of(SPARK, play, **berlin)[0]]
 
 
 # By name: type in Spark, what may be set, and what numpy, pandas and others have for it.
@@ -179,8 +208,8 @@ def keep_values(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Gro
     return [pd.DataFrame({"note": [note, str(state), repr(state.get)]})]
 
 
-@every_engine
-def test_values_of_the_state(engine: Engine, run_on: Open) -> None:
+@engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
+def test_values_of_the_state(engine: Engine, notes_of: Notes) -> None:
     """G1, G2: values come back as Spark gives them, and those of numpy and pandas may be set (SPARK-41260)."""
 
     def play(run: Trial) -> None:
@@ -188,12 +217,12 @@ def test_values_of_the_state(engine: Engine, run_on: Open) -> None:
             run.feed([(key, 1, "") for key in STATES])
         run.run(run.apply(run.source(), ["key"], keep_values, NOTES, STATE_TYPES, "update", "NoTimeout"))
 
-    found = notes_of(engine, run_on, play)
-    assert found == notes_of(SPARK, run_on, play) if engine is not SPARK else len(found[1]) == 12
+    found = notes_of(engine, play)
+    assert found == notes_of(SPARK, play) if engine is not SPARK else len(found[1]) == 12
 
 
 @every_transport
-def test_keys(engine: Engine, run_on: Open) -> None:
+def test_keys(engine: Engine, notes_of: Notes) -> None:
     """C1: a key is a tuple of what pandas holds of its first row; null is a key."""
 
     def play(run: Trial) -> None:
@@ -201,11 +230,11 @@ def test_keys(engine: Engine, run_on: Open) -> None:
         frame = run.source(f"key string, {TYPES}", delay=None)
         run.run(run.apply(frame, list(COLUMNS), describe_key, NOTES, program.STATE, "update", "NoTimeout"))
 
-    found = notes_of(engine, run_on, play)
-    assert found == notes_of(SPARK, run_on, play) if engine is not SPARK else len(found[0]) == 3
+    found = notes_of(engine, play)
+    assert found == notes_of(SPARK, play) if engine is not SPARK else len(found[0]) == 3
 
 
-@pytest.mark.parametrize("engine", [SPARK, STRICT[0], PACKED], ids=lambda engine: engine.name)
+@every_transport
 def test_grouping_by_an_expression(engine: Engine, run_on: Open) -> None:
     """C1: Spark refuses what is not a column; ours computes it, and the key is its value."""
     with run_on(engine) as run:
@@ -242,7 +271,7 @@ def count_chunks(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Gr
     yield pd.DataFrame({"note": [note]})
 
 
-@every_engine
+@of_runs
 def test_chunks(engine: Engine, run_on: Open) -> None:
     """C2: a key's rows come in chunks through one iterator, beside one state; a function need not read them all."""
     with run_on(engine, **{"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}) as run:
@@ -264,7 +293,7 @@ def name_call(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
     yield pd.DataFrame({"note": [f"{'timeout' if timed_out else 'data'} {key[0]!r}"]})
 
 
-@every_engine
+@of_both
 def test_order_of_calls(engine: Engine, run_on: Open) -> None:
     """C3, C4: in one partition the keys with data come first, in ascending order, and then those that time out."""
     with run_on(engine, **{"spark.sql.shuffle.partitions": "1"}) as run:
@@ -295,8 +324,8 @@ def describe_timeout(key: tuple[Any, ...], chunks: Any, state: GroupState) -> li
     return [pd.DataFrame({"note": [f"{key} {[_typed(part) for part in key]} {refused} {frames}"]})]
 
 
-@every_engine
-def test_a_call_for_a_timeout(engine: Engine, run_on: Open) -> None:
+@of_both
+def test_a_call_for_a_timeout(engine: Engine, notes_of: Notes) -> None:
     """C5: a list of one empty frame with all columns, and the right key wherever its columns stand (SPARK-41261)."""
 
     def play(run: Trial) -> None:
@@ -306,9 +335,9 @@ def test_a_call_for_a_timeout(engine: Engine, run_on: Open) -> None:
         arguments = (describe_timeout, NOTES, program.STATE, "append", "EventTimeTimeout")
         run.run(run.apply(run.source(), ["do", F.col("v"), "key"], *arguments), "append")
 
-    found = notes_of(engine, run_on, play)
+    found = notes_of(engine, play)
     assert [len(rows) for rows in found] == [0, 3, 0, 1]
-    assert engine is SPARK or found == notes_of(SPARK, run_on, play)
+    assert engine is SPARK or found == notes_of(SPARK, play)
 
 
 def update_late(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -319,7 +348,7 @@ def update_late(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Gro
     state.update((99,))
 
 
-@every_engine
+@of_rocksdb
 def test_state_is_taken_when_the_output_has_been_read(engine: Engine, run_on: Open) -> None:
     """C6: what a generator does to its state after its last frame counts."""
     with run_on(engine, **{"spark.sql.execution.arrow.maxRecordsPerBatch": "2"}) as run:
@@ -344,7 +373,7 @@ class FailsOnce:
             _ = 1 / 0
 
 
-@pytest.mark.parametrize("engine", [SPARK, *STRICT, DOCUMENTED], ids=lambda engine: engine.name)
+@engines(SPARK, FILESYSTEM, ROCKSDB, DOCUMENTED, more=[MEMORY])
 def test_an_error_leaves_no_trace(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """C7: nothing of a micro-batch that failed is seen; the same micro-batch then sees the state before it."""
     flag = tmp_path / f"{engine.name} fails"
@@ -370,7 +399,7 @@ def tell_time(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
     return [pd.DataFrame({"note": [str(state.getCurrentProcessingTimeMs())]})]
 
 
-@every_engine
+@of_runs
 def test_one_time_in_a_micro_batch(engine: Engine, run_on: Open) -> None:
     """C7: processing time is that of the micro-batch, for all keys."""
     with run_on(engine) as run:

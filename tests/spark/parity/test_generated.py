@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.repetitions import LONG
 from tests.spark.parity import program
-from tests.spark.parity.engines import PACKED, SPARK, STRICT, Engine, Row, State, Trial, trial
+from tests.spark.parity.engines import MEMORY, PACKED, ROCKSDB, SPARK, STRICT, Row, State, Trial, trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,9 +82,9 @@ def named_interpreter(
     yield from program.interpret((key[0] or "null",), chunks, state)
 
 
-@pytest.mark.parametrize(
-    "engine", [*STRICT, PACKED] if LONG else [STRICT[0], STRICT[2]], ids=lambda engine: engine.name
-)
+OURS = [*STRICT, PACKED] if LONG else [MEMORY, ROCKSDB]
+
+
 @hypothesis.settings(
     max_examples=25 if LONG else 2,
     derandomize=not LONG,
@@ -94,11 +94,13 @@ def named_interpreter(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 @hypothesis.given(drawn=programs())
-def test_programs_come_to_the_same(engine: Engine, drawn: Program, spark: SparkSession, local_state: Path) -> None:
-    found = []
-    for one in (SPARK, engine):
-        with tempfile.TemporaryDirectory() as folder, trial(spark, one, Path(folder), local_state) as run:
-            found.append(play(drawn, run))
-    (notes_of_spark, states_of_spark), (notes, states) = found
-    assert notes == notes_of_spark
-    assert states == states_of_spark
+def test_programs_come_to_the_same(drawn: Program, spark: SparkSession, local_state: Path) -> None:
+    found = {}
+    for engine in (SPARK, *OURS):
+        with tempfile.TemporaryDirectory() as folder, trial(spark, engine, Path(folder), local_state) as run:
+            found[engine.name] = play(drawn, run)
+    notes_of_spark, states_of_spark = found[SPARK.name]
+    for engine in OURS:
+        notes, states = found[engine.name]
+        assert notes == notes_of_spark, engine.name
+        assert states == states_of_spark, engine.name

@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import DOCUMENTED, PACKED, SPARK, STRICT, Engine, State, trial
-from tests.spark.parity.scripts import SCRIPTS, Case, Script
+from tests.spark.parity.engines import (
+    DOCUMENTED,
+    FILESYSTEM,
+    MEMORY,
+    PACKED,
+    ROCKSDB,
+    SPARK,
+    STRICT,
+    Engine,
+    State,
+    trial,
+)
+from tests.spark.parity.scripts import EVENT_TIME, NO_TIMEOUT, PROCESSING_TIME, SCRIPTS, Case, Script
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +34,21 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
-CASES = [
-    pytest.param(script, case, id=f"{script.name}-{case.item}-{case.what}")
+# Who plays a script in every run; the others do so in the long profile. Each script meets a backend of runs and another
+# transport or RocksDB, and every engine has more than one script.
+QUICK = {
+    NO_TIMEOUT.name: (SPARK, FILESYSTEM, ROCKSDB),
+    EVENT_TIME.name: (SPARK, MEMORY, ROCKSDB, PACKED, DOCUMENTED),
+    PROCESSING_TIME.name: (SPARK, FILESYSTEM, PACKED, DOCUMENTED),
+}
+PLAYS = [
+    (engine, script, () if engine in QUICK[script.name] else (pytest.mark.long,))
     for script in SCRIPTS
+    for engine in ENGINES
+]
+CASES = [
+    pytest.param(script, case, engine, id=f"{script.name}-{case.item}-{case.what}-{engine.name}", marks=marks)
+    for engine, script, marks in PLAYS
     for case in script.cases
 ]
 
@@ -88,8 +111,7 @@ def _played(batches: list[list[tuple[str, str]]], states: State, script: Script)
     return Played(notes, [[key for key, _ in rows] for rows in batches], states, len(batches))
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-@pytest.mark.parametrize(("script", "case"), CASES)
+@pytest.mark.parametrize(("script", "case", "engine"), CASES)
 def test_case(engine: Engine, script: Script, case: Case, play: Play) -> None:
     found, on_spark = play(engine, script), play(SPARK, script)
     calls, state = case.calls, case.state
@@ -101,8 +123,10 @@ def test_case(engine: Engine, script: Script, case: Case, play: Play) -> None:
     assert found.states.get(case.key) == state
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize(
+    ("script", "engine"),
+    [pytest.param(script, engine, id=f"{script.name}-{engine.name}", marks=marks) for engine, script, marks in PLAYS],
+)
 def test_nothing_else_happens(engine: Engine, script: Script, play: Play) -> None:
     """P1, P4: no key but those of the script is called or stored, and there are as many micro-batches as in Spark."""
     found = play(engine, script)

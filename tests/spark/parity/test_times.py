@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import PACKED, SPARK, STRICT, Engine, Trial, trial
+from tests.spark.parity.engines import FILESYSTEM, MEMORY, PACKED, ROCKSDB, SPARK, Engine, Trial, engines, trial
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Open = Callable[..., Any]
-every_engine = pytest.mark.parametrize("engine", [SPARK, *STRICT], ids=lambda engine: engine.name)
-every_transport = pytest.mark.parametrize("engine", [SPARK, STRICT[0], PACKED], ids=lambda engine: engine.name)
+# The long profile takes all backends everywhere.
+of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
+of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
+of_both = engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
+every_transport = engines(SPARK, MEMORY, PACKED)
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def test_late_rows(engine: Engine, timeout: str, run_on: Open) -> None:
     assert notes[2]["at 150"].split(" | ")[1] == "watermark: 200"
 
 
-@every_engine
+@of_both
 def test_a_timeout_that_stays_while_the_watermark_stands_still(engine: Engine, run_on: Open) -> None:
     """P7: what has fired and does nothing fires in every micro-batch, beside other rows and where all are late."""
     with run_on(engine) as run:
@@ -111,7 +114,7 @@ def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
             run.feed([("a", ms, "watermark"), ("late?", 500, "")])
         run.feed([("b", 13_000, ""), ("late?", 500, "")])
         frame = run.source().withColumn("at", F.window("at", "2 seconds"))
-        if engine is STRICT[0]:
+        if engine is MEMORY:
             run.session.conf.unset("spark.holdfast.transport")
         run.run(
             run.apply(frame, ["key"], program.interpret, program.OUTPUT, program.STATE, "update", "EventTimeTimeout")
@@ -120,7 +123,7 @@ def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
     assert [sorted(keys) for keys in called if keys] == [*[["a", "late?"]] * 3, ["b"]]
 
 
-@every_engine
+@of_both
 def test_processing_time_fires_without_data(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """P4: with processing time a micro-batch comes by itself, and what is due fires in it."""
     fired: list[tuple[str, str]] = []
@@ -152,7 +155,7 @@ def test_processing_time_fires_without_data(engine: Engine, run_on: Open, tmp_pa
         assert run.state() == {"c@": ((3,), None)}
 
 
-@every_engine
+@of_runs
 def test_an_aggregation_after_it(engine: Engine, run_on: Open) -> None:
     """P5: a function in append mode may be followed by an aggregation."""
     with run_on(engine) as run:
@@ -164,7 +167,7 @@ def test_an_aggregation_after_it(engine: Engine, run_on: Open) -> None:
         assert [dict(rows) for rows in run.batches] == [{"a": 1, "b": 1}, {"a": 2, "c": 1}]
 
 
-@every_engine
+@of_rocksdb
 def test_a_union_does_not_shift_its_partitions(engine: Engine, run_on: Open) -> None:
     """P6: behind another input with partitions of its own each key finds its state again (SPARK-29438)."""
     with run_on(engine) as run:
