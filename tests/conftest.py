@@ -57,6 +57,7 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         .appName("holdfast tests")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.python.daemon.module", "tests.spark_daemon")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
