@@ -18,7 +18,8 @@ from tests.repetitions import LONG, repetitions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = 25 if LONG else 4
+# At least one of each: driver, worker, server.
+KILLS = 25 if LONG else 3
 # The filesystem backend is the code of the memory backend: it has its turn in the long profile.
 PAIRS = [("rows", "memory"), ("packed", "rocksdb")]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
