@@ -110,13 +110,15 @@ def small_batch(engines: str, **options: Any) -> None:
 @bench.command("dropin")
 @_engines(DropIn, "pandas-memory,pandas-filesystem,pandas-rocksdb,holdfast-memory")
 @click.option("--larger", default=10, help="holdfast also runs with so many times the keys, rows and touched keys")
-@_options(DropIn(batches=6), repeats=1)
+@_options(DropIn(batches=14, warmup=6), repeats=1)
 def dropin(engines: str, larger: int, **options: Any) -> None:
     """Spark's applyInPandasWithState by holdfast's with the same function, a running count and sum."""
     plan = _Plan.of(DropIn(), options)
     job = plan.job
     assert isinstance(job, DropIn)
-    large = replace(job, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger)
+    # What is small beside a large micro-batch needs no long warm-up: the JVM's compiler, above all.
+    large = replace(job, batches=min(5, job.batches), warmup=min(2, job.warmup))
+    large = replace(large, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger)
     labels = _known_engines(DropIn, engines)
     entries = {f"{label} x{larger}": Entry(label, large) for label in labels} if larger > 1 else {}
     entries |= {label: Entry(label, job) for label in [*labels, SPARK_BY_KEY]}

@@ -24,6 +24,9 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 # What Spark's conversion, Arrow's and our own check raise.
 _UNCONVERTIBLE = (HoldfastError, PySparkException, pa.ArrowException, TypeError, ValueError)
 
+# A function's frames are let go after so many: their memory, still in the cache, is what the next ones are made in.
+GATHERED_FRAMES = 256
+
 Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
 
@@ -166,7 +169,8 @@ class _AlikeFrames:
     def __init__(self, places: list[int]) -> None:
         self.keys: list[tuple[Any, ...]] = []
         self._places = places
-        self._columns: list[list[Array]] = []
+        self._gathered: list[list[Array]] = []
+        self._loose: list[list[Array]] = []
         self._starts: list[int] = []
         self._sizes: list[int] = []
 
@@ -177,21 +181,25 @@ class _AlikeFrames:
     def add(self, columns: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
         """Take a frame of a key, whose rows have the numbers from `start` on."""
         self.keys.append(key)
-        self._columns.append(columns)
         self._starts.append(start)
         self._sizes.append(size)
+        self._loose.append(columns)
+        if len(self._loose) == GATHERED_FRAMES:
+            self._gather()
 
     def one_by_one(self) -> Iterator[_AlikeFrames]:
         """Yield each frame by itself."""
-        for frame in zip(self._columns, self._starts, self._sizes, self.keys, strict=True):
+        columns = self._arrays()
+        ends = np.cumsum(self._sizes).tolist()
+        for end, start, size, key in zip(ends, self._starts, self._sizes, self.keys, strict=True):
             alone = _AlikeFrames(self._places)
-            alone.add(*frame)
+            alone.add([column[end - size : end] for column in columns], start, size, key)
             yield alone
 
     def columns(self) -> list[pd.Series[Any]]:
         """Return the columns of the output, with the rows of all frames."""
-        by_place = list(zip(*self._columns, strict=True))
-        return [_joined(by_place[place]) for place in self._places]
+        columns = self._arrays()
+        return [pd.Series(columns[place], copy=False) for place in self._places]
 
     def row_numbers(self) -> IntArray:
         """Return for each row its number among the rows of all frames."""
@@ -200,13 +208,28 @@ class _AlikeFrames:
         numbers: IntArray = np.arange(sizes.sum()) + np.repeat(np.asarray(self._starts) - firsts, sizes)
         return numbers
 
+    def _arrays(self) -> list[Array]:
+        if self._loose:
+            self._gather()
+        if len(self._gathered) > 1:
+            self._gathered = [_joined(self._gathered)]
+        return self._gathered[0]
 
-def _joined(columns: tuple[Array, ...]) -> pd.Series[Any]:
-    """Return columns of one dtype as one."""
+    def _gather(self) -> None:
+        self._gathered.append(_joined(self._loose))
+        self._loose = []
+
+
+def _joined(frames: list[list[Array]]) -> list[Array]:
+    """Return the columns of frames with the same dtypes, one frame below the other."""
+    return [_one_column(columns) for columns in zip(*frames, strict=True)]
+
+
+def _one_column(columns: tuple[Array, ...]) -> Array:
     if isinstance(columns[0].dtype, np.dtype):
         # Much less than pd.concat for each piece, and the same where all dtypes are.
-        return pd.Series(np.concatenate([np.asarray(column) for column in columns]), copy=False)
-    return pd.concat([pd.Series(column) for column in columns], ignore_index=True)
+        return np.concatenate([np.asarray(column) for column in columns])
+    return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array
 
 
 def _iterable(returned: Any) -> Iterable[Any]:

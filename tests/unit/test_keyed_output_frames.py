@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.output_frames import OutputFrames
+from holdfast.spark_integration.keyed.output_frames import GATHERED_FRAMES, OutputFrames
 
 ZONE = FrameFormat("America/New_York")
 
@@ -196,6 +196,30 @@ def test_the_key_of_a_frame_that_does_not_fit_is_told(bad: dict[str, Any]) -> No
     with pytest.raises((PySparkTypeError, PySparkValueError)):
         list(output.add_all([pd.DataFrame(good)], (3,)))
     assert output.failed_key == (1,)
+
+
+def test_many_frames_of_several_dtypes_stay_in_order() -> None:
+    """Frames are joined piece by piece, strings and nullable integers too."""
+    columns: dict[str, DataType] = {"x": LongType(), "s": StringType()}
+    frames, expected = [], []
+    for i in range(3 * GATHERED_FRAMES + 1):
+        rows = [{"x": i if i % 7 else None, "s": f"{i} {row}"} for row in range(i % 3)]
+        frame = pd.DataFrame(rows, columns=list(columns))
+        frames.append(frame.astype({"x": "Int64"}) if i % 2 else frame)
+        expected += rows
+    assert gathered(columns, frames, rows_each=10**6) == [expected]
+
+
+@pytest.mark.parametrize("at", [GATHERED_FRAMES - 1, GATHERED_FRAMES, 2 * GATHERED_FRAMES + 5])
+def test_the_key_of_one_frame_of_many_is_told(at: int) -> None:
+    """Also where its frame was joined with others long before."""
+    output = OutputFrames(StructType().add("x", LongType()), ZONE, 10**6)
+    for key in range(3 * GATHERED_FRAMES):
+        frame = pd.DataFrame({"x": [0.5 if key == at else 1.0] * (1 + key % 2)})
+        assert not list(output.add_all([frame], (key,)))
+    with pytest.raises(PySparkValueError, match="convertToArrowArraySafely"):
+        list(output.finish())
+    assert output.failed_key == (at,)
 
 
 def test_an_error_of_the_function_is_its_own() -> None:
