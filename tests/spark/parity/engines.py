@@ -76,6 +76,12 @@ def engines(*quick: Engine, more: Sequence[Engine] = ()) -> pytest.MarkDecorator
     return pytest.mark.parametrize("engine", [*quick, *late], ids=lambda engine: engine.name)
 
 
+# What depends on the backend hardly, or on whether it is made of runs; and what depends on how rows travel.
+of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
+of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
+every_transport = engines(SPARK, MEMORY, PACKED)
+
+
 @dataclass
 class Trial:
     """One query on one engine, in a folder of its own.

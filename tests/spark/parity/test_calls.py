@@ -21,13 +21,15 @@ from tests.spark.parity.engines import (
     DOCUMENTED,
     FILESYSTEM,
     MEMORY,
-    PACKED,
     ROCKSDB,
     SPARK,
     Engine,
     Trial,
     cause_of,
     engines,
+    every_transport,
+    of_rocksdb,
+    of_runs,
     trial,
 )
 
@@ -40,11 +42,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 Open = Callable[..., Any]
 Notes = Callable[..., list[list[Any]]]
 NOTES = "note string"
-# What a call is given depends on the backend hardly, or on whether it is made of runs; the long profile takes all.
-of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
-of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
 of_both = engines(SPARK, MEMORY, ROCKSDB, more=[FILESYSTEM])
-every_transport = engines(SPARK, MEMORY, PACKED)
 
 # Without a zone, as pyarrow takes them for columns with and without one.
 MOMENT = dt.datetime.fromisoformat("2020-03-29T01:30:00")

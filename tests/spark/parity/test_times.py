@@ -11,7 +11,19 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.parity import program
-from tests.spark.parity.engines import FILESYSTEM, MEMORY, PACKED, ROCKSDB, SPARK, Engine, Trial, engines, trial
+from tests.spark.parity.engines import (
+    FILESYSTEM,
+    MEMORY,
+    ROCKSDB,
+    SPARK,
+    Engine,
+    Trial,
+    engines,
+    every_transport,
+    of_rocksdb,
+    of_runs,
+    trial,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,11 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 Open = Callable[..., Any]
-# The long profile takes all backends everywhere.
-of_runs = engines(SPARK, FILESYSTEM, more=[MEMORY, ROCKSDB])
-of_rocksdb = engines(SPARK, ROCKSDB, more=[MEMORY, FILESYSTEM])
 of_both = engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
-every_transport = engines(SPARK, MEMORY, PACKED)
 
 
 @pytest.fixture
@@ -114,8 +122,6 @@ def test_event_time_in_a_window(engine: Engine, run_on: Open) -> None:
             run.feed([("a", ms, "watermark"), ("late?", 500, "")])
         run.feed([("b", 13_000, ""), ("late?", 500, "")])
         frame = run.source().withColumn("at", F.window("at", "2 seconds"))
-        if engine is MEMORY:
-            run.session.conf.unset("spark.holdfast.transport")
         run.run(
             run.apply(frame, ["key"], program.interpret, program.OUTPUT, program.STATE, "update", "EventTimeTimeout")
         )
