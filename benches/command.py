@@ -117,8 +117,8 @@ def dropin(engines: str, larger: int, **options: Any) -> None:
     job = plan.job
     assert isinstance(job, DropIn)
     # What is small beside a large micro-batch needs no long warm-up: the JVM's compiler, above all.
-    few = {"batches": min(5, job.batches), "warmup": min(2, job.warmup)}
-    large = replace(job, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger, **few)
+    large = replace(job, batches=min(5, job.batches), warmup=min(2, job.warmup))
+    large = replace(large, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger)
     labels = _known_engines(DropIn, engines)
     entries = {f"{label} x{larger}": Entry(label, large) for label in labels} if larger > 1 else {}
     entries |= {label: Entry(label, job) for label in [*labels, SPARK_BY_KEY]}
