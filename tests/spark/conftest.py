@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +86,6 @@ class Lab:
         found = {row["key"]: tuple(value for name, value in row.items() if name != "key") for row in rows}
         assert len(found) == len(rows)
         return found
-
-    def wait_for_tasks(self) -> None:
-        """Return when no task runs: one of a failed query that outlives it may write into Spark's own checkpoint.
-
-        Spark's state files have one name for all attempts at a micro-batch, so the last one counts there.
-        """
-        tracker = self.spark.sparkContext._jsc.sc().statusTracker()
-        end = time.monotonic() + 120
-        while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
-            assert time.monotonic() < end, "a task of a failed query does not end"
-            time.sleep(0.05)
 
     def lose_local_state(self) -> None:
         """Remove what executors keep of all queries, as a new machine would."""

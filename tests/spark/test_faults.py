@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 import holdfast
 from tests.repetitions import LONG
 from tests.spark.conftest import STATE, Lab, count_and_sum
+from tests.spark.running_tasks import wait_for_tasks
 
 pytestmark = pytest.mark.spark
 
@@ -27,7 +28,7 @@ def fails(lab: Lab, expected: str, query: str = "query", **options: Any) -> None
     """Run the query and check its error; the state must be as before."""
     with pytest.raises(StreamingQueryException, match=expected):
         lab.run(lab.totals(**options), query=query)
-    lab.wait_for_tasks()
+    wait_for_tasks(lab.spark)
 
 
 def begun(lab: Lab) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 
 import holdfast
 from tests.spark.parity import program
+from tests.spark.running_tasks import wait_for_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,15 +220,6 @@ def trial(
     places = {"spark.holdfast.checkpoint.dir": str(folder / "durable"), "spark.holdfast.local.dir": str(local)}
     with configured(session, {**({} if engine.is_spark else places), **engine.settings, **(conf or {})}):
         yield Trial(session, engine, folder)
-
-
-def wait_for_tasks(session: SparkSession) -> None:
-    """Return when no task runs: one of a failed query that outlives it may write into Spark's own checkpoint."""
-    tracker = session.sparkContext._jsc.sc().statusTracker()
-    end = time.monotonic() + 120
-    while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
-        assert time.monotonic() < end, "a task of a failed query does not end"
-        time.sleep(0.05)
 
 
 _CAUSE = re.compile(r"^(?:[\w.]*\.)?(\w+(?:Error|Exception))(?:: (.*))?$")
