@@ -32,12 +32,16 @@ import lz4.frame
 import pyarrow as pa
 import xxhash
 
-from holdfast.errors import CorruptionError
+from holdfast.backends.pieces import in_pieces
+from holdfast.errors import CorruptionError, InvalidArgumentError
 
 FORMAT_VERSION = 1
 MAGIC = b"HOLDFAST"
 _FOOTER_SIZE = struct.Struct("<IHH")
-_TAIL_SIZE = _FOOTER_SIZE.size + 16 + len(MAGIC)
+_DIGEST_BYTES = 16
+_TAIL_SIZE = _FOOTER_SIZE.size + _DIGEST_BYTES + len(MAGIC)
+#: Room for the end of any stored file with one section.
+END_BYTES_MAX = 64 << 10
 
 
 class _Sink(Protocol):
@@ -75,11 +79,12 @@ class _DigestingSink:
         self.size_bytes = 0
 
     def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self.digest.update(view)
-        self._sink.write(view)
-        self.size_bytes += view.nbytes
-        return view.nbytes
+        before = self.size_bytes
+        for piece in in_pieces(data):
+            self.digest.update(piece)
+            self._sink.write(piece)
+            self.size_bytes += len(piece)
+        return self.size_bytes - before
 
     def tell(self) -> int:
         return self.size_bytes
@@ -161,16 +166,20 @@ def write_to(
         with pa.PythonFile(out, mode="w") as file:
             _ENCODERS[encoding](write_section)(file)
         table.append({"name": name, "offset": start, "size_bytes": out.size_bytes - start})
+    out.write(_footer(kind, header, table, encoding))
+    digest = out.digest.digest()
+    sink.write(digest + MAGIC)
+    return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
+
+
+def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
+    """Return all that stands between the sections and the digest."""
     footer = json.dumps(
         {"kind": kind, "encoding": encoding, "header": header, "sections": table},
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
-    out.write(footer)
-    out.write(_FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION))
-    digest = out.digest.digest()
-    sink.write(digest + MAGIC)
-    return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
+    return footer + _FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION)
 
 
 def encode(
@@ -183,6 +192,35 @@ def encode(
     sink = pa.BufferOutputStream()
     _, digest = write_to(sink, kind, header, sections, encoding)
     return sink.getvalue(), digest
+
+
+def encode_in_place(
+    data: bytearray, size_bytes: int, kind: str, header: Mapping[str, Any], section: str, encoding: str = "plain"
+) -> tuple[memoryview, str]:
+    """Make a stored file of the first bytes of `data`, which are its only section; nothing is copied.
+
+    Parameters
+    ----------
+    size_bytes : int
+        How many; at least `END_BYTES_MAX` more must follow them.
+    encoding : {"plain", "lz4"}
+        How they are encoded.
+
+    Returns
+    -------
+    tuple of memoryview and str
+        The file, a view of `data`, and its digest.
+    """
+    table = [{"name": section, "offset": 0, "size_bytes": size_bytes}]
+    footer = _footer(kind, header, table, encoding)
+    end = size_bytes + len(footer)
+    if end + _DIGEST_BYTES + len(MAGIC) > len(data):
+        raise InvalidArgumentError("no room for the end of a stored file", size_bytes=end, room_bytes=len(data))
+    view = memoryview(data)
+    view[size_bytes:end] = footer
+    digest = xxhash.xxh3_128(view[:end]).digest()
+    view[end : end + _DIGEST_BYTES + len(MAGIC)] = digest + MAGIC
+    return view[: end + _DIGEST_BYTES + len(MAGIC)], digest.hex()
 
 
 def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, verify: bool = True) -> StoredFile:

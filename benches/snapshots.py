@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.pieces import write_at
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
 from holdfast.benches.job import StoreJob, option
@@ -167,7 +168,8 @@ class _Shard:
         """Return what it takes to copy all objects of the storage to files."""
 
         def fetch(key: str) -> None:
-            (folder / key.replace("/", "-")).write_bytes(self.storage.get(key))
+            with (folder / key.replace("/", "-")).open("xb") as file:
+                write_at(file.fileno(), self.storage.get(key), 0)
 
         folder.mkdir()
         try:

@@ -26,6 +26,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from holdfast.backends.pieces import write_at
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage import (
     TEMPORARY_PREFIX,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE_LIMIT_BYTES = 1 << 30  # Linux writes at most 2 GiB - 4 KiB a call
 
 
 class LocalStorage(ObjectStorage):
@@ -191,8 +191,7 @@ class LocalStorage(ObjectStorage):
         try:
             try:
                 os.fchmod(file, 0o600)
-                while view:
-                    view = view[os.write(file, view[:_WRITE_LIMIT_BYTES]) :]
+                write_at(file, view, 0)
                 os.fsync(file)
             finally:
                 os.close(file)

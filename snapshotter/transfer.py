@@ -17,6 +17,7 @@ import lz4.frame
 import pyarrow as pa
 
 from holdfast.backends import local_files, stored_file
+from holdfast.backends.pieces import read_at, write_at
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.manifest import PART_KIND, Part, SnapshotFile, number_of_parts
 from holdfast.snapshotter.storage import ObjectStorage
@@ -53,6 +54,8 @@ def upload_files(
         What the storage said, or a file that is gone. Parts that were stored stay; no manifest names them.
     """
     stats = {}
+    # Used again for part after part: new memory costs more than all else that is done with a part.
+    buffers: list[bytearray] = []
     futures: dict[Path, list[Future[Part]]] = {}
     for path in paths:
         with local_files.reading(path):
@@ -61,10 +64,12 @@ def upload_files(
 
         def send(index: int, path: Path = path, file_id: str = file_id) -> Part:
             key = f"files/{file_id}-{index}"
-            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard)
-            before_part(data.size)
+            buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
+            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard, buffer)
+            before_part(len(data))
             storage.put(f"{shard}/{key}", data)
-            return Part(key, data.size, digest)
+            buffers.append(buffer)
+            return Part(key, len(data), digest)
 
         parts = range(number_of_parts(stats[path].st_size, part_bytes))
         futures[path] = [executor.submit(send, index) for index in parts]
@@ -75,14 +80,26 @@ def upload_files(
     ]
 
 
-def _encode_part(path: Path, offset: int, part_bytes: int, shard: str) -> tuple[pa.Buffer, str]:
-    with local_files.reading(path), path.open("rb") as file:
-        data = os.pread(file.fileno(), part_bytes, offset)
-    sample = data[:_SAMPLE_BYTES]
-    shrinks = len(lz4.frame.compress(sample)) < _WORTH_FRAMING * len(sample)
+def _one_of(buffers: list[bytearray], size_bytes: int) -> bytearray:
+    try:
+        return buffers.pop()
+    except IndexError:  # all are in use
+        return bytearray(size_bytes)
+
+
+def _encode_part(path: Path, offset: int, part_bytes: int, shard: str, buffer: bytearray) -> tuple[memoryview, str]:
+    """Read a part of a file into a buffer, and make a stored file of it there."""
+    data = memoryview(buffer)[:part_bytes]
+    with local_files.reading(path), path.open("rb", buffering=0) as file:
+        size_bytes, encoding = read_at(file.fileno(), data, offset), "plain"
+    sample = data[: min(size_bytes, _SAMPLE_BYTES)]
+    if len(lz4.frame.compress(sample)) < _WORTH_FRAMING * len(sample):
+        framed = lz4.frame.compress(data[:size_bytes])
+        if len(framed) < size_bytes:
+            size_bytes, encoding = len(framed), "lz4"
+            data[:size_bytes] = framed
     header = {"shard": shard, "name": path.name, "offset": offset}
-    sections: dict[str, stored_file.SectionWriter] = {"data": lambda out: out.write(data)}
-    return stored_file.encode(PART_KIND, header, sections, "lz4" if shrinks else "plain")
+    return stored_file.encode_in_place(buffer, size_bytes, PART_KIND, header, "data", encoding)
 
 
 def download_files(
@@ -121,7 +138,7 @@ def download_files(
             ) -> None:
                 data = fetch_part(storage, shard, part, size)
                 with local_files.writing(path), path.open("r+b") as out:
-                    os.pwrite(out.fileno(), data, at)
+                    write_at(out.fileno(), data, at)
 
             futures.append(executor.submit(receive))
     _finish(futures)

@@ -41,12 +41,12 @@ def crash_at(nth):
         def counted(*args, **kwargs):
             state["count"] += 1
             if state["count"] == nth:
-                if name == "write":
-                    call(args[0], args[1][:len(args[1]) // 2])
+                if name == "pwrite":
+                    call(args[0], args[1][:len(args[1]) // 2], args[2])
                 os._exit(9)
             return call(*args, **kwargs)
         setattr(os, name, counted)
-    for name in ("open", "mkdir", "chmod", "fchmod", "write", "fsync", "close", "replace"):
+    for name in ("open", "mkdir", "chmod", "fchmod", "pwrite", "fsync", "close", "replace"):
         wrap(name)
     open_storage(f"{root}/{nth}/made").put("folder/below/key", data)
     os._exit(0)
@@ -96,7 +96,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         self.failing: dict[str, int] = {}
-        for name in ("open", "mkdir", "write", "fsync", "replace"):
+        for name in ("open", "mkdir", "pwrite", "fsync", "replace"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
 
     def _wrap(self, name: str, call: Any) -> Any:
@@ -116,7 +116,7 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after(
     storage.put("a/first", b"1")
     calls = Calls(monkeypatch)
     storage.put("a/b", b"1")
-    assert calls.made[-4:] == ["write", "fsync", "replace", "fsync"]
+    assert calls.made[-4:] == ["pwrite", "fsync", "replace", "fsync"]
     assert calls.made.count("fsync") == 2
 
 
@@ -129,7 +129,7 @@ def test_a_folder_new_to_this_instance_is_synced_whoever_made_it(root: Path, mon
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
 def test_failing_disk(
     storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:

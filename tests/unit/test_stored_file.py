@@ -20,7 +20,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.run import Run
-from holdfast.errors import CorruptionError, HoldfastError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts
 
 RUN = counts(*((f"user {i}", i) for i in range(50)))["counts"]
@@ -141,6 +141,18 @@ def test_a_forged_footer_is_refused(footer: Any) -> None:
     """A right digest proves nothing about who wrote the file."""
     with pytest.raises(CorruptionError, match="the-file"):
         stored_file.decode(reseal(encoded("run"), footer), source="the-file", kind="run")
+
+
+def test_a_file_made_in_place_is_the_same_file() -> None:
+    room = bytearray(b"some bytes" + b"\xff" * stored_file.END_BYTES_MAX)
+    wanted, digest = stored_file.encode("part", {"offset": 0}, {"data": lambda out: out.write(b"some bytes")})
+    made, its_digest = stored_file.encode_in_place(room, 10, "part", {"offset": 0}, "data")
+    assert (bytes(made), its_digest) == (wanted.to_pybytes(), digest)
+
+
+def test_a_file_that_has_no_room_is_not_made_in_place() -> None:
+    with pytest.raises(InvalidArgumentError, match="no room"):
+        stored_file.encode_in_place(bytearray(20), 10, "part", {}, "data")
 
 
 def test_sections_are_views() -> None:
