@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +201,10 @@ def configured(session: SparkSession, settings: dict[str, str]) -> Iterator[None
                 session.conf.unset(name)
             else:
                 session.conf.set(name, old)
+
+
+Open = Callable[..., Any]
+"""The fixture `run_on`: takes an engine and settings, and opens a trial."""
 
 
 @contextmanager

@@ -24,22 +24,20 @@ from tests.spark.parity.engines import (
     ROCKSDB,
     SPARK,
     Engine,
+    Open,
     Trial,
     cause_of,
     engines,
     every_transport,
     of_rocksdb,
     of_runs,
-    trial,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupState
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-Open = Callable[..., Any]
 Notes = Callable[..., list[list[Any]]]
 NOTES = "note string"
 of_both = engines(SPARK, MEMORY, ROCKSDB, more=[FILESYSTEM])
@@ -91,16 +89,6 @@ def _typed(value: Any) -> str:
 def describe_key(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
     """Say of each part of a key its type and value."""
     return [pd.DataFrame({"note": [f"{type(key).__name__} {[_typed(part) for part in key]}"]})]
-
-
-@pytest.fixture
-def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
-    """Return a function that opens a trial on an engine."""
-
-    def opened(engine: Engine, **conf: str) -> Any:
-        return trial(spark, engine, tmp_path / engine.name, local_state, conf)
-
-    return opened
 
 
 @pytest.fixture(scope="module")

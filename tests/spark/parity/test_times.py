@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
@@ -17,31 +16,20 @@ from tests.spark.parity.engines import (
     ROCKSDB,
     SPARK,
     Engine,
+    Open,
     Trial,
     engines,
     every_transport,
     of_rocksdb,
     of_runs,
-    trial,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-Open = Callable[..., Any]
 of_both = engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
-
-
-@pytest.fixture
-def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
-    """Return a function that opens a trial on an engine."""
-
-    def opened(engine: Engine, **conf: str) -> Any:
-        return trial(spark, engine, tmp_path / engine.name, local_state, conf)
-
-    return opened
 
 
 def keys_called(run: Trial) -> list[set[str]]:
