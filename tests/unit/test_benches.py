@@ -1,4 +1,4 @@
-"""The pure parts of the benches: ratios, targets, tables, sizes; and that a tiny run fills the whole document."""
+"""The pure parts of the benches: ratios, targets, tables, sizes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import time
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,7 +17,7 @@ from click.testing import CliRunner
 
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run
-from holdfast.benches import micro_report, micro_timers, queries, report, rows, spans
+from holdfast.benches import micro_report, micro_timers, report, rows, spans
 from holdfast.benches.by_key import DropIn, Timers
 from holdfast.benches.command import bench
 from holdfast.benches.commits import Commits
@@ -35,9 +33,6 @@ from holdfast.benches.results import Target, document, memory, usage, written
 from holdfast.benches.spark_run import folder_bytes
 from holdfast.errors import InvalidArgumentError
 from holdfast.testing import PandasWithStateTester
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent.parent
 FACTS = {
@@ -277,28 +272,6 @@ def test_every_drop_in_batch_touches_as_many_keys_as_said() -> None:
     assert (found[0].n, found[0].s) == (6, 12)
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "size", "labels"),
-    [
-        ("dropin", ["--engines", "pandas-memory", "--touched", "10", "--rows", "20", "--keys", "20", "--larger", "1"],
-         ["pandas-memory", "spark-pandas-rocksdb"]),
-        ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
-         ["with timeouts", "without timeouts"]),
-    ],
-)  # fmt: skip
-def test_tiny_runs_by_key(java_home: Path, tmp_path: Path, command: str, size: list[str], labels: list[str]) -> None:
-    file = tmp_path / "tiny.json"
-    run = [command, *size, "--batches", "4", "--warmup", "3", "--json", str(file)]
-    result = CliRunner().invoke(bench, run, catch_exceptions=False)
-    assert result.exit_code == 0
-    found = json.loads(file.read_text())
-    assert list(found["engines"]) == labels
-    assert [target["what"] for target in found["targets"]] == ["/".join(labels)]
-
-
 def settings_of(engine: str, job: SparkJob) -> dict[str, str]:
     found = ENGINES[engine]
     assert isinstance(found, SparkEngine)
@@ -491,53 +464,3 @@ def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.M
     assert (shard.earliest_ms, shard.end_ms) == (4_000, 7_000)
     with shard.store.read_at(shard.pointer) as view:
         assert view.count(micro_timers.TABLE) == 3_000
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
-    job = JobB(rows=64, keys=100, fill_rows=40, batches=4, warmup=1, skew=2.0)
-    states = {}
-    for name, query in (("here", queries.with_state), ("there", queries.spark_aggregation)):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the state of this query is not durable")
-            frame = query(job.source(spark), job)
-        writer = frame.writeStream.format("memory").queryName(name).outputMode("update")
-        started = writer.option("checkpointLocation", str(tmp_path / name)).start()
-        while started.lastProgress is None or started.lastProgress["batchId"] < job.all_batches:
-            assert started.exception() is None
-            time.sleep(0.1)
-        started.stop()
-        end = dt.datetime.fromtimestamp(1_700_000_000 + 60 * job.all_batches, dt.UTC)
-        rows_out = spark.table(name).where(F.col("last_seen") < F.lit(end))
-        newest = rows_out.groupBy("key").agg(F.max_by(F.struct("*"), "n").alias("newest"))
-        states[name] = sorted(newest.select("newest.*").collect())
-    assert len(states["here"]) == job.keys
-    assert states["here"] == states["there"]
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-@pytest.mark.slow
-def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
-    file = tmp_path / "tiny.json"
-    size = ["--rows", "1000", "--keys", "100", "--batches", "3", "--warmup", "1", "--repeats", "1"]
-    run = ["job-a", "--engines", "holdfast-memory,spark-aiwps-count", "--profile", "--json", str(file)]
-    result = CliRunner().invoke(bench, [*run, *size], catch_exceptions=False)
-    assert result.exit_code == 0
-    found = json.loads(file.read_text())
-    for engine in found["engines"].values():
-        assert len(engine["runs"][0]["batch_ms"]) == 3
-        assert engine["rows_per_second"] > 0
-        assert engine["runs"][0]["cpu"]["jvm"] > 0
-    assert set(found["ratios"]) == {"holdfast-memory/spark-aiwps-count"}
-    assert found["engines"]["holdfast-memory"]["runs"][0]["memory"]["server"]["rss"] > 0
-    assert found["engines"]["holdfast-memory"]["runs"][0]["written"]["durable"] == 0, "commits so small are carried"
-    state = found["state_bytes"]["holdfast-memory"]
-    assert state["live_arrow"] == 100 * 24, "keys and two sums of 8 bytes"
-    assert state["local_peak"] >= state["local_final"] > 0
-    assert found["engines"]["holdfast-memory"]["runs"][0]["spans"]["commit"]["calls"] == 2
-    assert "spark.master" in found["settings"]["engines"]["holdfast-memory"]
-    assert CliRunner().invoke(bench, ["report", str(file)]).output.startswith("## job-a")
