@@ -21,7 +21,7 @@ from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_
 ZONE = "America/New_York"  # Not that of the process.
 FORMATS = [FrameFormat(ZONE), FrameFormat(ZONE, prefer_int_ext_dtype=True)]
 ALL_ROWS = 10**6
-few = settings(max_examples=settings().max_examples // 3)  # For each of twenty types.
+few = settings(max_examples=settings().max_examples // 3)  # For each of twenty types, or with all of them.
 WALL_CLOCK = st.integers(-(2**51), 2**52).map(
     lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None)
 )
@@ -157,6 +157,7 @@ def test_every_key_sees_the_frame_it_would_see_alone(name: str) -> None:
     run()
 
 
+@few
 @given(key_rows(list(VALUES)), st.integers(1, 3))
 def test_all_types_together_in_chunks(made: tuple[list[int], list[list[Any]]], rows_each: int) -> None:
     """A key with more rows than a chunk has several, each converted by itself as Spark does."""
