@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests import spark_classes
 from tests.repetitions import LONG
 from tests.servers import downloads
 
@@ -29,9 +30,10 @@ hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("long" if LONG else "quick")
 
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark-conf")
+spark_classes.use_defaults()
 
-# Seconds that a test takes at a guess, by its marker: enough to say which files take longest.
+# Seconds that a test takes at a guess, by its marker: enough to say which files take longest. A test says it better by
+# `slow(60)`.
 _WEIGHTS = {"slow": 20, "cluster": 20, "spark": 4, "hdfs": 2, "s3": 1}
 
 _STARTED_S = time.monotonic()
@@ -125,19 +127,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _longest_files_first(items: list[pytest.Item]) -> None:
     """Sort the files, so that side by side no process is left alone with a long one at the end."""
-    weights: dict[Path, int] = {}
+    weights: dict[Path, float] = {}
     for item in items:
-        marked = {mark.name for mark in item.iter_markers()}
-        if "skip" not in marked:
-            weight = max((_WEIGHTS[name] for name in marked & _WEIGHTS.keys()), default=0)
-            weights[item.path] = weights.get(item.path, 0) + weight
+        if not item.get_closest_marker("skip"):
+            weights[item.path] = weights.get(item.path, 0) + _guessed_s(item)
     items.sort(key=lambda item: -weights.get(item.path, 0))
+
+
+def _guessed_s(item: pytest.Item) -> float:
+    slow = item.get_closest_marker("slow")
+    if slow is not None and slow.args:
+        return float(slow.args[0])
+    return max((_WEIGHTS[mark.name] for mark in item.iter_markers() if mark.name in _WEIGHTS), default=0)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        downloads.prefetch({mark.name for item in session.items for mark in item.iter_markers()})
+        markers = {mark.name for item in session.items for mark in item.iter_markers()}
+        downloads.prefetch(markers)
+        if "spark" in markers:
+            spark_classes.use_archive()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

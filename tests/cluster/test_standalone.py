@@ -87,7 +87,7 @@ def wait_for(port: int) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:

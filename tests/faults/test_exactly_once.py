@@ -24,7 +24,7 @@ KILLS = 25 if LONG else 3
 PAIRS = [("rows", "memory"), ("packed", "rocksdb")]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)

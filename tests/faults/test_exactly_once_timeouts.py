@@ -24,7 +24,7 @@ KILLS = 25 if LONG else 3
 PAIRS = [("rows", "memory"), ("rows", "rocksdb")]
 LONG_PAIRS = [*PAIRS, ("rows", "filesystem"), ("packed", "rocksdb"), ("packed", "memory")]
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize(("transport", "backend"), LONG_PAIRS if LONG else PAIRS)

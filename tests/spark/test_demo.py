@@ -67,7 +67,7 @@ def require_right_totals(shown: str, backend: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
@@ -78,7 +78,7 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"] if LONG else ["rocksdb"])
 def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""

@@ -72,7 +72,7 @@ def flip_a_bit_of_each(shard: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(60)
 @pytest.mark.timeout(1500)
 def test_local_files_are_used_after_a_restart_and_restored_where_they_are_damaged(
     java_home: Path, tmp_path: Path

@@ -50,6 +50,7 @@ def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: d
 
 
 @pytest.mark.spark
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 def test_it_runs_the_demo(environment: dict[str, str], tmp_path: Path) -> None:
     """Driver, workers and state server find the plug-in, its option arrives, and a kill changes no total."""

@@ -31,7 +31,7 @@ from tests.spark.parity.scripts import EVENT_TIME, NO_TIMEOUT, PROCESSING_TIME, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(0.3)]
 
 ENGINES = [SPARK, *STRICT, PACKED, DOCUMENTED]
 # Who plays a script in every run; the others do so in the long profile. Each script meets a backend of runs and another
