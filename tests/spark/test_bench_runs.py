@@ -94,8 +94,11 @@ def test_tiny_runs_are_compared(
     batches: int,
 ) -> None:
     monkeypatch.setattr(paired, "subprocess", child)
+    # What a run leaves, while its process lives, pytest removes.
+    monkeypatch.setattr(paired, "choose_root", lambda *_, **__: tmp_path)
     file = tmp_path / "tiny.json"
     run = [command, *size, "--batches", "4", "--warmup", "3", "--repeats", "1", "--json", str(file)]
+    run += ["--disk", str(tmp_path)]
     result = CliRunner().invoke(bench, run, catch_exceptions=False)
     assert result.exit_code == 0
     found = json.loads(file.read_text())
