@@ -60,6 +60,8 @@ _BATCH_ROOM_BYTES = 128 << 20
 _SHARD_BYTES = 4 << 20
 _CACHE_BYTES_MIN = 16 << 20
 _WRITE_BUFFER_BYTES_MAX = 16 << 20
+#: Files of level 0 that are merged at once. Each snapshot flushes one more, and each merge is stored again.
+_LEVEL_ZERO_FILES = 8
 #: A state server that has loaded all its libraries.
 _BASE_BYTES = 150 << 20
 #: What the allocator takes for blocks of all sizes that come and go.
@@ -260,6 +262,7 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: 
         found.set_bottommost_compression_type(DBCompressionType.zstd())
     else:
         found.set_compression_type(getattr(DBCompressionType, options.compression)())
+    found.set_level_zero_file_num_compaction_trigger(_LEVEL_ZERO_FILES)
     found.set_compaction_style(getattr(DBCompactionStyle, options.compaction_style)())
     found.set_max_open_files(options.max_open_files)
     found.set_max_background_jobs(options.background_jobs)

@@ -127,7 +127,8 @@ def dropin(engines: str, larger: int, **options: Any) -> None:
 
 @bench.command("dropin-small")
 @_engines(DropIn, f"pandas-memory,{SPARK_BY_KEY}")
-@_options(DropIn(rows=1000, keys=1000, touched=1000, batches=45, warmup=15))
+# The JVM compiles what each of the two runs, for some hundred micro-batches.
+@_options(DropIn(rows=1000, keys=1000, touched=1000, batches=220, warmup=140))
 def dropin_small(engines: str, **options: Any) -> None:
     """The same with few rows: --rows 10 --touched 10 is the smaller one."""
     _compare("dropin-small", DropIn(), engines, options)

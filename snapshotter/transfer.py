@@ -23,7 +23,8 @@ from holdfast.snapshotter.manifest import PART_KIND, Part, SnapshotFile, number_
 from holdfast.snapshotter.storage import ObjectStorage
 
 _SAMPLE_BYTES = 64 << 10
-_WORTH_FRAMING = 0.9
+# RocksDB's tables, whose blocks are compressed, would be 5 % smaller, for half of the CPU time of an upload.
+_WORTH_FRAMING = 0.8
 _Result = TypeVar("_Result")
 
 
