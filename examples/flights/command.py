@@ -35,6 +35,7 @@ _KILL_AFTER_COMMIT_S = 0.4
 # A state server ends within 20 s of its driver, usually at once.
 _SERVER_ENDS_WITHIN_S = 25.0
 _LOG_LINES_SHOWN = 30
+_END_OF_TIME_MS = 1 << 52
 
 
 @click.command()
@@ -264,3 +265,5 @@ def _show(console: Console, folder: Path, flights: pd.DataFrame, killed: report.
 def _remove_state(job: Job) -> None:
     with open_storage(job.checkpoint, parse_storage_options(storage_values(job))) as storage:
         storage.delete([found.key for found in storage.list("")])
+        with suppress(HoldfastError):  # what may not be listed may stay: it is no object
+            storage.abort_unfinished_uploads("", before_ms=_END_OF_TIME_MS)
