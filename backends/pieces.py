@@ -2,7 +2,7 @@
 
 The kernel caches what is written in blocks of memory as large as the write. Large ones are what a virtual machine
 gives back to its host while they are free, and each page of them is then fetched again: 2.6 s of CPU for 1 GB in writes
-of 8 MiB, 0.3 s in these pieces (`docs/decisions/0010-local-files.md`). Elsewhere pieces cost nothing that can be seen.
+of 8 MiB, 0.3 s in these pieces (`docs/decisions/0010-local-files.md`). Each takes Python's lock once more.
 """
 
 from __future__ import annotations

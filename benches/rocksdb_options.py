@@ -80,7 +80,7 @@ TABLES: Mapping[str, tuple[Callable[..., Figures], Mapping[str, Variant]]] = {
             {"background_jobs": 1},
             {"level_base_mib": 64},
             {"level0_trigger": 2},
-            {"level0_trigger": 8},
+            {"level0_trigger": 4},
             {"level0_slowdown": 1000},
             {"write_buffer_mib": 4},
             {"write_buffer_mib": 4, "write_buffer_number": 4},

@@ -57,7 +57,7 @@ class Tuning:
     style: str = "level"
     dynamic_levels: bool = True
     level_base_mib: int = 256
-    level0_trigger: int = 4
+    level0_trigger: int = 8
     level0_slowdown: int = 20
     background_jobs: int = 2
     rate_mib: int = 0

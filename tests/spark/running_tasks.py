@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def wait_for_tasks(session: SparkSession) -> None:
     """Return when no task runs: one of a failed query that outlives it may write into Spark's own checkpoint.
 
-    Spark's state files have one name for all attempts at a micro-batch, so the last one counts there. The scheduler is
+    Spark's state files have one name for all attempts at a micro-batch, so one of them counts there. The scheduler is
     asked: Spark's status tracker takes note of a task 100 ms after the one before it at the earliest, if at all.
     """
     scheduler = session.sparkContext._jsc.sc().taskScheduler()
