@@ -269,16 +269,41 @@ def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, k
     wanted = np.isin(stretch, stretch[places])
     chosen = np.flatnonzero(wanted)
     members = take(keys, rows[chosen])
-    columns = [pa.array(stretch[chosen]), *(_sortable(c) for c in members.columns)]
+    columns = [pa.array(stretch[chosen]), *(part for c in members.columns for part in _sortable(c))]
+    rows[chosen] = rows[chosen][_order(columns)]
+
+
+def _order(columns: list[pa.Array]) -> IntArray:
+    """Return the rows in the ascending order of some columns, nulls last; equal rows stay as they are."""
     names = [str(i) for i in range(len(columns))]
     order = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(n, "ascending") for n in names])
-    rows[chosen] = rows[chosen][order.to_numpy()]
+    indices: IntArray = order.to_numpy().astype(np.int64)
+    return indices
 
 
-def _sortable(column: pa.Array) -> pa.Array:
-    """Return a column that Arrow can sort: nested values stand in by their text, which is as good an order."""
-    if pa.types.is_nested(column.type):
-        return pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.large_string())
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), pa.int8())
-    return column
+def _sortable(column: pa.Array) -> list[pa.Array]:
+    """Return columns that Arrow can sort, and whose order is that of `column`; see FORMAT.md section 2."""
+    t = column.type
+    if pa.types.is_null(t):
+        return [pa.nulls(len(column), pa.int8())]
+    if pa.types.is_struct(t):
+        return [column.is_null(), *(part for child in column.flatten() for part in _sortable(child))]
+    if pa.types.is_list(t) or pa.types.is_large_list(t):
+        return [column.is_null(), _ranks_of_elements(column)]
+    return [column]
+
+
+def _ranks_of_elements(column: pa.Array) -> pa.Array:
+    """Return for each list the ranks of its elements among all: compared as bytes, they are in the lists' order."""
+    elements = column.flatten()
+    parts = _sortable(elements)
+    order = _order(parts)
+    sorted_elements = elements.take(pa.array(order))
+    new = np.ones(len(order), np.bool_)
+    new[1:] = ~_values_equal(sorted_elements[1:], sorted_elements[:-1])
+    ranks = np.empty(len(order), ">u8")
+    ranks[order] = np.cumsum(new)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) * ranks.itemsize
+    buffers = [None, pa.py_buffer(ends.astype(np.int64)), pa.py_buffer(ranks)]
+    return pa.Array.from_buffers(pa.large_binary(), len(column), buffers)

@@ -27,7 +27,8 @@ Invariants
 * **ordered**: for every leaf but lists and maps, the order of bytes is that of values, nulls first. Fixed bytes are big
   endian; the sign bit is flipped, and of negative floats all others too.
 * **deterministic**: what stands under a null is written as zeros or nothing.
-* **bounded**: bytes of any content either decode into valid columns or are a `CorruptionError`.
+* **bounded**: bytes of any content either decode into columns that can be read without harm or are a
+  `CorruptionError`; a string has the bytes that were put, also where they are not UTF-8.
 
 All is done for whole columns at once; nothing is done row by row in Python. Source: FORMAT.md section 6.
 """
@@ -392,10 +393,10 @@ def _assemble(t: pa.DataType, n: int, leaves: Iterator[_Leaf]) -> pa.Array:
         return _assemble_list(t, n, validity, leaf.pieces)
     if _is_bytes(t):
         _, offsets, data = leaf.pieces[0].buffers()
-        try:
-            return pa.Array.from_buffers(pa.large_binary(), n, [validity, offsets, data]).cast(t)
-        except pa.ArrowInvalid as exc:
-            raise _corrupt("a string is not UTF-8") from exc
+        column = pa.Array.from_buffers(pa.large_binary(), n, [validity, offsets, data])
+        # A string may hold any bytes, as Spark's may; a cast would ask for UTF-8.
+        large = pa.large_string() if pa.types.is_string(t) or pa.types.is_large_string(t) else pa.large_binary()
+        return column.view(large).cast(t)
     if pa.types.is_boolean(t):
         if (leaf.fixed > 1).any():
             raise _corrupt("a boolean is neither true nor false")

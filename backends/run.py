@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from holdfast.backends import arrow_rows
+from holdfast.backends import arrow_rows, arrow_stream, arrow_values
 from holdfast.backends.arrow_rows import (
     BoolArray,
     HashArray,
@@ -90,13 +90,19 @@ class TableSchema:
             raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
         return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
 
-    def conform(self, data: pa.Table | pa.RecordBatch, side: str) -> pa.RecordBatch:
+    def conform(self, data: pa.Table | pa.RecordBatch, side: str, keys: Keys | None = None) -> pa.RecordBatch:
         """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
+
+        Parameters
+        ----------
+        keys : Keys, optional
+            Whose values they are, for the error.
 
         Raises
         ------
         SchemaMismatchError
-            A column is missing, is not in the schema, or cannot be stored in its type without loss.
+            A column is missing, is not in the schema, or cannot be stored in its type without loss: see
+            `holdfast.backends.arrow_values`. The error names the first key that is at fault, if it is known.
         """
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):
@@ -109,33 +115,13 @@ class TableSchema:
         columns = []
         for field in schema:
             column = arrow_rows.one_chunk(data.column(field.name))
-            if column.type != field.type:
-                column = _cast(column, field, self.name)
+            column = arrow_values.storable(column, field, self.name, None if keys is None else keys.shown)
             columns.append(arrow_rows.normalize_keys(column) if side == "key" else column)
         return arrow_rows.from_columns(columns, schema, data.num_rows)
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, arrow_rows.storage_type(f.type)) for f in schema])
-
-
-def _cast(column: pa.Array, field: pa.Field, table: str) -> pa.Array:
-    if not arrow_rows.is_same_kind(column.type, field.type):
-        raise SchemaMismatchError(
-            f"column {field.name!r} has another type than the state table: convert it first",
-            table=table,
-            given=str(column.type),
-            expected=str(field.type),
-        )
-    try:
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise SchemaMismatchError(
-            f"column {field.name!r} cannot be stored: {exc}",
-            table=table,
-            given=str(column.type),
-            expected=str(field.type),
-        ) from exc
 
 
 @dataclass(frozen=True)
@@ -162,10 +148,13 @@ class Keys:
         SchemaMismatchError
             The columns do not fit.
         InvalidArgumentError
-            Not one hash for each row.
+            Not one hash for each row, or hashes that are not 64-bit integers.
         """
         batch = schema.conform(columns, "key")
-        hashes = np.ascontiguousarray(hashes).view(np.uint64)
+        given = np.asarray(hashes)
+        if given.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or given.ndim != 1:
+            raise InvalidArgumentError("hashes must be 64-bit integers", given=str(given.dtype), shape=given.shape)
+        hashes = np.ascontiguousarray(given).view(np.uint64)
         if len(hashes) != batch.num_rows:
             raise InvalidArgumentError("there must be one hash for each key", hashes=len(hashes), keys=batch.num_rows)
         return cls(hashes, batch)
@@ -176,6 +165,11 @@ class Keys:
     def take(self, rows: IntArray) -> Keys:
         """Return the keys of `rows`, in their order."""
         return Keys(self.hashes[rows], take(self.columns, rows))
+
+    def shown(self, row: int) -> str:
+        """Return one key for an error."""
+        pairs = zip(self.columns.schema.names, self.columns.columns, strict=True)
+        return ", ".join(f"{name}={arrow_values.shown(column[row])}" for name, column in pairs)
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -325,7 +319,15 @@ class Run:
         write_stretches(file, self.schema, [self], compression=compression)
 
     @classmethod
-    def read(cls, section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False) -> Run:
+    def read(
+        cls,
+        section: pa.Buffer,
+        schema: TableSchema,
+        *,
+        source: str,
+        trusted: bool = False,
+        plain_bytes: int | None = None,
+    ) -> Run:
         """Read a run from an Arrow IPC stream, without copying where it is not compressed.
 
         Parameters
@@ -334,15 +336,17 @@ class Run:
             What to call the file in an error.
         trusted : bool, default False
             True only for what this executor wrote itself: nothing inside the columns is checked.
+        plain_bytes : int, optional
+            How many bytes the buffers may have in all, unpacked; nothing larger is ever asked for.
 
         Raises
         ------
         CorruptionError
-            Not an Arrow stream of one batch, or not a run.
+            Not an Arrow stream of one batch, one that claims to be larger, or not a run.
         SchemaMismatchError
             The run's columns are not those of `schema`.
         """
-        runs = read_stretches(section, schema, source=source, trusted=trusted)
+        runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
         return runs[0]
@@ -359,39 +363,23 @@ def write_stretches(
             writer.write_batch(run.batch)
 
 
-def read_stretches(section: pa.Buffer, schema: TableSchema, *, source: str, trusted: bool = False) -> list[Run]:
+def read_stretches(
+    section: pa.Buffer,
+    schema: TableSchema,
+    *,
+    source: str,
+    trusted: bool = False,
+    plain_bytes: int | None = None,
+) -> list[Run]:
     """Read what `write_stretches` wrote; see `Run.read`."""
-    try:
-        with ipc.open_stream(section) as reader:
-            stored: pa.Schema = reader.schema
-            batches = list(reader)
-            if not trusted:
-                for batch in batches:
-                    batch.validate(full=True)
-    except (pa.ArrowException, OSError) as exc:
-        raise CorruptionError(f"{source} holds no readable run: {exc}", table=schema.name) from exc
-    if not stored.equals(schema.columns):
-        raise SchemaMismatchError(
-            f"{source} holds state of another schema than the operator now declares: "
-            "declare the stored columns again, or begin with a new operator name",
-            table=schema.name,
-            changed=_difference(stored, schema.columns),
-        )
+    batches = arrow_stream.read_declared(
+        section, schema.columns, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
+    )
     runs = [Run(schema, batch.replace_schema_metadata(None)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
     return runs
-
-
-def _difference(stored: pa.Schema, declared: pa.Schema) -> list[str]:
-    """Name the columns in which two schemas differ, as ``name: stored → declared``."""
-    before, after = ({f.name: str(f.type) for f in s} for s in (stored, declared))
-    return [
-        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
 
 
 def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:

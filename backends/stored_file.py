@@ -4,7 +4,7 @@
 
     offset 0     section 1          bytes; of a run: an Arrow IPC stream, which any Arrow reader opens as it is
                  section 2 …
-                 footer             JSON, UTF-8: kind, encoding, header, and name, offset and size of each section
+                 footer             JSON, UTF-8: kind, encoding, header, and name, offset and sizes of each section
     end - 32     footer size        uint32, little endian
     end - 28     flags              uint16, 0
     end - 26     format version     uint16
@@ -17,6 +17,9 @@ Invariants
   altered file is a `CorruptionError` that names it.
 * **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
   each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
+* **sizes first**: no memory is asked for before its size was checked: a section's against the footer, the footer's
+  against the file and, where the caller knows better, against what was declared outside of it. A digest proves that a
+  file is whole, not who wrote it.
 * **fixed tail**: the format version and the magic stay at these places in every later version.
 """
 
@@ -51,21 +54,22 @@ class _Sink(Protocol):
 SectionWriter = Callable[[pa.NativeFile], None]
 
 
-def _in_a_frame(write_section: SectionWriter) -> SectionWriter:
-    def write(file: pa.NativeFile) -> None:
-        raw = pa.BufferOutputStream()
-        write_section(raw)
-        file.write(lz4.frame.compress(raw.getvalue()))
-
-    return write
-
-
-def _out_of_a_frame(section: pa.Buffer) -> pa.Buffer:
-    return pa.py_buffer(lz4.frame.decompress(section))
+def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    # With a limit, or memory would be asked for as the frame says.
+    plain = frame.decompress(section, max_length=plain_bytes + 1)
+    if len(plain) != plain_bytes or not frame.eof or frame.unused_data:
+        raise ValueError("it is not as long as the footer says")
+    return pa.py_buffer(plain)
 
 
-_ENCODERS: dict[str, Callable[[SectionWriter], SectionWriter]] = {"plain": lambda write: write, "lz4": _in_a_frame}
-_DECODERS: dict[str, Callable[[pa.Buffer], pa.Buffer]] = {"plain": lambda section: section, "lz4": _out_of_a_frame}
+def _as_it_is(section: pa.Buffer, _plain_bytes: int) -> pa.Buffer:
+    return section
+
+
+_DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_is, "lz4": _out_of_a_frame}
+#: LZ4 makes at most 255 bytes of one.
+_EXPANSION_MAX = {"plain": 1, "lz4": 256}
 
 
 class _DigestingSink:
@@ -163,13 +167,27 @@ def write_to(
     table = []
     for name, write_section in (sections or {}).items():
         start = out.size_bytes
-        with pa.PythonFile(out, mode="w") as file:
-            _ENCODERS[encoding](write_section)(file)
-        table.append({"name": name, "offset": start, "size_bytes": out.size_bytes - start})
+        plain_bytes = _write_section(out, write_section, encoding)
+        size_bytes = out.size_bytes - start
+        table.append({"name": name, "offset": start, "size_bytes": size_bytes, "plain_bytes": plain_bytes})
     out.write(_footer(kind, header, table, encoding))
     digest = out.digest.digest()
     sink.write(digest + MAGIC)
     return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
+
+
+def _write_section(out: _DigestingSink, write_section: SectionWriter, encoding: str) -> int:
+    """Write one section, and return how many bytes it has when it is decoded."""
+    if encoding == "lz4":
+        raw = pa.BufferOutputStream()
+        write_section(raw)
+        plain = raw.getvalue()
+        out.write(lz4.frame.compress(plain))
+        return plain.size
+    start = out.size_bytes
+    with pa.PythonFile(out, mode="w") as file:
+        write_section(file)
+    return out.size_bytes - start
 
 
 def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
@@ -195,7 +213,13 @@ def encode(
 
 
 def encode_in_place(
-    data: bytearray, size_bytes: int, kind: str, header: Mapping[str, Any], section: str, encoding: str = "plain"
+    data: bytearray,
+    size_bytes: int,
+    kind: str,
+    header: Mapping[str, Any],
+    section: str,
+    encoding: str = "plain",
+    plain_bytes: int | None = None,
 ) -> tuple[memoryview, str]:
     """Make a stored file of the first bytes of `data`, which are its only section; nothing is copied.
 
@@ -205,13 +229,16 @@ def encode_in_place(
         How many; at least `END_BYTES_MAX` more must follow them.
     encoding : {"plain", "lz4"}
         How they are encoded.
+    plain_bytes : int, optional
+        How many they were before; by default as many.
 
     Returns
     -------
     tuple of memoryview and str
         The file, a view of `data`, and its digest.
     """
-    table = [{"name": section, "offset": 0, "size_bytes": size_bytes}]
+    plain_bytes = size_bytes if plain_bytes is None else plain_bytes
+    table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]
     footer = _footer(kind, header, table, encoding)
     end = size_bytes + len(footer)
     if end + _DIGEST_BYTES + len(MAGIC) > len(data):
@@ -223,7 +250,14 @@ def encode_in_place(
     return view[: end + _DIGEST_BYTES + len(MAGIC)], digest.hex()
 
 
-def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, verify: bool = True) -> StoredFile:
+def decode(
+    data: pa.Buffer | bytes | memoryview,
+    *,
+    source: str,
+    kind: str,
+    verify: bool = True,
+    plain_bytes: int | None = None,
+) -> StoredFile:
     """Read a stored file.
 
     Parameters
@@ -236,11 +270,14 @@ def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, veri
         The kind it must be.
     verify : bool, default True
         Compute the digest. False only for local files that this executor wrote, whose size is checked.
+    plain_bytes : int, optional
+        How many bytes its sections must have in all when they are decoded. Without it they may have what LZ4 can make
+        of the file.
 
     Raises
     ------
     CorruptionError
-        Not such a file, cut, altered, of another kind or of a format version this release does not read.
+        Not such a file, cut, altered, of another kind or size or of a format version this release does not read.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
@@ -264,33 +301,58 @@ def decode(data: pa.Buffer | bytes | memoryview, *, source: str, kind: str, veri
     if footer_size > end:
         raise CorruptionError(f"{source} has no whole footer", footer_size_bytes=footer_size)
     footer = _parse_footer(bytes(view[end - footer_size : end]), source)
-    encoding = footer.get("encoding")
-    if footer.get("kind") != kind or encoding not in _DECODERS:
+    encoding = footer["encoding"]
+    if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
-            f"{source} is not what was asked for",
-            kind=footer.get("kind"),
-            encoding=encoding,
-            wanted=kind,
+            f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
         )
+    _check_table(footer["sections"], end - footer_size, _EXPANSION_MAX[encoding], plain_bytes, source)
     sections = {}
     for entry in footer["sections"]:
-        start, size = entry["offset"], entry["size_bytes"]
-        if not 0 <= start <= start + size <= end - footer_size:
-            raise CorruptionError(f"{source} has a section outside its bytes", section=entry["name"])
         try:
-            sections[entry["name"]] = _DECODERS[encoding](buffer.slice(start, size))
-        except RuntimeError as exc:
-            raise CorruptionError(f"{source} has a section that is no LZ4 frame", section=entry["name"]) from exc
+            section = buffer.slice(entry["offset"], entry["size_bytes"])
+            sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
+        except (RuntimeError, ValueError) as exc:
+            raise CorruptionError(f"{source} has a section that is no LZ4 frame: {exc}", section=entry["name"]) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
+
+
+def _check_table(
+    table: list[dict[str, Any]], end: int, expansion_max: int, plain_bytes: int | None, source: str
+) -> None:
+    """Check that the sections lie one after the other before `end`, and say of themselves what can be."""
+    at = 0
+    for entry in table:
+        start, size = entry["offset"], entry["size_bytes"]
+        if not at <= start <= start + size <= end:
+            raise CorruptionError(f"{source} has a section outside its bytes", section=entry["name"])
+        plain = entry["plain_bytes"]
+        if not 0 <= plain <= size * expansion_max or (expansion_max == 1 and plain != size):
+            raise CorruptionError(
+                f"{source} has a section that claims to be larger than it can be",
+                section=entry["name"],
+                size_bytes=size,
+                plain_bytes=plain,
+            )
+        at = start + size
+    decoded = sum(entry["plain_bytes"] for entry in table)
+    if plain_bytes is not None and decoded != plain_bytes:
+        raise CorruptionError(f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes)
+    if len({entry["name"] for entry in table}) != len(table):
+        raise CorruptionError(f"{source} has two sections of one name")
 
 
 def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     try:
-        footer = json.loads(text)
+        footer = json.loads(text, parse_constant=_refuse_constant)
+        if b"\\u" in text:  # half of a pair is no text that anybody could write or show
+            json.dumps(footer, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise CorruptionError(f"{source} has an unreadable footer") from exc
     if not (
         isinstance(footer, dict)
+        and isinstance(footer.get("kind"), str)
+        and isinstance(footer.get("encoding"), str)
         and isinstance(footer.get("header"), dict)
         and isinstance(footer.get("sections"), list)
         and all(_is_section(entry) for entry in footer["sections"])
@@ -299,10 +361,13 @@ def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     return footer
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _is_section(entry: object) -> bool:
     return (
         isinstance(entry, dict)
         and type(entry.get("name")) is str
-        and type(entry.get("offset")) is int
-        and type(entry.get("size_bytes")) is int
+        and all(type(entry.get(name)) is int for name in ("offset", "size_bytes", "plain_bytes"))
     )

@@ -88,10 +88,10 @@ class Transaction:
         Raises
         ------
         SchemaMismatchError
-            The values do not fit the table.
+            The values do not fit the table; where one value is at fault, the error names its column and key.
         """
         schema = self._schema(table)
-        self._write(table, Run.build(schema, keys, schema.conform(values, "value")))
+        self._write(table, Run.build(schema, keys, schema.conform(values, "value", keys)))
 
     def delete(self, table: str, keys: Keys) -> None:
         """Remove the state of each key; keys without state are fine."""

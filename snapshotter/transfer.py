@@ -92,7 +92,8 @@ def _encode_part(path: Path, offset: int, part_bytes: int, shard: str, buffer: b
     """Read a part of a file into a buffer, and make a stored file of it there."""
     data = memoryview(buffer)[:part_bytes]
     with local_files.reading(path), path.open("rb", buffering=0) as file:
-        size_bytes, encoding = read_at(file.fileno(), data, offset), "plain"
+        size_bytes = plain_bytes = read_at(file.fileno(), data, offset)
+    encoding = "plain"
     sample = data[: min(size_bytes, _SAMPLE_BYTES)]
     if len(lz4.frame.compress(sample)) < _WORTH_FRAMING * len(sample):
         framed = lz4.frame.compress(data[:size_bytes])
@@ -100,7 +101,7 @@ def _encode_part(path: Path, offset: int, part_bytes: int, shard: str, buffer: b
             size_bytes, encoding = len(framed), "lz4"
             data[:size_bytes] = framed
     header = {"shard": shard, "name": path.name, "offset": offset}
-    return stored_file.encode_in_place(buffer, size_bytes, PART_KIND, header, "data", encoding)
+    return stored_file.encode_in_place(buffer, size_bytes, PART_KIND, header, "data", encoding, plain_bytes)
 
 
 def download_files(
@@ -168,7 +169,7 @@ def fetch_part(storage: ObjectStorage, shard: str, part: Part, size_bytes: int) 
         raise CorruptionError(f"{source} is missing, and a snapshot needs it") from exc
     if len(data) != part.size_bytes:
         raise CorruptionError(f"{source} was cut or altered", size_bytes=len(data), expected=part.size_bytes)
-    stored = stored_file.decode(data, source=source, kind=PART_KIND)
+    stored = stored_file.decode(data, source=source, kind=PART_KIND, plain_bytes=size_bytes)
     section = stored.section("data", source)
     if stored.digest != part.digest or section.size != size_bytes or stored.header.get("shard") != shard:
         raise CorruptionError(f"{source} is not the object that the snapshot names: it was replaced")
