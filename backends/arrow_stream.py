@@ -25,10 +25,9 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow_values import validate
+from holdfast.backends.stored_file import EXPANSION_MAX
 from holdfast.errors import CorruptionError, SchemaMismatchError
 
-#: LZ4 makes at most 255 bytes of one.
-EXPANSION_MAX = 256
 _CLAIM_BYTES = 8
 # Of the tables Message and RecordBatch: which field is which.
 _MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3

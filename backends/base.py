@@ -25,6 +25,7 @@ themselves with `holdfast.testing.BackendContract`.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 CONTRACT_VERSION = 1
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 MAX_HASH = int(np.iinfo(np.uint64).max)
+_POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-([0-9A-Za-z]{1,64})")
 
 
 class Pointer(NamedTuple):
@@ -72,11 +74,10 @@ class Pointer(NamedTuple):
         InvalidArgumentError
             `text` is not ``<version>-<commit id>``.
         """
-        version, _, commit_id = text.partition("-")
-        pointer = cls(int(version), commit_id) if version.isascii() and version.isdigit() else None
-        if pointer is None or str(pointer) != text or not (commit_id.isascii() and commit_id.isalnum()):
-            raise InvalidArgumentError(f"not a pointer: {text!r}")
-        return pointer
+        found = _POINTER.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidArgumentError(f"not a pointer: {ascii(text)[:80]}")
+        return cls(int(found[1]), found[2])
 
 
 class Found(NamedTuple):

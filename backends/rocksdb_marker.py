@@ -141,10 +141,12 @@ class Marker:
         try:
             tables = header["tables"]
             schemas = {n: TableSchema(n, _schema(t["key"]), _schema(t["value"])) for n, t in tables.items()}
-            ids = {name: int(table["id"]) for name, table in tables.items()}
+            ids = {name: _table_id(table["id"]) for name, table in tables.items()}
+            if len(set(ids.values())) != len(ids):
+                raise ValueError("two tables have one id")
             version = _read_named(header) if header["pointer"] is not None else None
             return cls(version, ids, schemas, _read_named(header["undo"]) if header["undo"] else None)
-        except (KeyError, TypeError, ValueError, pa.ArrowException, OSError) as exc:
+        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException, OSError) as exc:
             raise CorruptionError(f"the marker of {source} cannot be read: {exc!r}") from exc
 
 
@@ -153,7 +155,15 @@ def _named(named: Named | None) -> dict[str, Any] | None:
 
 
 def _read_named(header: Mapping[str, Any]) -> Named:
+    if not isinstance(header["properties"], dict):
+        raise TypeError("properties are no object")
     return Named(Pointer.parse(header["pointer"]), header["properties"])
+
+
+def _table_id(value: object) -> int:
+    if type(value) is not int or not 0 < value <= _TABLE_IDS_MAX:
+        raise ValueError("not the id of a table")
+    return value
 
 
 def _text(schema: pa.Schema) -> str:

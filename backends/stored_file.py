@@ -69,7 +69,7 @@ def _as_it_is(section: pa.Buffer, _plain_bytes: int) -> pa.Buffer:
 
 _DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_is, "lz4": _out_of_a_frame}
 #: LZ4 makes at most 255 bytes of one.
-_EXPANSION_MAX = {"plain": 1, "lz4": 256}
+EXPANSION_MAX = 256
 
 
 class _DigestingSink:
@@ -306,7 +306,7 @@ def decode(
         raise CorruptionError(
             f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
         )
-    _check_table(footer["sections"], end - footer_size, _EXPANSION_MAX[encoding], plain_bytes, source)
+    _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source)
     sections = {}
     for entry in footer["sections"]:
         try:

@@ -95,6 +95,8 @@ class Version:
         with _fields_of(path):
             stacks = {table: [RunFile.decode(file) for file in files] for table, files in record["stacks"].items()}
             version = cls(record["pointer"], stacks, record["properties"])
+            if not isinstance(version.properties, dict):
+                raise TypeError("properties are no object")
         if version.pointer != pointer:
             raise CorruptionError(f"{path} is of another version", pointer=version.pointer, wanted=pointer)
         return version
@@ -126,7 +128,10 @@ class Merge:
         path = folder / MERGE
         record = local_files.read_header(path, MERGE)
         with _fields_of(path):
-            return cls(folder, [str(run_id) for run_id in record["inputs"]], RunFile.decode(record["output"]))
+            merge = cls(folder, [str(run_id) for run_id in record["inputs"]], RunFile.decode(record["output"]))
+            if len(merge.inputs) < 2:
+                raise ValueError("a merge of fewer than two runs")
+            return merge
 
     @staticmethod
     def write(staged: StagedFolder, inputs: list[str], output: RunFile) -> None:

@@ -58,6 +58,9 @@ class RestoredVersion:
 
     Attributes
     ----------
+    pointer : Pointer
+        The version that was asked for. Or, where too much was written to be held at once, an older one of its
+        lineage, to be made first: asked again with that one held, the log goes on from there.
     base : Pointer or None
         The version on which `runs` build; None where they are complete state.
     runs : mapping of str to Run
@@ -68,6 +71,7 @@ class RestoredVersion:
         The base, where it is not held.
     """
 
+    pointer: Pointer
     base: Pointer | None
     runs: Mapping[str, Run]
     properties: Mapping[str, Any]
@@ -99,6 +103,8 @@ class CommitLog(Protocol):
 
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> AbstractContextManager[RestoredVersion]:
         """Return a version: what was written since the newest of `held` that it descends from, else all of it.
+
+        It may be an older one, on the way to that version; see `RestoredVersion`.
 
         Files that come with it are gone after the context, unless a backend has taken them.
 
@@ -183,21 +189,42 @@ class VersionedStore:
         return self._backend.view(pointer)
 
     def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer], tries: int = 3) -> None:
-        with log.restore(pointer, held) as restored:
-            if restored.base is None:
-                self._backend.load(pointer, restored.runs, restored.properties)
+        """Make a version from the log, by way of older ones where it does not fit into memory at once.
+
+        Each of those is a version of the lineage, whole and true; it goes when the next one stands. Where the restore
+        fails, the last one stays, and the next attempt goes on from there.
+        """
+        on_the_way: Pointer | None = None
+        while True:
+            with log.restore(pointer, held) as restored:
+                if restored.frozen is not None:
+                    self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
+                try:
+                    is_new = self._make(restored)
+                except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
+                    tries -= 1
+                    if not tries or restored.base is None:
+                        raise
+                    held, on_the_way = (), None
+                    continue
+            if on_the_way is not None:
+                self._backend.drop([on_the_way])
+            if restored.pointer == pointer:
                 return
-            if restored.frozen is not None:
-                self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
-            try:
-                self._backend.apply(restored.base, pointer, restored.runs, restored.properties)
-                return
-            except ConflictError:
-                return  # another worker has restored it first
-            except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
-                if tries == 1:
-                    raise
-        self._restore(log, pointer, (), tries - 1)
+            held, on_the_way = [restored.pointer], restored.pointer if is_new else None
+
+    def _make(self, restored: RestoredVersion) -> bool:
+        """Make what the log returned; tell whether it was not here before."""
+        new = restored.pointer
+        if restored.base is None:
+            was_here = new in self._backend.versions()
+            self._backend.load(new, restored.runs, restored.properties)
+            return not was_here
+        try:
+            self._backend.apply(restored.base, new, restored.runs, restored.properties)
+        except ConflictError:
+            return False  # another worker has restored it first
+        return True
 
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())

@@ -29,26 +29,30 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from holdfast import clock
-from holdfast.backends import stored_file
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
-from holdfast.errors import CorruptionError, NotFoundError, StateLostError
+from holdfast.backends.stored_file import StoredFile
+from holdfast.errors import CorruptionError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
+from holdfast.snapshotter.commit_objects import CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.manifest import Manifest
 from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
 from holdfast.snapshotter.storage import ObjectStorage
 
+#: How much of a chain of commits is restored at a time; the memory that it takes is a few times this.
+RESTORE_STEP_BYTES = 64 << 20
 #: A carried commit covers no more versions than these: their names are in its header.
 _VERSIONS_CARRIED = 64
 
@@ -68,11 +72,25 @@ class PendingCommit:
             self.done.result()
 
 
-@dataclass
-class Objects:
-    """What a version is made of, read: perhaps a snapshot, and commits on it, oldest first."""
+@dataclass(frozen=True)
+class _Way:
+    """How to come to a version.
 
-    commits: list[stored_file.StoredFile]
+    Attributes
+    ----------
+    base : Pointer or None
+        A version held locally, at which to begin.
+    chain : list of ChainEntry
+        What the version is made of, as far as it can be had: where a snapshot is damaged, what that stands for.
+    commits : list of ChainEntry
+        Those of the chain that come after the base or the snapshot.
+    snapshot : Downloaded or None
+        At which to begin where nothing is held.
+    """
+
+    base: Pointer | None
+    chain: Chain
+    commits: Chain
     snapshot: Downloaded | None = None
 
 
@@ -100,6 +118,9 @@ class ObjectCommitLog:
         Returns a new unique name each time.
     before_part : callable
         See `holdfast.snapshotter.snapshots.Snapshots`.
+    step_bytes : int
+        How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may
+        have more.
     """
 
     storage: ObjectStorage
@@ -112,6 +133,11 @@ class ObjectCommitLog:
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id
     before_part: Callable[[int], None] = send_at_once
+    step_bytes: int = RESTORE_STEP_BYTES
+
+    @property
+    def _objects(self) -> CommitObjects:
+        return CommitObjects(self.storage, self.shard, self.tables)
 
     @property
     def snapshots(self) -> Snapshots:
@@ -135,32 +161,16 @@ class ObjectCommitLog:
         """
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
-            runs = self._merged([self._carried_commit(Pointer.parse(lineage.since[-1]))], runs)
+            runs = self._objects.merged(self._carried_commit(Pointer.parse(lineage.since[-1])), runs)
         covered = Lineage(lineage.chain, [*lineage.since, str(pointer)], lineage.last)
-        header = {
-            "pointer": str(pointer),
-            "shard": self.shard,
-            "rows": {table: len(run) for table, run in runs.items()},
-            **covered.to_json(),
-        }
-        sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
-        data, digest = stored_file.encode("commit", header, sections)
+        data, entry = self._objects.encode(pointer, covered, runs)
         if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
             self.carried[pointer] = data.to_pybytes()
             return PendingCommit(covered.to_json(), None)
-        entry = ChainEntry("commit", str(pointer), data.size, digest)
         done = self.executor.submit(self.storage.put, f"{self.shard}/{entry.key}", data)
         return PendingCommit(Lineage([*lineage.chain, entry], [], entry).to_json(), done)
 
-    def _merged(self, older: Sequence[stored_file.StoredFile], newer: Mapping[str, Run]) -> dict[str, Run]:
-        merged = {}
-        for table in self.tables:
-            runs = [*self._runs_of(table, older), *([newer[table]] if table in newer else [])]
-            if runs:
-                merged[table] = merge_runs(runs, drop_deletes=False)
-        return merged
-
-    def _carried_commit(self, pointer: Pointer) -> stored_file.StoredFile:
+    def _carried_commit(self, pointer: Pointer) -> StoredFile:
         if pointer not in self.carried:
             raise StateLostError(
                 "the commit of this version was kept in the row of the query's pointer, and did not come with it: "
@@ -168,7 +178,7 @@ class ObjectCommitLog:
                 version=pointer.version,
                 commit=pointer.commit_id,
             )
-        return self._checked(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
+        return self._objects.decode(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
 
     def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
@@ -201,127 +211,94 @@ class ObjectCommitLog:
             stands in for it.
         UnavailableError
             The storage cannot be read now, or local storage is full.
+
+        Notes
+        -----
+        Memory: a few times `step_bytes`, however long the chain is: where it has more, what is returned is an older
+        version on the way to that one.
         """
-        commit = self._carried_commit(pointer) if pointer in self.carried else self._newest_commit(pointer)
-        lineage = Lineage.of(commit.header, self._source_of(commit))
-        base, chain = self._after(lineage, pointer, held)
+        is_carried = pointer in self.carried
+        commit = self._carried_commit(pointer) if is_carried else self._objects.fetch_newest(pointer)
+        own, lineage = self._objects.entry_of(pointer, commit), self._objects.lineage_of(commit)
         with ExitStack() as folders:
-            if base is None:
-                objects = self._read_all(lineage.chain, commit, folders)
+            way = self._way(lineage, commit, {str(p) for p in held if p != pointer}, folders)
+            part = self._first_part(way.commits)
+            commits = list(self.executor.map(self._objects.fetch, part))
+            if len(part) == len(way.commits) and self._fits(part, own.content_bytes):
+                reached = lineage if is_carried else Lineage([*lineage.chain, own], [], own)
+                yield self._restored(pointer, [*commits, commit], way, reached)
             else:
-                objects = Objects([*self._fetch_all(chain), commit])
-            yield self._restored(objects, base, self._properties(pointer, commit, lineage))
+                last = part[-1]
+                reached = Lineage(way.chain[: way.chain.index(last) + 1], [], last)
+                yield self._restored(Pointer.parse(last.pointer), commits, way, reached)
 
-    def _after(self, lineage: Lineage, pointer: Pointer, held: Collection[Pointer]) -> tuple[Pointer | None, Chain]:
-        """Return the newest version held that the lineage comes from, and the chain after it."""
-        names = {str(p) for p in held if p != pointer}
-        known = [name for name in lineage.since if name in names]
-        if known:
-            return Pointer.parse(known[-1]), []
-        places = [i for i, entry in enumerate(lineage.chain) if entry.pointer in names]
-        return (
-            (Pointer.parse(lineage.chain[places[-1]].pointer), lineage.chain[places[-1] + 1 :])
-            if places
-            else (None, [])
-        )
+    def _first_part(self, commits: Chain) -> Chain:
+        """Return the commits to read at a time: as many as fit, but one at least."""
+        ends = list(accumulate(entry.content_bytes for entry in commits))
+        count = bisect_right(ends, self.step_bytes)
+        return commits[: max(1, count)]
 
-    def _properties(self, pointer: Pointer, commit: stored_file.StoredFile, lineage: Lineage) -> dict[str, Any]:
-        if pointer in self.carried:
-            return lineage.to_json()
-        entry = ChainEntry("commit", str(pointer), commit.size_bytes, commit.digest)
-        return Lineage([*lineage.chain, entry], [], entry).to_json()
+    def _fits(self, part: Chain, newest_bytes: int) -> bool:
+        return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
 
-    def _newest_commit(self, pointer: Pointer) -> stored_file.StoredFile:
-        path = f"{self.shard}/commits/{pointer}"
-        try:
-            data = self.storage.get(path)
-        except NotFoundError as exc:
-            raise StateLostError(
-                "the commit that the query's pointer names is not in the checkpoint directory: check that "
-                "spark.holdfast.checkpoint.dir is the one this query has used, and that nothing was deleted",
-                key=path,
-                storage=self.storage.url,
-            ) from exc
-        return self._checked(data, pointer, f"{self.storage.url}/{path}")
-
-    def _read_all(self, chain: Chain, newest: stored_file.StoredFile, folders: ExitStack) -> Objects:
-        """Read everything that a chain names; where its snapshot is damaged, what that one stands for."""
-        commits = [*self._fetch_all([entry for entry in chain if entry.kind == "commit"]), newest]
-        if not chain or chain[0].kind != "snapshot":
-            return Objects(commits)
-        try:
-            return Objects(commits, folders.enter_context(self.snapshots.downloaded(chain[0])))
-        except CorruptionError as damage:
+    def _way(self, lineage: Lineage, commit: StoredFile, held: Collection[str], folders: ExitStack) -> _Way:
+        """Find out how to come to a version; where its snapshot is damaged, go around it."""
+        carried = [name for name in lineage.since if name in held]
+        if carried:
+            return _Way(Pointer.parse(carried[-1]), lineage.chain, [])
+        chain, later = lineage.chain, Chain()
+        damage: CorruptionError | None = None
+        while True:
             try:
-                objects = self._read_around(commits, folders)
+                way = self._beginning(chain, held, folders)
+                break
+            except CorruptionError as exc:
+                damage = damage or exc
+            try:
+                later = [*chain[1:], *later]
+                chain, commit = self._around(chain, commit)
             except CorruptionError as exc:
                 damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
                 raise damage from exc
-            _log.warning("restored without a damaged snapshot, from %d commits: %s", len(objects.commits), damage)
-            return objects
+        if damage is not None:
+            count = len(way.commits) + len(later) + 1
+            _log.warning("restored without a damaged snapshot, from %d commits: %s", count, damage)
+        return replace(way, chain=[*way.chain, *later], commits=[*way.commits, *later])
 
-    def _read_around(self, commits: list[stored_file.StoredFile], folders: ExitStack) -> Objects:
-        last = Lineage.of(commits[0].header).last
+    def _beginning(self, chain: Chain, held: Collection[str], folders: ExitStack) -> _Way:
+        """Return the newest version held that a chain comes from; or its snapshot, downloaded."""
+        places = [i for i, entry in enumerate(chain) if entry.pointer in held]
+        if places:
+            return _Way(Pointer.parse(chain[places[-1]].pointer), chain, chain[places[-1] + 1 :])
+        if not chain or chain[0].kind != "snapshot":
+            return _Way(None, chain, chain)
+        return _Way(None, chain, chain[1:], folders.enter_context(self.snapshots.downloaded(chain[0])))
+
+    def _around(self, chain: Chain, commit: StoredFile) -> tuple[Chain, StoredFile]:
+        """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain."""
+        first = self._objects.fetch(chain[1]) if len(chain) > 1 else commit
+        last = self._objects.lineage_of(first).last
         if last is None:  # the oldest commit begins at nothing
-            return Objects(commits)
-        before = self._fetch(last)
-        objects = self._read_all(Lineage.of(before.header, self._source_of(before)).chain, before, folders)
-        return Objects([*objects.commits, *commits], objects.snapshot)
+            return [], first
+        before = self._objects.fetch(last)
+        older = self._objects.lineage_of(before).chain
+        versions = [*(entry.version for entry in older), last.version, Pointer.parse(first.header["pointer"]).version]
+        if any(b <= a for a, b in pairwise(versions)):  # else this could go on for ever
+            raise CorruptionError("a commit builds on a later one", key=f"{self.shard}/{last.key}")
+        return [*older, last], before
 
-    def _fetch_all(self, chain: Chain) -> list[stored_file.StoredFile]:
-        return list(self.executor.map(self._fetch, chain))
-
-    def _fetch(self, entry: ChainEntry) -> stored_file.StoredFile:
-        source = f"{self.storage.url}/{self.shard}/{entry.key}"
-        try:
-            data = self.storage.get(f"{self.shard}/{entry.key}")
-        except NotFoundError as exc:
-            raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
-        stored = stored_file.decode(data, source=source, kind=entry.kind)
-        if stored.digest != entry.digest:
-            raise CorruptionError(f"{source} is not the object that the commit builds on: it was replaced")
-        return stored
-
-    def _checked(self, data: bytes | memoryview, pointer: Pointer, source: str) -> stored_file.StoredFile:
-        stored = stored_file.decode(data, source=source, kind="commit")
-        if stored.header.get("pointer") != str(pointer) or stored.header.get("shard") != self.shard:
-            raise CorruptionError(
-                f"{source} belongs elsewhere: it was moved or copied",
-                pointer=stored.header.get("pointer"),
-                shard=stored.header.get("shard"),
-            )
-        return stored
-
-    def _source_of(self, commit: stored_file.StoredFile) -> str:
-        return f"{self.storage.url}/{self.shard}/commits/{commit.header.get('pointer')}"
-
-    def _restored(self, objects: Objects, base: Pointer | None, properties: Mapping[str, Any]) -> RestoredVersion:
-        if objects.snapshot is None:
-            return RestoredVersion(base, self._rows(objects.commits, {}, drop_deletes=base is None), properties)
-        manifest, folder = objects.snapshot.manifest, objects.snapshot.folder
+    def _restored(self, pointer: Pointer, commits: list[StoredFile], way: _Way, lineage: Lineage) -> RestoredVersion:
+        rows, properties = self._objects.rows, lineage.to_json()
+        if way.snapshot is None:
+            return RestoredVersion(pointer, way.base, rows(commits, {}, drop_deletes=way.base is None), properties)
+        manifest = way.snapshot.manifest
         if manifest.backend == self.backend_name:
-            frozen = FrozenVersion(manifest.pointer, folder)
-            runs = self._rows(objects.commits, {}, drop_deletes=False)
-            return RestoredVersion(manifest.pointer, runs, properties, frozen)
-        below = self._thawed_rows(objects.snapshot)
-        return RestoredVersion(None, self._rows(objects.commits, below, drop_deletes=True), properties)
-
-    def _rows(
-        self, commits: Sequence[stored_file.StoredFile], below: Mapping[str, Run], *, drop_deletes: bool
-    ) -> dict[str, Run]:
-        rows = {}
-        for table in self.tables:
-            runs = [*([below[table]] if table in below else []), *self._runs_of(table, commits)]
-            if runs:
-                rows[table] = merge_runs(runs, drop_deletes=drop_deletes)
-        return rows
-
-    def _runs_of(self, table: str, commits: Sequence[stored_file.StoredFile]) -> list[Run]:
-        return [
-            Run.read(commit.sections[table], self.tables[table], source=self._source_of(commit))
-            for commit in commits
-            if table in commit.sections
-        ]
+            frozen = FrozenVersion(manifest.pointer, way.snapshot.folder)
+            return RestoredVersion(
+                pointer, manifest.pointer, rows(commits, {}, drop_deletes=False), properties, frozen
+            )
+        below = self._thawed_rows(way.snapshot)
+        return RestoredVersion(pointer, None, rows(commits, below, drop_deletes=True), properties)
 
     def _thawed_rows(self, snapshot: Downloaded) -> dict[str, Run]:
         """Read a snapshot that another backend wrote, by that backend."""

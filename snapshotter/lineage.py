@@ -11,11 +11,18 @@ the query's pointer. Each commit's header, and each local version's properties, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from holdfast.errors import CorruptionError
+
+_KINDS = ("commit", "snapshot")
+_POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_SIZE_MAX = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -31,18 +38,47 @@ class ChainEntry:
         Of the object; of a snapshot, that of its manifest.
     digest : str
         Of the object's bytes; see `holdfast.backends.stored_file`.
+    content_bytes : int
+        What comes with the object: of a commit its rows, unpacked; of a snapshot the parts that its manifest names.
     """
 
     kind: str
     pointer: str
     size_bytes: int
     digest: str
+    content_bytes: int = 0
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any]) -> ChainEntry:
+        """Return the entry that JSON values describe.
+
+        Raises
+        ------
+        TypeError, ValueError
+            They describe none, or name an object that cannot be.
+        """
+        entry = cls(**values)
+        if not (entry.kind in _KINDS and _POINTER.fullmatch(entry.pointer) and _DIGEST.fullmatch(entry.digest)):
+            raise ValueError(f"an object that cannot be: {ascii(entry)[:160]}")
+        if not all(type(size) is int and 0 <= size < _SIZE_MAX for size in (entry.size_bytes, entry.content_bytes)):
+            raise ValueError(f"an object of a size that cannot be: {ascii(entry)[:160]}")
+        return entry
 
     @property
     def key(self) -> str:
         """Where the object lies, below the shard."""
         name = f"{self.pointer}-{self.digest[:16]}" if self.kind == "snapshot" else self.pointer
         return f"{self.kind}s/{name}"
+
+    @property
+    def version(self) -> int:
+        """The number of the version."""
+        return int(self.pointer.partition("-")[0])
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all objects that are read for it."""
+        return self.size_bytes + (self.content_bytes if self.kind == "snapshot" else 0)
 
 
 Chain = list[ChainEntry]
@@ -79,13 +115,26 @@ class Lineage:
         values = values or {}
         try:
             last = values.get("last")
-            return cls(
-                [ChainEntry(**entry) for entry in values.get("chain", [])],
-                [str(pointer) for pointer in values.get("since", [])],
-                None if last is None else ChainEntry(**last),
+            found = cls(
+                [ChainEntry.decode(entry) for entry in values.get("chain", [])],
+                list(values.get("since", [])),
+                None if last is None else ChainEntry.decode(last),
             )
-        except TypeError as exc:
-            raise CorruptionError(f"{source} holds no readable chain of commits") from exc
+            found._require_order()
+        except (TypeError, ValueError) as exc:
+            raise CorruptionError(f"{source} holds no readable chain of commits: {exc}") from exc
+        return found
+
+    def _require_order(self) -> None:
+        """Raise ValueError or TypeError where the versions do not ascend, which also rules out circles."""
+        if any(entry.kind != "commit" for entry in [*self.chain[1:], *([self.last] if self.last else [])]):
+            raise ValueError("a snapshot stands among its commits")
+        commits = self.commits
+        ascend = all(a.version < b.version for a, b in pairwise(commits))
+        if not ascend or (self.snapshot and commits and commits[0].version < self.snapshot.version):
+            raise ValueError("its versions do not ascend")
+        if not all(_POINTER.fullmatch(pointer) for pointer in self.since):
+            raise ValueError("it names a version that cannot be")
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values that `of` reads."""

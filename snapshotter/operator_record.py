@@ -58,6 +58,14 @@ class OperatorRecord:
     tables: Mapping[str, Mapping[str, Columns]]
     schemas: Mapping[str, list[str]]
 
+    def require_types(self) -> None:
+        """Raise TypeError where what a stored file says is none of the attributes' types."""
+        names = (self.operator, self.query_id, self.definition_id, self.run_id)
+        if not all(isinstance(name, str) for name in names) or type(self.shards) is not int:
+            raise TypeError("a name or number is of another type")
+        if not isinstance(self.tables, dict) or not isinstance(self.schemas, dict):
+            raise TypeError("the tables are of another type")
+
     @classmethod
     def of(
         cls,
@@ -203,6 +211,8 @@ def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | Non
     source = f"{storage.url}/{key}"
     stored = stored_file.decode(data, source=source, kind="operator")
     try:
-        return OperatorRecord(**stored.header)
+        record = OperatorRecord(**stored.header)
+        record.require_types()
+        return record
     except TypeError as exc:
         raise CorruptionError(f"{source} is no operator record: {exc}") from exc

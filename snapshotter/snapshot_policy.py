@@ -1,4 +1,9 @@
-"""When a shard gets a new snapshot."""
+"""When a shard gets a new snapshot.
+
+A chain of commits is bounded in objects and in bytes. By default the bytes follow the state: what is restored is at
+most about twice as much as the snapshot alone, so a large shard is not sent again for little, and a small one does not
+grow a chain many times its size.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from holdfast.snapshotter.lineage import Lineage
 
 # Times the wanted length: from here on each micro-batch waits for a snapshot for a while, and here it fails.
 _OVERDUE, _FULL = 4, 16
+#: Below this, bytes of commits do not count: sending them again is cheaper than a snapshot.
+MIN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,7 @@ class SnapshotPolicy:
     max_commits : int
         Commit objects since the last snapshot.
     max_bytes : int or None
-        Bytes of these.
+        Bytes of these. None follows the state: as many as the snapshot has, and `MIN_BYTES` at least.
     interval_seconds : int or None
         Time since the last snapshot, if anything was written since.
     """
@@ -36,19 +43,35 @@ class SnapshotPolicy:
         age_seconds : float
             Time since the last snapshot, or since the shard was first seen.
         """
-        commits = lineage.commits
-        if not commits and not lineage.since:
+        if not lineage.commits and not lineage.since:
             return False
         return (
-            len(commits) >= self.max_commits
-            or (self.max_bytes is not None and sum(entry.size_bytes for entry in commits) >= self.max_bytes)
+            self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage))
             or (self.interval_seconds is not None and age_seconds >= self.interval_seconds)
         )
 
     def is_overdue(self, lineage: Lineage) -> bool:
         """Whether the chain is so long that the next commit should wait for a snapshot."""
-        return len(lineage.commits) >= _OVERDUE * self.max_commits
+        return self._is_longer(lineage, _OVERDUE, self._bearable_bytes(lineage))
 
     def is_full(self, lineage: Lineage) -> bool:
         """Whether the chain is so long that there must be no more commits without a snapshot."""
-        return len(lineage.commits) >= _FULL * self.max_commits
+        return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
+
+    def _bearable_bytes(self, lineage: Lineage) -> int:
+        """Return the bytes of which some times are too many; who wants snapshots early does not want to fail early."""
+        return max(self.max_bytes or 0, _bytes_of_state(lineage))
+
+    def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:
+        """Whether the commits since the snapshot are so many times what is wanted, by number or by bytes."""
+        commits = lineage.commits
+        stored_bytes = sum(entry.stored_bytes for entry in commits)
+        # So many commits at least: however large one is, there must be time for a snapshot after it.
+        by_bytes = len(commits) >= times and stored_bytes >= times * wanted_bytes
+        return len(commits) >= times * self.max_commits or by_bytes
+
+
+def _bytes_of_state(lineage: Lineage) -> int:
+    """Return how large the state is: as the snapshot says, or before the first one the largest commit."""
+    largest = max((entry.stored_bytes for entry in lineage.commits), default=0)
+    return max(MIN_BYTES, lineage.snapshot.stored_bytes if lineage.snapshot else largest)

@@ -137,7 +137,7 @@ class Snapshots:
         if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
             self._require_parts(manifest)
         data, digest = manifest.encode()
-        entry = ChainEntry("snapshot", str(pointer), data.size, digest)
+        entry = ChainEntry("snapshot", str(pointer), data.size, digest, manifest.stored_bytes)
         self._storage.put(f"{self._shard}/{entry.key}", data)
         self.notes.leave(entry, [(identities[name], files[name]) for name in names])
         return entry, manifest
@@ -170,7 +170,8 @@ class Snapshots:
             raise CorruptionError(f"{source} is missing, and a commit builds on it") from exc
         stored = stored_file.decode(data, source=source, kind=KIND)
         manifest = Manifest.decode(stored, source)
-        if stored.digest != entry.digest or str(manifest.pointer) != entry.pointer or manifest.shard != self._shard:
+        found = ChainEntry("snapshot", str(manifest.pointer), stored.size_bytes, stored.digest, manifest.stored_bytes)
+        if found != entry or manifest.shard != self._shard:
             raise CorruptionError(f"{source} is not the object that a commit builds on: it was replaced")
         return manifest
 

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.backends.arrow_rows import is_same_kind, one_chunk
+from holdfast.backends.arrow_values import cast, null_where_none_may_be
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
@@ -169,14 +170,20 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
         )
     columns = []
     for field in schema:
-        column = one_chunk(table.column(field.name))
+        column = _cast_output(one_chunk(table.column(field.name)), field, operator)
         if column.null_count and not field.nullable:
             raise SchemaMismatchError(
                 f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
                 operator=operator,
                 nulls=column.null_count,
             )
-        columns.append(column if column.type == field.type else _cast_output(column, field, operator))
+        if forbidden := null_where_none_may_be(column):
+            raise SchemaMismatchError(
+                f"the function returned nulls inside column {field.name!r}, in {forbidden}, which outputStructType "
+                "declares NOT NULL",
+                operator=operator,
+            )
+        columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -186,6 +193,6 @@ def _cast_output(column: pa.Array, field: pa.Field, operator: str) -> pa.Array:
     if not is_same_kind(column.type, field.type):
         raise SchemaMismatchError(f"{problem}: convert it first", **facts)
     try:
-        return column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        return cast(column, field.type)
+    except (ValueError, pa.ArrowNotImplementedError) as exc:
         raise SchemaMismatchError(f"{problem}: {exc}", **facts) from exc

@@ -399,6 +399,7 @@ def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
         "pointer": str(base),
         "shard": PREFIX,
         "rows": {"counts": 1},
+        "plain_bytes": {"counts": pa.ipc.get_record_batch_size(batch)},
         "chain": [],
         "since": [str(base)],
         "last": None,
