@@ -136,12 +136,13 @@ class View(ABC):
 
     @abstractmethod
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending, in any number of runs.
+        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending by it, in any number of runs.
 
         Notes
         -----
-        Cost: the first runs are small, so that the first rows cost little whatever the table holds. A scan that is
-        left early frees what it holds when its iterator is closed or let go.
+        Cost: the first runs are small, so that the first rows cost little whatever the table holds, also where many
+        rows share the first hash: they may stand in several runs, in any order. A scan that is left early frees what
+        it holds when its iterator is closed or let go.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
