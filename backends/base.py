@@ -231,6 +231,15 @@ class Backend(ABC):
         """
         return parse_options(name, {}, options)
 
+    @classmethod
+    def most_open(cls, options: Mapping[str, str]) -> int | None:
+        """Return how many shards with these options one process should have open at once; None: any number.
+
+        Beyond it, of a backend with one owner, the shards that nobody uses are closed, the longest unused first, and
+        opened again by their next use. It is no limit: shards that are all in use at once are all open.
+        """
+        return None
+
     @abstractmethod
     def view(self, pointer: Pointer) -> View:
         """Return a view of a version.
