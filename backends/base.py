@@ -137,12 +137,13 @@ class View(ABC):
 
     @abstractmethod
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending, in any number of runs.
+        """Yield the live rows whose hash lies in [first_hash, last_hash], ascending by it, in any number of runs.
 
         Notes
         -----
-        Cost: the first runs are small, so that the first rows cost little whatever the table holds. A scan that is
-        left early frees what it holds when its iterator is closed or let go.
+        Cost: the first runs are small, so that the first rows cost little whatever the table holds, also where many
+        rows share the first hash: they may stand in several runs, in any order. A scan that is left early frees what
+        it holds when its iterator is closed or let go.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
@@ -230,6 +231,15 @@ class Backend(ABC):
             An option is not known, or its value does not fit.
         """
         return parse_options(name, {}, options)
+
+    @classmethod
+    def most_open(cls, options: Mapping[str, str]) -> int | None:
+        """Return how many shards with these options one process should have open at once; None: any number.
+
+        Beyond it, of a backend with one owner, the shards that nobody uses are closed, the longest unused first, and
+        opened again by their next use. It is no limit: shards that are all in use at once are all open.
+        """
+        return None
 
     @abstractmethod
     def view(self, pointer: Pointer) -> View:

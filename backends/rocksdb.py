@@ -88,6 +88,10 @@ class RocksDBBackend(Backend):
     def parse_options(cls, name: str, options: Mapping[str, str]) -> Mapping[str, Any]:
         return vars(RocksDBOptions.of(name, options))
 
+    @classmethod
+    def most_open(cls, options: Mapping[str, str]) -> int:
+        return RocksDBOptions.of("rocksdb", options).most_open_shards
+
     # Versions.
 
     def view(self, pointer: Pointer) -> RocksDBView:
@@ -141,7 +145,7 @@ class RocksDBBackend(Backend):
         if not folder.is_dir():
             with self.judging(database), self._stage() as staged:
                 copy = StagedFolder(staged.path / "database", fsync=False)
-                options = database_options(self._parsed, self._memory, create=False)
+                options = database_options(self._parsed, self._memory, self, create=False)
                 # Files that are links to the database's own need not be uploaded again.
                 options.set_disable_auto_compactions(True)
                 database.copy(pointer, copy.path, options)
@@ -193,7 +197,7 @@ class RocksDBBackend(Backend):
         """Make a database of complete state."""
         self._open()
         with self._stage() as staged:
-            create_database(staged.path, database_options(self._parsed, self._memory, create=True), named, runs)
+            create_database(staged.path, database_options(self._parsed, self._memory, self, create=True), named, runs)
             self._put_in_place(named.pointer, staged)
 
     def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
@@ -222,7 +226,7 @@ class RocksDBBackend(Backend):
 
     def _require_marker(self, path: Path, pointer: Pointer) -> Marker:
         """Return the marker of a database that nobody has open, if its rows are those of a version."""
-        marker = read_marker(path, database_options(self._parsed, self._memory, create=False))
+        marker = read_marker(path, database_options(self._parsed, self._memory, self, create=False))
         if marker.version is None or marker.version.pointer != pointer:
             raise damaged(path, "its marker names another version")
         return marker
@@ -271,7 +275,7 @@ class RocksDBBackend(Backend):
         if not path.is_dir():  # somebody has removed it since it was closed after an error
             return
         try:
-            options = database_options(self._parsed, self._memory, create=False)
+            options = database_options(self._parsed, self._memory, self, create=False)
             self._databases.append(Database(path, options, lambda: self._memory.write_buffer_bytes))
         except NotFoundError:  # an unfinished version, and nothing else
             self._put_aside(path)

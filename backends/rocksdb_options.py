@@ -9,7 +9,7 @@ memory             512m       budget of the whole process that holds the databas
 compression        lz4        none, lz4, snappy; zstd: lz4, and zstd at the bottom level, smaller by 7 %, slower
 blockSize          4k         of a data block before compression
 bloomBitsPerKey    10         bits of bloom filter for each key; 0: none
-maxOpenFiles       512        files that each database keeps open
+maxOpenFiles       512        files that each database keeps open at most
 writeBufferRatio   0.4        share of the cache that unflushed writes may take
 backgroundJobs     2          threads for flushes and compactions, in the process
 compactionStyle    level      level or universal
@@ -19,17 +19,24 @@ The budget is divided so::
 
     process without databases   150m
     batch in flight             128m     Python and Arrow objects: 100 MiB were seen with commits of 100,000 rows
+    each open shard             0.5m     RocksDB's own objects
     block cache                 the rest, a fifth of it for what the allocator cannot give back; it also holds
                                 indexes, filters and write buffers
 
 RocksDB's own limit of write buffers only flushes the database that is being written. So each database has a share of
 the limit, and begins a flush as soon as a commit has filled it; what commits write at one moment comes on top. The
 defaults are measured: docs/decisions/0009-rocksdb.md.
+
+More shards make the shares smaller, and the budget says how many may be open before they are too small
+(`most_open_shards`). Beyond that, whoever opens shards closes some that rest; the budget itself never makes a call
+fail (docs/decisions/0020-open-shards.md). The process's limit of open files is divided in the same way: each shard
+may count on `_FILES_MIN`, and has more while there are few.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -56,9 +63,13 @@ _COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 _STYLES = ("level", "universal")
 #: Room for what a batch in flight takes in Python and Arrow objects.
 _BATCH_ROOM_BYTES = 128 << 20
-#: What a shard needs at least: part of a write buffer, indexes and filters.
-_SHARD_BYTES = 4 << 20
+#: RocksDB's own objects for each open shard: 0.4 MiB were seen, with 180 of them.
+_SHARD_BYTES = 512 << 10
+#: What a shard needs of the cache at least: part of a write buffer, indexes and filters.
+_SHARD_CACHE_BYTES_MIN = 512 << 10
 _CACHE_BYTES_MIN = 16 << 20
+#: RocksDB takes no less.
+_WRITE_BUFFER_BYTES_MIN = 64 << 10
 _WRITE_BUFFER_BYTES_MAX = 16 << 20
 #: Files of level 0 that are merged at once. Each snapshot flushes one more, and each merge is stored again.
 _LEVEL_ZERO_FILES = 8
@@ -66,6 +77,10 @@ _LEVEL_ZERO_FILES = 8
 _BASE_BYTES = 150 << 20
 #: What the allocator takes for blocks of all sizes that come and go.
 _BYTES_PER_CACHED_BYTE = 1.25
+#: Files that any open shard may have: RocksDB keeps ten for itself. As many again are for those that have more.
+_FILES_MIN = 32
+#: Part of the process's open files that databases may have; the others are connections, uploads, and files being made.
+_SHARE_OF_FILES = 0.75
 
 
 def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
@@ -148,12 +163,19 @@ class RocksDBOptions:
         """
         values = parse_options(name, _KNOWN, options)
         found = cls(**{_FIELDS.get(option, option): value for option, value in values.items()})
-        _cache_bytes(found.memory_bytes, shards=1)
+        _require_enough(found.memory_bytes)
         return found
+
+    @property
+    def most_open_shards(self) -> int:
+        """How many shards may be open at once, such that each has a useful share of memory and open files."""
+        each = _SHARD_BYTES + _SHARD_CACHE_BYTES_MIN * _BYTES_PER_CACHED_BYTE
+        by_memory = int((self.memory_bytes - _BASE_BYTES - _BATCH_ROOM_BYTES) / each)
+        return max(1, min(by_memory, _files_of_process() // (2 * _FILES_MIN)))
 
 
 class ProcessMemory:
-    """One block cache and one limit of write buffers for all databases of this process.
+    """One block cache, one limit of write buffers and one of open files for all databases of this process.
 
     Parameters
     ----------
@@ -161,47 +183,56 @@ class ProcessMemory:
     """
 
     def __init__(self, options: RocksDBOptions) -> None:
-        self._shards: weakref.WeakSet[object] = weakref.WeakSet()
+        # Each open shard and the files that it may keep open.
+        self._files: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._budget = options.memory_bytes
-        self._ratio = options.write_buffer_ratio
-        size = _cache_bytes(self._budget, shards=1)
+        self._options = options
+        size = _cache_bytes(options.memory_bytes, shards=0)
         self.cache = Cache(size)
         self.write_buffers = WriteBufferManager.new_write_buffer_manager_with_cache(
-            int(size * self._ratio), False, self.cache
+            int(size * options.write_buffer_ratio), False, self.cache
         )
+        self._size = size, options.write_buffer_ratio
 
     @property
     def write_buffer_bytes(self) -> int:
         """What one database may gather before it flushes: it has two write buffers."""
         with self._lock:
-            return min(_WRITE_BUFFER_BYTES_MAX, self.write_buffers.get_buffer_size() // (2 * max(1, len(self._shards))))
+            share = self.write_buffers.get_buffer_size() // (2 * max(1, len(self._files)))
+        return max(_WRITE_BUFFER_BYTES_MIN, min(_WRITE_BUFFER_BYTES_MAX, share))
 
     def resize(self, options: RocksDBOptions) -> None:
         """Take the budget of the newest query; it is one for the process."""
         with self._lock:
-            if (options.memory_bytes, options.write_buffer_ratio) != (self._budget, self._ratio):
-                size = _cache_bytes(options.memory_bytes, shards=len(self._shards))
-                self._budget, self._ratio = options.memory_bytes, options.write_buffer_ratio
-                self.cache.set_capacity(size)
-                self.write_buffers.set_buffer_size(int(size * self._ratio))
+            self._options = options
+            self._share_out()
 
     def admit(self, shard: object) -> None:
-        """Count one more open shard, as long as it lives.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The budget is too small for so many.
-        """
+        """Count one more open shard, as long as it lives; the shares of all become smaller."""
         with self._lock:
-            _cache_bytes(self._budget, shards=len(self._shards) + 1)
-            self._shards.add(shard)
+            most = self._options.most_open_shards
+            spare = _files_of_process() - sum(self._files.values()) - _FILES_MIN * max(1, most - len(self._files))
+            self._files[shard] = _FILES_MIN + max(0, min(self._options.max_open_files - _FILES_MIN, spare // 2))
+            self._share_out()
 
     def release(self, shard: object) -> None:
         """Count it no longer."""
         with self._lock:
-            self._shards.discard(shard)
+            self._files.pop(shard, None)
+            self._share_out()
+
+    def open_files(self, shard: object) -> int:
+        """Return how many files each database of an open shard may keep open."""
+        with self._lock:
+            return self._files.get(shard, _FILES_MIN)
+
+    def _share_out(self) -> None:
+        ratio = self._options.write_buffer_ratio
+        size = _cache_bytes(self._options.memory_bytes, len(self._files))
+        if (size, ratio) != self._size:
+            self._size = size, ratio
+            self.cache.set_capacity(size)
+            self.write_buffers.set_buffer_size(int(size * ratio))
 
 
 _shared: weakref.ref[ProcessMemory] | None = None
@@ -220,28 +251,33 @@ def process_memory(options: RocksDBOptions) -> ProcessMemory:
     return memory
 
 
-def _cache_bytes(budget: int, shards: int) -> int:
-    """Return what the budget leaves for the cache; it also holds write buffers, indexes and filters.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It leaves too little for so many databases.
-    """
-    least_cache = max(_CACHE_BYTES_MIN, shards * _SHARD_BYTES)
-    size = int((budget - _BASE_BYTES - _BATCH_ROOM_BYTES) / _BYTES_PER_CACHED_BYTE)
-    if size < least_cache:
-        least = math.ceil((_BASE_BYTES + _BATCH_ROOM_BYTES + least_cache * _BYTES_PER_CACHED_BYTE) / (1 << 20))
+def _require_enough(budget: int) -> None:
+    """Raise `InvalidArgumentError` where a budget is too small for one shard."""
+    least = _BASE_BYTES + _BATCH_ROOM_BYTES + _CACHE_BYTES_MIN * _BYTES_PER_CACHED_BYTE
+    if budget < least:
         raise InvalidArgumentError(
-            f"spark.holdfast.rocksdb.memory is too small for {shards} open shards: it is the budget of the whole "
-            f"process; set it to {least}m or more, or use fewer shards",
+            "spark.holdfast.rocksdb.memory is too small: it is the budget of the whole process that has the databases "
+            f"open; set it to {math.ceil(least / (1 << 20))}m or more",
             memory=f"{budget >> 20}m",
         )
-    return size
 
 
-def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: bool) -> Options:
-    """Return the options with which a database is opened. Raw mode always: the other one unpickles what it reads."""
+def _cache_bytes(budget: int, shards: int) -> int:
+    """Return what the budget leaves for the cache; it also holds write buffers, indexes and filters."""
+    left = budget - _BASE_BYTES - _BATCH_ROOM_BYTES - shards * _SHARD_BYTES
+    return max(int(left / _BYTES_PER_CACHED_BYTE), _SHARD_CACHE_BYTES_MIN * max(1, shards))
+
+
+def _files_of_process() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return int(_SHARE_OF_FILES * (limit if limit != resource.RLIM_INFINITY else 1 << 20))
+
+
+def database_options(options: RocksDBOptions, memory: ProcessMemory, shard: object, *, create: bool) -> Options:
+    """Return the options with which a database of a shard is opened.
+
+    Raw mode always: the other one unpickles what it reads.
+    """
     blocks = BlockBasedOptions()
     blocks.set_block_cache(memory.cache)
     blocks.set_cache_index_and_filter_blocks(True)
@@ -264,7 +300,7 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, *, create: 
         found.set_compression_type(getattr(DBCompressionType, options.compression)())
     found.set_level_zero_file_num_compaction_trigger(_LEVEL_ZERO_FILES)
     found.set_compaction_style(getattr(DBCompactionStyle, options.compaction_style)())
-    found.set_max_open_files(options.max_open_files)
+    found.set_max_open_files(min(options.max_open_files, memory.open_files(shard)))
     found.set_max_background_jobs(options.background_jobs)
     found.set_stats_dump_period_sec(0)
     found.set_keep_log_file_num(2)

@@ -35,9 +35,9 @@ from holdfast.backends.arrow_rows import (
     filter_rows,
     from_columns,
     order_rows,
-    rows_equal,
     take,
 )
+from holdfast.backends.key_search import find_sorted
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 _KEY, _VALUE = "key.", "value."
@@ -267,25 +267,14 @@ class Run:
         Notes
         -----
         Cost: one binary search a key. Sorted keys are several times faster than unsorted ones, since
-        neighbouring searches touch the same memory.
+        neighbouring searches touch the same memory. Keys that share their hash with other rows are found together.
         """
         if not keys.is_sorted:
             order = np.argsort(keys.hashes)  # any order of equal ones will do, and this one costs less
             found = np.empty(len(keys), np.int64)
             found[order] = self.find(keys.take(order))
             return found
-        found = np.full(len(keys), -1, np.int64)
-        places = np.searchsorted(self.hashes, keys.hashes)
-        wanted = np.arange(len(keys))
-        while len(wanted):
-            inside = places < len(self)
-            wanted, places = wanted[inside], places[inside]
-            same_hash = self.hashes[places] == keys.hashes[wanted]
-            wanted, places = wanted[same_hash], places[same_hash]
-            hit = rows_equal(take(self.keys, places), take(keys.columns, wanted))
-            found[wanted[hit]] = places[hit]
-            wanted, places = wanted[~hit], places[~hit] + 1
-        return found
+        return find_sorted(self.hashes, self.keys, keys.hashes, keys.columns)
 
     def with_prefixes(self, prefixes: Keys) -> Run:
         """Return the rows that have the hash and the first key columns of one of `prefixes`."""

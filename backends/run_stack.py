@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow_rows import BoolArray, HashArray, IntArray, from_columns, take
+from holdfast.backends.arrow_rows import BoolArray, HashArray, IntArray, filter_rows, from_columns, order_rows, take
 from holdfast.backends.base import MAX_HASH, Found
+from holdfast.backends.key_search import rows_of
 from holdfast.backends.run import Keys, Run, TableSchema, count_live, merge_runs
 
 GROWTH = 1.75
@@ -33,6 +34,8 @@ FIRST_STRETCH_BYTES = 256 << 10
 _STRETCH_GROWTH = 4
 # A stretch ends after so many blocks, each this fraction of it; what other runs have begun of theirs comes on top.
 _BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
+# So many rows of one hash, as timers due at one time, are not read at once; and how many of them are, at most.
+_CROWD_ROWS, _CROWD_PIECE_ROWS = 4096, 65536
 
 
 def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
@@ -115,34 +118,94 @@ def merge_over(below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
     Parameters
     ----------
     below : iterable of Run
-        Live rows, ascending; rows of one hash may stand in several runs.
+        Live rows, ascending by hash; rows of one hash may stand in several runs.
     writes : sequence of Run
         Oldest first, in the range of `below`.
 
     Yields
     ------
     Run
-        Live rows, ascending.
+        Live rows, ascending by hash.
+
+    Notes
+    -----
+    Cost: a merge of the writes, then by what is read; that rows share a hash does not matter.
     """
-    waiting: list[Run] = []
-    first = 0
+    if not writes:
+        yield from (run for run in below if len(run))
+        return
+    own = merge_runs(writes, drop_deletes=False)
+    live = merge_runs([own], drop_deletes=True)
+    done = 0
     for run in below:
-        if not len(run):
-            continue
-        waiting.append(run)
-        last = int(run.hashes[-1])
-        if first < last:  # rows of the last hash may go on in the next run
-            yield from scan_runs([*waiting, *writes], first, last - 1)
-            waiting = _slices(waiting, last, last)
-            first = last
-    yield from scan_runs([*waiting, *writes], first, MAX_HASH)
+        if len(run):
+            ready = max(done, _rows_up_to(live, run))
+            parts = [
+                part for part in (_hide(run, own), Run(live.schema, live.batch.slice(done, ready - done))) if len(part)
+            ]
+            if parts:
+                yield merge_runs(parts, drop_deletes=False)
+            done = ready
+    yield from scan_runs([Run(live.schema, live.batch.slice(done))], 0, MAX_HASH)
+
+
+def _rows_up_to(run: Run, below: Run) -> int:
+    """Return how many rows of `run` do not come after the last one of `below`."""
+    start, end = _places(run.hashes, below.hashes[-1], below.hashes[-1])
+    if start == end:
+        return start
+    crowd, last = _taken(run, np.arange(start, end)), _taken(below, np.array([len(below) - 1]))
+    columns = [pa.concat_arrays(pair) for pair in zip(crowd.keys.columns, last.keys.columns, strict=True)]
+    both = from_columns(columns, run.schema.key, len(crowd) + 1)
+    order = order_rows(np.concatenate([crowd.hashes, last.hashes]), both).rows
+    return start + int(np.flatnonzero(order == len(crowd))[0])
+
+
+def _hide(run: Run, newer: Run) -> Run:
+    """Return the rows of `run` whose keys are not in `newer`."""
+    near = newer.slice(run.hashes[0], run.hashes[-1])
+    if len(near) < len(run):
+        is_left = np.ones(len(run), np.bool_)
+        rows = run.find(Keys(near.hashes, near.keys))
+        is_left[rows[rows >= 0]] = False
+    else:
+        is_left = near.find(Keys(run.hashes, run.keys)) < 0
+    return Run(run.schema, filter_rows(run.batch, is_left))
 
 
 def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[Run]:
-    """Merge as `merge_in_stretches`, live rows only, and such that the first rows cost little."""
-    return merge_in_stretches(
-        runs, drop_deletes=True, first_hash=first_hash, last_hash=last_hash, first_bytes=FIRST_STRETCH_BYTES
-    )
+    """Merge as `merge_in_stretches`, live rows only, and such that the first rows cost little.
+
+    Rows of one hash come in several runs where they are many: then in the order of the runs that hold them.
+    """
+    for part in _stretches(runs, first_hash, last_hash, FIRST_STRETCH_BYTES):
+        last = int(max(run.hashes[-1] for run in part))
+        crowd = _slices(part, last, last)
+        if sum(map(len, crowd)) < _CROWD_ROWS:
+            yield from _live(part)
+        else:
+            yield from _live(_slices(part, 0, last - 1) if last else [])
+            yield from _scan_crowd(crowd)
+
+
+def _live(runs: Sequence[Run]) -> Iterator[Run]:
+    merged = merge_runs(runs, drop_deletes=True) if runs else ()
+    if len(merged):
+        yield merged
+
+
+def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the live rows of runs that have one hash only, oldest run first; none is read before it is asked for."""
+    for i, run in enumerate(runs):
+        start, rows = 0, _CROWD_ROWS // 4
+        while start < len(run):
+            found = Run(run.schema, run.batch.slice(start, rows))
+            start, rows = start + rows, min(rows * _STRETCH_GROWTH, _CROWD_PIECE_ROWS)
+            keys, is_left = Keys(found.hashes, found.keys), ~found.deleted
+            for newer in runs[i + 1 :]:
+                is_left &= newer.find(keys) < 0
+            if is_left.any():
+                yield Run(run.schema, filter_rows(found.batch, is_left))
 
 
 def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
@@ -165,18 +228,11 @@ def merge_prefixes(runs: Sequence[Run], prefixes: Keys) -> Iterator[Run]:
     for part in _stretches(runs, int(prefixes.hashes[0]), int(prefixes.hashes[-1])):
         ends = (min(run.hashes[0] for run in part), max(run.hashes[-1] for run in part))
         near = prefixes.take(np.arange(*_places(prefixes.hashes, *ends)))
-        found = [_rows_of(run, np.unique(near.hashes)).with_prefixes(near) for run in part] if len(near) else []
+        hashes = np.unique(near.hashes)
+        found = [_taken(run, rows_of(run.hashes, hashes)).with_prefixes(near) for run in part] if len(near) else []
         merged = merge_runs(found, drop_deletes=True) if any(len(run) for run in found) else None
         if merged is not None and len(merged):
             yield merged
-
-
-def _rows_of(run: Run, hashes: HashArray) -> Run:
-    """Return the rows that have one of `hashes`, which ascend and do not repeat."""
-    starts = np.searchsorted(run.hashes, hashes, side="left")
-    counts = np.searchsorted(run.hashes, hashes, side="right") - starts
-    rows = np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-    return Run(run.schema, take(run.batch, rows))
 
 
 def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
@@ -210,6 +266,10 @@ def _stretches(
         yield _slices(rest, first_hash, last)
         rest = _slices(rest, last + 1, last_hash)
         size_bytes = min(size_bytes * _STRETCH_GROWTH, STRETCH_BYTES)
+
+
+def _taken(run: Run, rows: IntArray) -> Run:
+    return Run(run.schema, take(run.batch, rows))
 
 
 def _slices(runs: Iterable[Run], first_hash: int, last_hash: int) -> list[Run]:

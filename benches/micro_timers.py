@@ -9,6 +9,7 @@ earliest timer that the one before it left. So the last line must not be slower 
 fire            what is due, its removal, new timers, the earliest that is left, commit
 earliest        of this, finding the earliest timer
 fire_long       as fire, after `LONG` such transactions
+of_one_time     the earliest timer, once some of `CROWD` that are due at one time were removed
 ==============  ============================================================================
 """
 
@@ -36,6 +37,7 @@ from holdfast.spark_integration.local_dirs import choose_root
 TABLE = "timers"
 TIMERS, FIRED = 500_000, 1_000
 LONG = 300
+CROWD = 200_000
 _MERGE_EVERY = 20
 _KEYS = timers_schema(TABLE, pa.schema([("key", pa.int64())]))
 
@@ -128,3 +130,19 @@ def test_fire_long(benchmark: Any, shard: TimerShard) -> None:
         shard.fire()
         shard.merge_sometimes()
     measure(benchmark, shard, shard.fire)
+
+
+def test_of_one_time(benchmark: Any, shard: TimerShard) -> None:
+    """Find the earliest timer where many are due together, and some of them were removed just now."""
+    first_ms = shard.end_ms
+    due_ms, numbers = np.full(CROWD, first_ms), np.arange(CROWD)
+    keys = Keys.of(_KEYS, numbers.astype(np.uint64), pa.table({"key": numbers}))
+    with shard.store.begin(shard.pointer) as transaction:
+        Timers(transaction, TABLE).add(keys, due_ms)
+        pointer = transaction.commit()
+    assert pointer is not None
+    with shard.store.begin(pointer) as transaction:
+        timers = Timers(transaction, TABLE)
+        timers.remove(keys.take(numbers[:FIRED]), due_ms[:FIRED])
+        measure(benchmark, shard, lambda: timers.earliest(first_ms))
+        assert timers.earliest(first_ms) == first_ms

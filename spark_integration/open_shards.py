@@ -1,4 +1,9 @@
-"""The shards that a state server has open: one backend for each directory, shared by all that use it."""
+"""The shards that a state server has open: one backend for each directory, shared by all that use it.
+
+A backend may say how many shards one process should have open (`Backend.most_open`). An executor may be given more:
+after the loss of others, say. Then those that nobody uses are closed, the longest unused first, and opened again when
+they are needed: each micro-batch is slower, and none fails. Where all of them are in use at once, all are open.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,20 @@ from holdfast.spark_integration.state_messages import ShardAddress
 
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
+WARN_EVERY_MS = 10 * 60_000
 
+_CLOSED_FOR_OTHERS = (
+    "there are more shards here than the %d that the budget of backend %r keeps open: some are closed, and opened "
+    "again by the next micro-batch, which makes it slower. %s"
+)
+_BEYOND_BUDGET = (
+    "more shards are in use at once than the %d that the budget of backend %r keeps open: the state server may take "
+    "more memory and open files than it was given. %s"
+)
+_REMEDY = (
+    "Raise the backend's budget (for rocksdb: spark.holdfast.rocksdb.memory, and ulimit -n), or give the query more "
+    "executors or fewer shards"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -52,15 +70,24 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
+    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended.
+
+    Once it `is_gone` it is not the directory's any more: a user that has waited for it looks for another.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.is_gone = False
         self.address: ShardAddress | None = None
         self.backend: Backend | None = None
         self.identity: tuple[int, int] | None = None
         self.users = 0
         self.used_ms = 0
+
+    @property
+    def opened_backend(self) -> str | None:
+        """The name of the backend, where it is open."""
+        return self.address.backend if self.backend is not None and self.address is not None else None
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
@@ -80,6 +107,12 @@ class OpenShards:
     executor_directory : pathlib.Path
         Only shards below it are opened.
 
+    Attributes
+    ----------
+    counters : dict of str to int
+        ``closed_for_others``: shards closed because others needed their share of the budget. ``beyond_budget``: shards
+        opened although no share was left, since all others were in use.
+
     Notes
     -----
     Threads: any. A shard that opens, or closes, holds back nobody who uses another.
@@ -89,6 +122,8 @@ class OpenShards:
         self._root = executor_directory
         self._slots: dict[Path, _Slot] = {}
         self._lock = threading.Lock()
+        self._warned_ms: dict[str, int] = {}
+        self.counters = {"closed_for_others": 0, "beyond_budget": 0}
 
     @contextmanager
     def use(self, address: ShardAddress) -> Iterator[Backend]:
@@ -103,17 +138,7 @@ class OpenShards:
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
-        directory = require_below(self._root, address.directory)
-        with self._lock:
-            slot = self._slots.setdefault(directory, _Slot())
-        with slot.changed:
-            self._close_if_other(slot, address, directory)
-            if slot.backend is None:
-                slot.backend = open_backend(address, address.schemas(), self._root)
-                slot.address = address
-                slot.identity = _identity(directory)
-            backend = slot.backend
-            slot.users += 1
+        slot, backend = self._begin_use(address, require_below(self._root, address.directory))
         try:
             yield backend
         finally:
@@ -121,6 +146,44 @@ class OpenShards:
                 slot.users -= 1
                 slot.used_ms = clock.monotonic_ms()
                 slot.changed.notify_all()
+
+    def _begin_use(self, address: ShardAddress, directory: Path) -> tuple[_Slot, Backend]:
+        while True:
+            with self._lock:
+                slot = self._slots.setdefault(directory, _Slot())
+            with slot.changed:
+                self._close_if_other(slot, address, directory)
+                if slot.is_gone:
+                    continue
+                if slot.backend is None:
+                    self._make_room(address)
+                    slot.backend = open_backend(address, address.schemas(), self._root)
+                    slot.address = address
+                    slot.identity = _identity(directory)
+                slot.users += 1
+                return slot, slot.backend
+
+    def _make_room(self, address: ShardAddress) -> None:
+        """Close shards that rest, where no share of the budget is left for one more."""
+        most = find_backend(address.backend).most_open(address.backend_options)
+        if most is None:
+            return
+        others = [slot for _, slot in self._all() if slot.opened_backend == address.backend]
+        going = len(others) + 1 - most
+        for slot in sorted(others, key=lambda other: other.used_ms):
+            if going > 0 and _close_if_unused(slot):
+                going -= 1
+                self.counters["closed_for_others"] += 1
+                self._warn("closed", _CLOSED_FOR_OTHERS, most, address.backend)
+        if going > 0:
+            self.counters["beyond_budget"] += 1
+            self._warn("beyond", _BEYOND_BUDGET, most, address.backend)
+
+    def _warn(self, kind: str, message: str, most: int, backend: str) -> None:
+        now_ms = clock.monotonic_ms()
+        if now_ms - self._warned_ms.get(kind, now_ms - WARN_EVERY_MS) >= WARN_EVERY_MS:
+            self._warned_ms[kind] = now_ms
+            _log.warning(message, most, backend, _REMEDY)
 
     def _close_if_other(self, slot: _Slot, address: ShardAddress, directory: Path) -> None:
         def is_other() -> bool:
@@ -142,6 +205,9 @@ class OpenShards:
                 is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
                 if not slot.users and (is_idle or slot.identity != _identity(directory)):
                     _close(slot)
+                    slot.is_gone = True
+                    with self._lock:
+                        del self._slots[directory]
 
     def _all(self) -> list[tuple[Path, _Slot]]:
         with self._lock:
@@ -157,6 +223,19 @@ class OpenShards:
                     _close(slot)
                 else:
                     _log.warning("%s is still in use, and is not closed", directory)
+
+
+def _close_if_unused(slot: _Slot) -> bool:
+    """Close a shard unless somebody uses, opens or closes it at this moment; tell whether it was done."""
+    if not slot.changed.acquire(blocking=False):  # to wait here while others wait for each other would be for ever
+        return False
+    try:
+        if slot.users or slot.backend is None:
+            return False
+        _close(slot)
+        return True
+    finally:
+        slot.changed.release()
 
 
 def _close(slot: _Slot) -> None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ CLEAN_EVERY_SECONDS = 300.0
 #: Each holds a part of a file, so they bound the memory that uploads take.
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
+_FILES_WHERE_UNLIMITED = 1 << 16
 
 _log = logging.getLogger("holdfast.state_server")
 
@@ -107,6 +110,15 @@ def _convert_without_pandas() -> None:
         sys.meta_path.remove(finder)
 
 
+def _raise_file_limit() -> None:
+    """Let the process open as many files as the system allows: databases keep many open, and many systems begin low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WHERE_UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # the system has a limit besides
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:
     _log.critical("the state server ends: a thread failed", exc_info=failure.exc_value)
     os._exit(1)
@@ -115,6 +127,7 @@ def _die_loudly(failure: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """Read the configuration from standard input and serve."""
     os.umask(0o077)
+    _raise_file_limit()
     _convert_without_pandas()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     threading.excepthook = _die_loudly

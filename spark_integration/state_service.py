@@ -135,7 +135,7 @@ class StateService(flight.FlightServerBase):
 
     def _statistics(self) -> dict[str, Any]:
         found = self._housekeeping.statistics()
-        found["counters"] |= self._snapshotting.counters
+        found["counters"] |= self._snapshotting.counters | self._shards.counters
         return found | {
             "views": len(self._views),
             "snapshot_errors": self._snapshotting.errors(),

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from holdfast.backends.arrow_rows import IntArray
 from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import NotFoundError
@@ -220,6 +221,26 @@ class BackendRowsContract:
             rest = [run.hashes for run in view.scan("counts", 30_000)]
             assert np.array_equal(np.concatenate(rest), hashes[30_000:])
             assert next(view.scan("counts", many), None) is None
+
+    def test_the_first_rows_of_one_hash_cost_little(self, backend: Backend) -> None:
+        """Timers that are due at one time share a hash: who wants to know whether one is left does not read all."""
+        many = 60_000
+        numbers = np.arange(many)
+
+        def run(rows: IntArray, value: int | None) -> Run:
+            keys = Keys.of(COUNTS, np.full(len(rows), 7, np.uint64), pa.table({"user": rows.astype(str)}))
+            values = None if value is None else pa.record_batch({"n": pa.array(np.full(len(rows), value))})
+            return Run.build(COUNTS, keys, values)
+
+        backend.apply(None, P1, {"counts": run(numbers, 1)}, {})
+        backend.apply(P1, P2, {"counts": run(numbers[:20_000], None)}, {})
+        backend.apply(P2, P3, {"counts": run(numbers[19_000:21_000], 2)}, {})
+        with backend.view(P3) as view:
+            scan = view.scan("counts", 7, 7)
+            assert 0 < len(next(scan)) < many / 4
+            found = contents(view, "counts")
+            assert found == {(str(i),): (2 if i < 21_000 else 1,) for i in range(19_000, many)}
+            assert sum(map(len, view.scan("counts"))) == view.count("counts") == len(found)
 
     def test_a_scan_of_prefixes(self, backend: Backend) -> None:
         """Entries of a map, elements of a list: exactly the rows whose hash and first columns are asked for."""

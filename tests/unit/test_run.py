@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends import stored_file
+from holdfast.backends import arrow_rows, stored_file
+from holdfast.backends.arrow_rows import BoolArray
 from holdfast.backends.base import MAX_HASH, Pointer
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
@@ -66,6 +69,50 @@ def test_merging_is_writing_one_after_the_other(history: list[Any], drop: bool, 
         expected = [h for h in merged.hashes.tolist() if first <= h <= last]
         assert part.hashes.tolist() == expected
         assert content(read_back(part, compression)) == content(part)
+
+
+crowd_keys = st.tuples(
+    st.sampled_from([None, -1, 0, 1]),
+    st.sampled_from([None, 0.0, -1.5, math.nan]),
+    st.sampled_from([None, "", "a", "b"]),
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 7, MAX_HASH]), crowd_keys), max_size=20),
+    st.lists(st.tuples(st.sampled_from([0, 7, 8, MAX_HASH]), crowd_keys), max_size=20),
+    st.randoms(),
+)
+def test_keys_are_found_among_rows_of_one_hash(stored: list[Any], wanted: list[Any], random: Random) -> None:
+    """Several columns, nulls and NaN among them; rows of one hash in any order, as backends have them."""
+    rows = {(hash_, repr(key)): (hash_, key) for hash_, key in stored}
+    placed = sorted(rows.values(), key=lambda row: (row[0], random.random()))
+    keys = keys_of(PAIRS, [key for _, key in placed], [h for h, _ in placed])
+    values = values_of(PAIRS, [(None, None)] * len(placed))
+    columns = [pa.array(keys.hashes), pa.array(np.zeros(len(keys), np.bool_)), *keys.columns.columns, *values.columns]
+    run = Run(PAIRS, pa.RecordBatch.from_arrays(columns, schema=PAIRS.columns))
+    places = {(hash_, repr(key)): i for i, (hash_, key) in enumerate(placed)}
+    found = run.find(keys_of(PAIRS, [key for _, key in wanted], [h for h, _ in wanted]))
+    assert found.tolist() == [places.get((hash_, repr(key)), -1) for hash_, key in wanted]
+
+
+@pytest.mark.parametrize("n", [10, 4_000])
+def test_as_many_steps_find_many_keys_of_one_hash_as_few(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements of a list and timers of one time share a hash: finding them all must not take a round for each."""
+    compared: list[int] = []
+    values_equal = arrow_rows._values_equal
+
+    def counted(left: pa.Array, right: pa.Array) -> BoolArray:
+        compared.append(len(left))
+        return values_equal(left, right)
+
+    monkeypatch.setattr(arrow_rows, "_values_equal", counted)
+    keys = keys_of(COUNTS, [(str(i),) for i in range(n)], [7] * n)
+    run = Run.build(COUNTS, keys, values_of(COUNTS, [(i,) for i in range(n)]))
+    compared.clear()
+    assert run.values.column(0).take(pa.array(run.find(keys))).to_pylist() == list(range(n))
+    assert len(compared) <= 4
+    assert sum(compared) <= 6 * n
 
 
 def test_what_a_table_cannot_be() -> None:

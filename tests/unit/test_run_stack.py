@@ -144,7 +144,7 @@ def test_writes_over_a_scan_read_no_more_than_is_asked_for() -> None:
 
     found = merge_over(scan(), [numbered([5, 500], -1)])
     first = next(found)
-    assert first.values.column(0).to_pylist() == [0, 1, 2, 3, 4, -5, 6, 7, 8]
+    assert first.values.column(0).to_pylist() == [0, 1, 2, 3, 4, -5, 6, 7, 8, 9]
     assert read == [0]
     assert sum(map(len, found)) == 1_000 - len(first)
 

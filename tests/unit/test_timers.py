@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import clock
+from holdfast.backends.base import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.run import Keys
+from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.run import Keys, Run
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.keyed.timeouts import NEVER, NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.timers import Timers, timers_schema
@@ -97,6 +100,41 @@ def test_timers_may_be_added_while_those_that_are_due_fire(tmp_path: Path) -> No
             by_due.add(some.keys, some.due_ms + 50)
         assert fired == [1, 2, 3]
         assert by_due.earliest(0) == 51
+
+
+@pytest.mark.parametrize("backend_class", [MemoryBackend, RocksDBBackend])
+def test_the_earliest_of_many_timers_of_one_time_costs_what_was_removed(
+    tmp_path: Path, backend_class: type[Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durations make timers due together; a batch that moves a few of them must not read the others."""
+    many, moved = 50_000, 1_000
+    schema = timers_schema("timers", KEY_TYPES)
+    numbers = np.arange(many)
+    keys = Keys.of(schema, numbers.astype(np.uint64), pa.table({"user": numbers.astype(str)}))
+    read: list[int] = []
+
+    def counted(runs: Iterator[Run]) -> Iterator[Run]:
+        for run in runs:
+            read.append(len(run))
+            yield run
+
+    with backend_class(tmp_path / "shard", {"timers": schema}, clock.new_id) as backend:
+        store = VersionedStore(backend)
+        with store.begin(None) as transaction:
+            Timers(transaction, "timers").add(keys, np.full(many, 1_000))
+            pointer = transaction.commit()
+        for start in range(0, 5 * moved, moved):
+            with store.begin(pointer) as transaction:
+                timers, some = Timers(transaction, "timers"), keys.take(np.arange(start, start + moved))
+                timers.remove(some, np.full(moved, 1_000))
+                timers.add(some, np.full(moved, 2_000))
+                view = transaction.view
+                assert view is not None
+                monkeypatch.setattr(view, "scan", lambda *asked, scan=view.scan: counted(scan(*asked)))
+                assert timers.earliest(0) == 1_000
+                pointer = transaction.commit()
+    assert len(read) >= 5
+    assert sum(read) <= 5 * 4 * moved
 
 
 calls = st.lists(
