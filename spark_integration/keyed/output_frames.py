@@ -6,23 +6,21 @@ so that a frame with a null in it does not turn the integers of another into flo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.errors import PySparkException, PySparkRuntimeError, PySparkTypeError
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow_rows import IntArray
-from holdfast.errors import HoldfastError, SchemaMismatchError
+from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.columns import arrow_schema
 from holdfast.spark_integration.keyed.frames import FrameFormat
-
-# What Spark's conversion, Arrow's and our own check raise.
-_UNCONVERTIBLE = (HoldfastError, PySparkException, pa.ArrowException, TypeError, ValueError)
 
 # A function's frames are let go after so many: their memory, still in the cache, is what the next ones are made in.
 GATHERED_FRAMES = 256
@@ -128,18 +126,14 @@ class OutputFrames:
         return [labels.index(name) for name in names]
 
     def _converted(self, frames: _AlikeFrames) -> pa.RecordBatch:
+        """Convert frames together; where they do not fit, halves of them, down to the one that does not by itself."""
         try:
             return self._convert(frames)
-        except _UNCONVERTIBLE:
-            self.failed_key = next((one.keys[0] for one in frames.one_by_one() if not self._is_convertible(one)), None)
-            raise
-
-    def _is_convertible(self, frames: _AlikeFrames) -> bool:
-        try:
-            self._convert(frames)
-        except _UNCONVERTIBLE:
-            return False
-        return True
+        except Exception:  # of pandas, of Arrow, or of the values themselves
+            if len(frames.keys) == 1:
+                self.failed_key = frames.keys[0]
+                raise
+        return pa.concat_batches([self._converted(half) for half in frames.halves()])
 
     def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
         batch = PandasToArrowConversion.convert(
@@ -187,19 +181,20 @@ class _AlikeFrames:
         if len(self._loose) == GATHERED_FRAMES:
             self._gather()
 
-    def one_by_one(self) -> Iterator[_AlikeFrames]:
-        """Yield each frame by itself."""
-        columns = self._arrays()
-        ends = np.cumsum(self._sizes).tolist()
-        for end, start, size, key in zip(ends, self._starts, self._sizes, self.keys, strict=True):
-            alone = _AlikeFrames(self._places)
-            alone.add([column[end - size : end] for column in columns], start, size, key)
-            yield alone
+    def halves(self) -> Iterator[_AlikeFrames]:
+        """Yield the first half of the frames, and the second."""
+        columns, middle = self._arrays(), len(self.keys) // 2
+        row = sum(self._sizes[:middle])
+        for some, rows in ((slice(middle), slice(row)), (slice(middle, None), slice(row, None))):
+            half = _AlikeFrames(self._places)
+            half.keys, half._starts, half._sizes = self.keys[some], self._starts[some], self._sizes[some]
+            half._gathered = [[column[rows] for column in columns]]
+            yield half
 
     def columns(self) -> list[pd.Series[Any]]:
-        """Return the columns of the output, with the rows of all frames."""
+        """Return the columns of the output, with the rows of all frames, as Spark's worker has them."""
         columns = self._arrays()
-        return [pd.Series(columns[place], copy=False) for place in self._places]
+        return _gathered_by_spark([columns[place] for place in self._places])
 
     def row_numbers(self) -> IntArray:
         """Return for each row its number among the rows of all frames."""
@@ -218,6 +213,31 @@ class _AlikeFrames:
     def _gather(self) -> None:
         self._gathered.append(_joined(self._loose))
         self._loose = []
+
+
+def _gathered_by_spark(columns: list[Array]) -> list[pd.Series[Any]]:
+    """Return columns in the dtypes in which Spark's worker converts them.
+
+    It puts the frames of all keys below each other, and below them one without rows whose columns are objects. That
+    makes objects of integers, truth values, and columns of nothing but nulls: so True is no bigint, while an int is a
+    decimal or a date. What pandas makes of it is left to pandas.
+    """
+    series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
+    frame = pd.DataFrame({at: one for at, one in series.items() if not _is_of_arrow(one.array)}, copy=False)
+    without_rows = pd.DataFrame(dict.fromkeys(frame.columns), index=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that pandas 3 will count the frame without rows
+        gathered = pd.concat([frame, without_rows], ignore_index=True)
+    return [gathered[at] if at in gathered else series[at] for at in series]
+
+
+def _in_one_piece(column: Array) -> Array:
+    """Return a column that Arrow can take as one array: of several pieces, as they all are in Spark, it makes none."""
+    return type(column)(column.__arrow_array__().combine_chunks()) if _is_of_arrow(column) else column
+
+
+def _is_of_arrow(column: Array) -> bool:
+    return isinstance(column.dtype, pd.ArrowDtype) or getattr(column.dtype, "storage", None) == "pyarrow"
 
 
 def _joined(frames: list[list[Array]]) -> list[Array]:
