@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,13 +26,14 @@ from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
 from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema, parse_struct
 from holdfast.spark_integration.grouping_keys import Key
+from holdfast.spark_integration.operator_directory import OPERATOR_NAME
 from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import POINTER_STATE
-from holdfast.spark_integration.routes import choose_routes
 from holdfast.spark_integration.rows import RowsTransport, carries
 from holdfast.spark_integration.shard_call import call_batch_shard, call_shard
 from holdfast.spark_integration.shard_timeout import TimeoutConf
 from holdfast.spark_integration.stateful_operator import Operator, ShardFunction
+from holdfast.spark_integration.stored_shards import stored_shards
 from holdfast.spark_integration.transport import (
     HASH,
     ROUTE,
@@ -45,8 +45,6 @@ from holdfast.spark_integration.transport import (
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
@@ -95,7 +93,7 @@ def operator_name(func: object, name: str | None) -> str:
         It is not given and the function has none, or it cannot be a folder's name.
     """
     chosen = getattr(func, "__name__", "") if name is None else name
-    if not isinstance(chosen, str) or not _NAME.fullmatch(chosen):
+    if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
         raise InvalidArgumentError(
             f"{chosen!r} cannot name an operator: give one in name=, of letters, digits, '_', '.' and '-', "
             "beginning with a letter or digit, at most 100 long"
@@ -207,7 +205,7 @@ class Definition:
         """
         self.function.tables()
         operator, output = self._operator(), self.output
-        transport = self._transport(operator.routes)
+        transport = self._transport(operator.shards)
         carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
             *[quoted(name) for name in self.df.columns],
@@ -231,12 +229,11 @@ class Definition:
         return output.receive(sent)
 
     def _operator(self) -> Operator:
-        partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
         return Operator(
             name=self.name,
             definition_id=clock.new_id(),
             function=self.function,
-            routes=choose_routes(self.settings.shards or partitions, partitions),
+            shards=self._shards(),
             key_columns=[key.column for key in self.keys],
             row_columns=self.df.columns,
             key_names=[key.field.name for key in self.keys],
@@ -245,10 +242,18 @@ class Definition:
             settings=self.settings,
         )
 
+    def _shards(self) -> int:
+        """Return the number of shards: as set, else as stored, else one for each partition of the session."""
+        settings, session = self.settings, self.df.sparkSession
+        stored = None
+        if settings.shards is None and settings.checkpoint_dir is not None and self.df.isStreaming:
+            stored = stored_shards(session, settings, self.name)
+        return settings.shards or stored or int(str(session.conf.get("spark.sql.shuffle.partitions")))
+
     def _expressions(self) -> list[Key]:
         return [key for key in self.keys if key.is_expression]
 
-    def _transport(self, routes: list[int]) -> Transport:
+    def _transport(self, shards: int) -> Transport:
         expressions = [StructField(key.column, key.field.dataType) for key in self._expressions()]
         schema = StructType([*expressions, *self.df.schema.fields, StructField(HASH, LongType(), False)])
         types = arrow_schema(schema, "the input")
@@ -256,5 +261,5 @@ class Definition:
         filtering = None if event_time is None else EventTime(event_time, self.timeout_conf == "EventTimeTimeout")
         name = self.settings.transport or self.transport
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
-            return RowsTransport(routes, schema, types, filtering)
-        return PackedTransport(routes, types, filtering)
+            return RowsTransport(shards, schema, types, filtering)
+        return PackedTransport(shards, types, filtering)

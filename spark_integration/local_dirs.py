@@ -8,7 +8,7 @@
             state-server.sock                       where that listens
             memory/                                 of backends that keep state in RAM: gone when it ends
             disk/                                   of all others: kept for the next executor
-                <query id>/<operator>/
+                <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files
     <temporary directory>/holdfast-<user id>/

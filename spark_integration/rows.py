@@ -55,8 +55,7 @@ class RowsTransport:
 
     Attributes
     ----------
-    routes : list of int
-        By shard.
+    shards : int
     schema : StructType
         Of the columns to carry; the last one is the hash, which is never null.
     arrow_schema : pyarrow.Schema
@@ -64,7 +63,7 @@ class RowsTransport:
     event_time : EventTime or None
     """
 
-    routes: list[int]
+    shards: int
     schema: StructType
     arrow_schema: pa.Schema
     event_time: EventTime | None
@@ -89,7 +88,7 @@ class RowsTransport:
             columns.append(moment.alias(EVENT_TIME, metadata=field.metadata))
         last = f"c{len(self.schema) - 1}"
         encoded = frame.select(*columns, hashed.alias(last))
-        return encoded.select("*", route_column(F.col(last), self.routes).alias(ROUTE))
+        return encoded.select("*", route_column(F.col(last), self.shards).alias(ROUTE))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
         return (self._decode(chunk) for chunk in chunks if len(chunk))

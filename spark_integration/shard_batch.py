@@ -143,7 +143,8 @@ class ShardBatch:
     shard : int
         Number of the shard.
     batch_id : int or None
-        Spark's micro-batch; None in a batch query.
+        Spark's micro-batch; None in a batch query, and where Spark does not tell it: in jobs that a thread of the user
+        starts in ``foreachBatch``, and there over Spark Connect.
     watermark_ms : int or None
         Event-time watermark in ms since 1970; None where the input has none.
     """

@@ -23,16 +23,18 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration import local_dirs, state_client, task
+from holdfast.spark_integration import local_dirs, state_client
 from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import PointerRow
 from holdfast.spark_integration.received_rows import gather_rows
+from holdfast.spark_integration.routes import hash_of_route, shard_of_route
 from holdfast.spark_integration.shard_store import ShardStore, bound_chain, open_shard
 from holdfast.spark_integration.shard_timeout import set_shard_timeout
 from holdfast.spark_integration.state_messages import ServerLostError
 from holdfast.spark_integration.stateful_operator import BatchTimes, Operator, ShardInput
+from holdfast.spark_integration.streaming_task import StreamingTask
 from holdfast.spark_integration.transport import Transport
 from holdfast.spark_integration.worker_garbage import freeze_modules
 
@@ -54,17 +56,21 @@ def call_shard(
     state: GroupState,
 ) -> Iterator[pd.DataFrame]:
     """Run one shard of one micro-batch; what ``applyInPandasWithState`` calls."""
-    streaming = task.StreamingTask.current()
-    assert streaming is not None
     remembered = PointerRow.read(state.get) if state.exists else None
-    if state.hasTimedOut and remembered is not None and remembered.batch_id == streaming.batch_id:
+    route = int(key[0])
+    if remembered is not None:
+        remembered.require(operator.name, hash_of_route(route), operator.shards)
+    shard = shard_of_route(route, operator.shards)
+    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None)
+    require_number_of_shards(operator, streaming)
+    batch_ms = state.getCurrentProcessingTimeMs()
+    if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
         return  # it had rows, and has fired what was due; a timer stays that is due again in the next micro-batch
     times = BatchTimes(
-        processing_ms=state.getCurrentProcessingTimeMs(),
+        processing_ms=batch_ms,
         watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
         earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
     )
-    shard = operator.routes.index(int(key[0]))
     received = gather_rows(transport.receive(chunks), transport.arrow_schema, _disk_of(operator))
     batch = operator.input_of(received, shard, streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
@@ -80,49 +86,75 @@ def call_shard(
     yield from first
     for further in frames:
         yield from further
-    if attempt.committed is not None:
-        opened, row = attempt.committed
-        # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
-        state.update(row.columns())
-        set_shard_timeout(state, operator.timeout_conf, row.earliest_timer_ms)
+    opened, row = attempt.ended()
+    # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
+    state.update(row.columns())
+    set_shard_timeout(state, operator.timeout_conf, row.earliest_timer_ms)
+    if row.pointer is not None:
         accepted = remembered.pointer if remembered else None
         state_client.announce(operator, opened, accepted=accepted, committed=row.pointer)
 
 
 class _Attempt:
-    """One attempt at a shard's call.
-
-    Attributes
-    ----------
-    committed : tuple of ShardStore and PointerRow, or None
-        The store and what to remember of it, once `run` has ended; None where the shard has no state.
-    """
+    """One attempt at a shard's call."""
 
     def __init__(
-        self, operator: Operator, batch: ShardInput, streaming: task.StreamingTask, remembered: PointerRow | None
+        self, operator: Operator, batch: ShardInput, streaming: StreamingTask, remembered: PointerRow | None
     ) -> None:
         self._operator = operator
         self._batch = batch
         self._streaming = streaming
         self._remembered = remembered
-        self.committed: tuple[ShardStore, PointerRow] | None = None
+        self._ended: tuple[ShardStore, PointerRow] | None = None
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output, and commit."""
-        pointer = self._remembered.pointer if self._remembered else None
-        carried = self._remembered.carried_commits if self._remembered else {}
-        opened = open_shard(self._operator, self._batch.shard, self._streaming, carried)
+        pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
+        opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
-        with opened.begin(pointer, self._streaming.batch_id + 1) as transaction:
+        if self._remembered is None:
+            opened.require_no_history(batch_id)
+        with opened.begin(pointer, None if batch_id is None else batch_id + 1) as transaction:
             if pointer is not None:
                 bound_chain(self._operator, opened, pointer, transaction.view)
             earliest_timer_ms = yield from self._operator.function.run(self._batch, transaction)
             opened.declare()
             committed = transaction.commit()
-        if committed is not None:
-            carried_commit = opened.carried(committed)
-            row = PointerRow(committed, carried_commit, earliest_timer_ms, self._streaming.batch_id)
-            self.committed = opened, row
+        row = PointerRow(
+            query=self._streaming.query_id,
+            directory=opened.operator_directory,
+            shard=self._batch.shard,
+            shards=self._operator.shards,
+            pointer=committed,
+            carried=None if committed is None else opened.carried(committed),
+            earliest_timer_ms=earliest_timer_ms,
+            batch_ms=self._batch.times.processing_ms,
+        )
+        self._ended = opened, row
+
+    def ended(self) -> tuple[ShardStore, PointerRow]:
+        """Return the store and what to remember of it, once `run` has ended."""
+        assert self._ended is not None
+        return self._ended
+
+
+def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
+    """Check the number of shards where only Spark has kept it: as the number of partitions that the query began with.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The operator was defined for another one, and neither a setting nor a checkpoint directory says which.
+    """
+    settings, pinned = operator.settings, streaming.partitions
+    if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
+        raise SchemaMismatchError(
+            "the query began with another number of shuffle partitions, and so of shards: set spark.holdfast.shards "
+            f"to {pinned}, or set spark.holdfast.checkpoint.dir, which keeps the number",
+            operator=operator.name,
+            began_with=pinned,
+            defined_for=operator.shards,
+        )
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
@@ -143,7 +175,7 @@ def call_batch_shard(
 ) -> pd.DataFrame:
     """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
     # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
-    shard = operator.routes.index(int(key[0]))
+    shard = shard_of_route(int(key[0]), operator.shards)
     received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
     batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))
     transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.registry import find_backend
-from holdfast.errors import HoldfastError, UnavailableError
+from holdfast.errors import HoldfastError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.snapshotter.catalogue import list_shard
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
 from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
+from holdfast.snapshotter.storage import ObjectStorage
 from holdfast.spark_integration import local_dirs, state_client, task
 from holdfast.spark_integration.open_shards import open_backend
+from holdfast.spark_integration.operator_directory import begin_directory
+from holdfast.spark_integration.pointer_row import PointerRow
 from holdfast.spark_integration.remote_backend import RemoteBackend
 from holdfast.spark_integration.state_messages import ShardAddress
 from holdfast.spark_integration.stateful_operator import Operator
+from holdfast.spark_integration.streaming_task import StreamingTask
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +42,20 @@ class ShardStore:
     store: VersionedStore
     policy: SnapshotPolicy
 
-    def begin(self, pointer: Pointer | None, version: int) -> Transaction:
-        """Begin at the pointer that the query has accepted, and forget what came before it."""
+    @property
+    def operator_directory(self) -> str | None:
+        """The name of the operator's directory below the checkpoint directory; None where there is none."""
+        return None if self.record is None else self.record.operator
+
+    def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
+        """Begin at the pointer that the query has accepted, and forget what came before it.
+
+        Parameters
+        ----------
+        pointer : Pointer or None
+        version : int or None
+            To commit; None for the one that follows the pointer's.
+        """
         transaction = self.store.begin(pointer, version)
         try:
             if pointer is not None:
@@ -49,6 +65,34 @@ class ShardStore:
             transaction.abort()
             raise
         return transaction
+
+    def require_no_history(self, batch_id: int | None) -> None:
+        """Check that a shard without a pointer has none because it is new: at its first call, by one listing.
+
+        What attempts at this very micro-batch have left proves nothing: it is version ``batch_id + 1``, or 1 where the
+        micro-batch is not known.
+
+        Raises
+        ------
+        StateLostError
+            The shard has versions of earlier micro-batches.
+        """
+        if batch_id == 0:
+            return
+        found = self.backend.versions()
+        if self.log is not None:
+            listed = list_shard(self.log.storage, self.prefix).versions
+            found += [stored.pointer for stored in listed if stored.pointer is not None]
+        history = [p for p in found if (p.version <= batch_id if batch_id is not None else p.version > 1)]
+        if history:
+            raise StateLostError(
+                "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
+                "from its own checkpoint location, whole. Only where it was set back to a micro-batch before the shard "
+                "began: delete what is stored of the shard",
+                shard=self.prefix,
+                micro_batch=batch_id,
+                newest=max(history),
+            )
 
     def declare(self) -> None:
         """See to it that the checkpoint directory tells whose state it is, before there is any."""
@@ -90,15 +134,13 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
 
 
-def open_shard(
-    operator: Operator, shard: int, streaming: task.StreamingTask, carried: Mapping[Pointer, bytes]
-) -> ShardStore:
+def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
     """Open the store of one shard in the running task.
 
     Parameters
     ----------
-    carried : mapping of Pointer to bytes
-        The commit that came with the query's pointer, if any.
+    remembered : PointerRow or None
+        What Spark's state has of the shard.
     """
     settings = operator.settings
     tables = dict(operator.function.tables())
@@ -106,10 +148,15 @@ def open_shard(
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
     executor_directory = local_dirs.executor_directory(root)
     state_directory = local_dirs.state_directory(executor_directory, in_memory=backend_class.in_memory)
-    operator_directory = state_directory / streaming.query_id / operator.name
-    task.require_one_definition(operator_directory, streaming.run_id, operator.definition_id)
-    directory = operator_directory / local_dirs.shard_name(
-        shard, len(operator.routes), settings.backend, settings.checkpoint_dir
+    of_query = state_directory / streaming.query_id
+    task.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
+    storage = task.checkpoint_storage(settings)
+    name, record = operator.name, None
+    if storage is not None:
+        name = _claimed_directory(operator, streaming, remembered, storage, of_query)
+        record = _record(operator, streaming, name)
+    directory = (
+        of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
     )
     address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
     backend: Backend
@@ -117,19 +164,9 @@ def open_shard(
         backend = RemoteBackend(state_client.client_of(executor_directory), address, tables, clock.new_id)
     else:
         backend = open_backend(address, tables, executor_directory)
-    storage = task.checkpoint_storage(settings)
-    prefix = shard_prefix(operator.name, shard)
-    log, record = None, None
+    prefix = shard_prefix(name, shard)
+    log = None
     if storage is not None:
-        record = OperatorRecord.of(
-            operator.name,
-            streaming.query_id,
-            operator.definition_id,
-            streaming.run_id,
-            len(operator.routes),
-            tables,
-        )
-        task.keep_claim(storage, record, operator_directory)
         log = ObjectCommitLog(
             storage,
             prefix,
@@ -138,10 +175,40 @@ def open_shard(
             directory,
             settings.backend,
             settings.carried_bytes,
-            dict(carried),
+            dict(remembered.carried_commits) if remembered else {},
         )
     policy = SnapshotPolicy(
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
     store = VersionedStore(backend, log)
     return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy)
+
+
+def _record(operator: Operator, streaming: StreamingTask, directory: str) -> OperatorRecord:
+    return OperatorRecord.of(
+        directory,
+        streaming.query_id,
+        operator.definition_id,
+        streaming.run_id,
+        operator.shards,
+        operator.function.tables(),
+    )
+
+
+def _claimed_directory(
+    operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
+) -> str:
+    """Return the name of the shard's directory: what its pointer says, else one to begin in. It is claimed."""
+
+    def claim(directory: str) -> None:
+        record = _record(operator, streaming, directory)
+        if streaming.is_run_known:
+            task.keep_claim(storage, record, local / directory)
+        else:
+            task.look_once(storage, record)
+
+    directory = remembered.directory if remembered else None
+    if directory is None:
+        return begin_directory(storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known)
+    claim(directory)
+    return directory

@@ -6,22 +6,19 @@ Nothing of the query is touched, whether it runs or not::
         state store ──pointers──▶            <operator>/operator           schemas, number of shards
         (data source "statestore")           <operator>/shard-0003/…       each shard, restored at its pointer
 
-A query may have other stateful steps, so Spark's state operators are looked through for the one whose
-pointers name commits of this operator; commit ids are random, so one shard decides.
+A query may have other stateful steps, so Spark's state operators are looked through for the one whose pointers name a
+directory of this operator: ``totals``, or ``totals@<query>`` where another query was there first.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from holdfast.backends import stored_file
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
@@ -29,8 +26,8 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.operator_directory import operator_of
 from holdfast.spark_integration.pointer_row import POINTER_COLUMNS, PointerRow
-from holdfast.spark_integration.routes import choose_routes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,13 +73,14 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     settings, options = _configured(spark)
     assert settings.checkpoint_dir is not None
     with open_storage(settings.checkpoint_dir, options) as storage:
-        record = read_operator(storage, operator)
-        schemas = decode_schemas(record.schemas)
-        if table not in schemas:
-            raise NotFoundError("the operator has no such table", operator=operator, table=table, tables=list(schemas))
-        pointers = _find_pointers(spark, str(query_checkpoint), storage, record)
-        runs = _restore(storage, record, schemas, pointers, table)
-    return _as_table(schemas[table], runs)
+        try:
+            rows = _find_pointers(spark, str(query_checkpoint), operator)
+        except (InvalidArgumentError, NotFoundError):
+            read_operator(storage, operator)  # says so where nobody has an operator of this name
+            raise
+        parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
+        schema = parts[0][0] if parts else _table(read_operator(storage, operator), table)
+    return _as_table(schema, [run for _, runs in parts for run in runs])
 
 
 def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
@@ -96,48 +94,39 @@ def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     return settings, parse_storage_options(settings.storage_values(configuration))
 
 
-@dataclass(frozen=True)
-class _StateOperator:
-    """One of Spark's state operators, and by shard the pointer it holds and the commit carried with it."""
-
-    number: int
-    pointers: dict[int, PointerRow]
+_Rows = dict[str, list[PointerRow]]
+"""By directory of the operator the pointers of the shards whose objects lie there."""
 
 
-def _find_pointers(
-    spark: SparkSession, query_checkpoint: str, storage: ObjectStorage, record: OperatorRecord
-) -> dict[int, PointerRow]:
-    """Return the rows of the operator's pointers by shard; shards without state have none."""
-    found = list(_state_operators(spark, query_checkpoint, record.shards))
-    for candidate in found:
-        first = next(iter(candidate.pointers.items()), None)
-        if first is not None and _is_of(storage, shard_prefix(record.operator, first[0]), first[1]):
-            return candidate.pointers
-    if any(not candidate.pointers for candidate in found):
+def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
+    """Return the pointers of an operator; shards without state have none."""
+    found = [_read_pointers(spark, query_checkpoint, number) for number in _state_operators(spark, query_checkpoint)]
+    for rows in found:
+        ours = {name: of_name for name, of_name in rows.items() if operator_of(name) == operator}
+        if ours:
+            return ours
+    if any(not rows for rows in found):
         return {}
     raise NotFoundError(
-        "the query's checkpoint location holds no pointers to this operator's state: check that it is the query's "
-        "own, and that spark.holdfast.checkpoint.dir is the one that the query uses",
-        operator=record.operator,
+        "the query's checkpoint location holds no pointers to this operator's state: check the operator's name, that "
+        "the location is the query's own, and that the query has a checkpoint directory",
+        operator=operator,
         query_checkpoint=query_checkpoint,
-        storage=storage.url,
     )
 
 
-def _state_operators(spark: SparkSession, query_checkpoint: str, shards: int) -> Iterator[_StateOperator]:
+def _state_operators(spark: SparkSession, query_checkpoint: str) -> list[int]:
+    """Return the numbers of those of Spark's state operators that may hold pointers."""
     from pyspark.errors import PySparkException
 
     try:
         metadata = spark.read.format("state-metadata").load(query_checkpoint)
-        known = metadata.select("operatorId", "operatorName", "numPartitions").distinct().collect()
+        known = metadata.select("operatorId", "operatorName").distinct().collect()
     except PySparkException as exc:
         raise _no_query(query_checkpoint) from exc
     if not known:
         raise _no_query(query_checkpoint)
-    for row in sorted(known):
-        if row["operatorName"] == _SPARK_OPERATOR:
-            routes = {route: shard for shard, route in enumerate(choose_routes(shards, row["numPartitions"]))}
-            yield _StateOperator(row["operatorId"], _read_pointers(spark, query_checkpoint, row["operatorId"], routes))
+    return sorted(row["operatorId"] for row in known if row["operatorName"] == _SPARK_OPERATOR)
 
 
 def _no_query(query_checkpoint: str) -> InvalidArgumentError:
@@ -147,34 +136,24 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
     )
 
 
-def _read_pointers(
-    spark: SparkSession, query_checkpoint: str, number: int, routes: dict[int, int]
-) -> dict[int, PointerRow]:
+def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int) -> _Rows:
     source = spark.read.format("statestore").option("operatorId", number)
-    state = source.load(query_checkpoint).select("key.*", "value.groupState.*")
-    if state.columns[1:] != POINTER_COLUMNS:
-        return {}  # of another library, or the user's own
-    return {routes[row[0]]: PointerRow.read(tuple(row[1:])) for row in state.collect() if row[0] in routes}
-
-
-def _is_of(storage: ObjectStorage, shard: str, row: PointerRow) -> bool:
-    """Tell whether a pointer is one of this operator's: its commit names the shard, or lies there."""
-    pointer = row.pointer
-    try:
-        data = storage.get(f"{shard}/commits/{pointer}") if row.carried is None else row.carried
-    except NotFoundError:
-        return False
-    commit = stored_file.decode(data, source=f"the commit {pointer} of {shard}", kind="commit")
-    return bool(commit.header.get("shard") == shard)
+    state = source.load(query_checkpoint).select("value.groupState.*")
+    if state.columns != list(POINTER_COLUMNS):
+        return {"": []}  # of another library, or the user's own
+    found: _Rows = {}
+    for row in map(PointerRow.read, map(tuple, state.collect())):
+        found.setdefault(row.directory or "", []).append(row)
+    return found
 
 
 def _restore(
-    storage: ObjectStorage,
-    record: OperatorRecord,
-    schemas: dict[str, TableSchema],
-    pointers: dict[int, PointerRow],
-    table: str,
-) -> list[Run]:
+    storage: ObjectStorage, directory: str, rows: list[PointerRow], table: str
+) -> tuple[TableSchema, list[Run]]:
+    """Return the schema and the live rows of a table in one of the operator's directories."""
+    record = read_operator(storage, directory)
+    schema = _table(record, table)
+    schemas = decode_schemas(record.schemas)
     # Two pools: a shard waits for its requests, and must not take the threads they need.
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
@@ -182,16 +161,26 @@ def _restore(
         tempfile.TemporaryDirectory(prefix="holdfast-read-") as home,
     ):
 
-        def restore(shard: int) -> Run | None:
-            prefix = shard_prefix(record.operator, shard)
-            row = pointers[shard]
-            carried = dict(row.carried_commits)
-            log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{shard}", carried=carried)
+        def restore(row: PointerRow) -> Run | None:
+            row.require(record.operator.partition("@")[0], row.shard, record.shards)
+            if row.pointer is None:
+                return None
+            prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
+            log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{row.shard}", carried=carried)
             with log.restore(row.pointer) as restored:
                 return restored.runs.get(table)
 
-        restored = list(shards.map(restore, sorted(pointers)))
-    return [run for run in restored if run is not None]
+        restored = list(shards.map(restore, rows))
+    return schema, [run for run in restored if run is not None]
+
+
+def _table(record: OperatorRecord, table: str) -> TableSchema:
+    schemas = decode_schemas(record.schemas)
+    if table not in schemas:
+        raise NotFoundError(
+            "the operator has no such table", operator=record.operator, table=table, tables=list(schemas)
+        )
+    return schemas[table]
 
 
 def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:

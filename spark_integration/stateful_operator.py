@@ -50,7 +50,7 @@ class ShardInput:
         Name of the operator, for errors.
     shard : int
     batch_id : int or None
-        Spark's micro-batch; None in a batch query.
+        Spark's micro-batch; None in a batch query, and where Spark does not tell it.
     rows : pyarrow.Table, shape (n, input columns)
         In no particular order; none where the shard is called for its timers alone.
     shown_keys : pyarrow.Table, shape (n, key columns)
@@ -103,8 +103,7 @@ class Operator:
     definition_id : str
         New for each definition; tells apart two operators of one name.
     function : ShardFunction
-    routes : list of int
-        By shard.
+    shards : int
     key_columns : list of str
         Columns of the received table that hold the keys.
     row_columns : list of str
@@ -120,7 +119,7 @@ class Operator:
     name: str
     definition_id: str
     function: ShardFunction
-    routes: list[int]
+    shards: int
     key_columns: list[str]
     row_columns: list[str]
     key_names: list[str]

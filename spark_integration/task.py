@@ -1,4 +1,4 @@
-"""What a Spark task knows of its query, and the components that its shard needs."""
+"""What the tasks of one process share: their storage, what they have claimed and looked at, their threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,35 +26,6 @@ from holdfast.spark_integration.local_dirs import private_directory
 _log = logging.getLogger(__name__)
 _IO_THREADS = 8
 _HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
-
-
-@dataclass(frozen=True)
-class StreamingTask:
-    """The micro-batch that this task belongs to.
-
-    Attributes
-    ----------
-    query_id : str
-        The same after every restart of the query.
-    run_id : str
-        New with every start.
-    batch_id : int
-    """
-
-    query_id: str
-    run_id: str
-    batch_id: int
-
-    @classmethod
-    def current(cls) -> StreamingTask | None:
-        """Return the micro-batch of the running task; None in a batch query."""
-        context = TaskContext.get()
-        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if context is None or batch_id is None:
-            return None
-        query_id = context.getLocalProperty("sql.streaming.queryId")
-        run_id = context.getLocalProperty("spark.jobGroup.id")
-        return cls(str(query_id), str(run_id), int(batch_id))
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
@@ -96,8 +66,13 @@ def _executor(_pid: int) -> Executor:
     return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")
 
 
-_claimed: set[tuple[int, str, str, str]] = set()
-_declared: set[tuple[int, str, str, str]] = set()
+_Process = tuple[int, str, str, str, str, str]
+_claimed: set[_Process] = set()
+_declared: set[_Process] = set()
+
+
+def _of_process(storage: ObjectStorage, record: OperatorRecord) -> _Process:
+    return (os.getpid(), storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
 
 
 def keep_claim(
@@ -123,7 +98,7 @@ def keep_claim(
     """
     claims = Claims(storage, record.operator, claimant(record), now_ms=now_ms)
     note = ClaimNote(operator_directory / "runs" / f"{record.run_id}-claim")
-    process = (os.getpid(), storage.url, record.run_id, record.definition_id)
+    process = _of_process(storage, record)
     renewed_ms = note.modified_ms()
     if process not in _claimed or renewed_ms is None:
         private_directory(note.path.parent)
@@ -138,9 +113,26 @@ def keep_claim(
         _renew(claims, note)
 
 
+def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Check that the stored record, if any, allows this one to go on; once in this process for each run of the query.
+
+    Raises
+    ------
+    ConflictError
+        The directory belongs to another query, or to another operator of this query.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    process = _of_process(storage, record)
+    if process not in _claimed:
+        if (stored := find_operator(storage, record.operator)) is not None:
+            check_operator(stored, record, storage.url)
+        _claimed.add(process)
+
+
 def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
     """`declare_operator`, once in this process for each operator definition and run of the query."""
-    process = (os.getpid(), storage.url, record.run_id, record.definition_id)
+    process = _of_process(storage, record)
     if process not in _declared:
         declare_operator(storage, record)
         _declared.add(process)

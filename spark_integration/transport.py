@@ -27,7 +27,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from holdfast.spark_integration.routes import shards_of
+from holdfast.spark_integration.routes import routes_of, shards_of
 from holdfast.spark_integration.worker_garbage import freeze_modules
 from holdfast.spark_integration.worker_socket import read_promptly
 
@@ -94,21 +94,20 @@ class PackedTransport:
 
     Attributes
     ----------
-    routes : list of int
-        By shard.
+    shards : int
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : EventTime or None
         Its newest value travels beside each blob. Where it filters rows, a blob holds rows of one event time.
     """
 
-    routes: list[int]
+    shards: int
     arrow_schema: pa.Schema
     event_time: EventTime | None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
-        routes, names = self.routes, [*frame.columns, HASH]
+        routes, names = routes_of(self.shards), [*frame.columns, HASH]
         event_time, filters_rows = None, False
         if self.event_time is not None:
             field, filters_rows = self.event_time.field, self.event_time.filters_rows

@@ -55,7 +55,7 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage*.py",),
     "hdfs_native": ("snapshotter/storage*.py",),
-    "mmh3": ("spark_integration/*",),
+    "mmh3": (),
     "psutil": ("spark_integration/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/state_client.py", "spark_integration/state_service.py"),
     "py4j": (),

@@ -294,7 +294,7 @@ def defined(**settings: Any) -> Any:
         name="totals",
         definition_id="def",
         function=ArrowWithState(lambda _: None, types, types, types),
-        routes=[0],
+        shards=1,
         key_columns=["user"],
         row_columns=["user"],
         key_names=["user"],

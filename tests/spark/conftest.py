@@ -69,11 +69,15 @@ class Lab:
         arguments |= options
         return holdfast.stream(self.source()).groupBy("key").applyInArrowWithState(**arguments, outputMode="update")
 
-    def run(self, frame: DataFrame, query: str = "query", mode: str = "update") -> list[list[dict[str, Any]]]:
-        """Run a query over the files that it has not read yet; return its rows by micro-batch."""
+    def run(
+        self, frame: DataFrame, query: str = "query", mode: str = "update", group: str | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """Run a query over the files that it has not read yet, in a job group if any; return rows by micro-batch."""
         batches: list[list[dict[str, Any]]] = []
 
         def collect(rows: DataFrame, _: int) -> None:
+            if group is not None:
+                rows.sparkSession.sparkContext.setJobGroup(group, "the user's")
             batches.append(rows.toArrow().to_pylist())
 
         writer = frame.writeStream.foreachBatch(collect).outputMode(mode).trigger(availableNow=True)

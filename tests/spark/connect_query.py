@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 
@@ -34,6 +35,59 @@ def add_up_by_key(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: G
     n += sum(len(chunk) for chunk in chunks)
     state.update((n,))
     yield pd.DataFrame({"key": [key[0]], "n": [n]})
+
+
+def evaluate(folder: Path, name: str) -> Callable[[DataFrame, int], None]:
+    """Return a function for ``foreachBatch`` that evaluates a micro-batch in several ways and writes what it finds.
+
+    It runs in a process of the server, on whose threads nothing tells which query they work for.
+    """
+
+    def each(rows: DataFrame, batch_id: int) -> None:
+        def found(frame: DataFrame) -> list[list[Any]]:
+            return sorted(([row["key"], row["n"]] for row in frame.collect()), key=repr)
+
+        ways = [found(rows), found(rows), found(rows.coalesce(1))]
+        thread = threading.Thread(target=lambda: ways.append(found(rows)))
+        thread.start()
+        thread.join()
+        cached = rows.persist()
+        ways += [found(cached), found(cached)]
+        cached.unpersist()
+        rows.sparkSession.conf.set("spark.sql.shuffle.partitions", "7")
+        ways.append(found(rows))
+        with (folder / f"{name}.txt").open("a") as file:
+            file.write(json.dumps(ways) + "\n")
+
+    return each
+
+
+def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Start one data frame as two queries that use ``foreachBatch``, twice; return what the micro-batches found."""
+    queries = ("one", "two")
+    for feed in (folder / "input", folder / "more"):
+        if feed.name == "more":
+            for path in feed.iterdir():
+                path.rename(folder / "input" / path.name)
+        source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+        counts = (
+            holdfast.stream(source.parquet(str(folder / "input")))
+            .groupBy("key")
+            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="each")
+        )
+        started = []
+        for query in queries:
+            writer = counts.writeStream.foreachBatch(evaluate(folder, query)).outputMode("update")
+            writer = writer.trigger(availableNow=True).option("checkpointLocation", str(folder / query))
+            started.append(writer.start())
+        for each in started:
+            each.awaitTermination()
+    found: dict[str, Any] = {}
+    for query in queries:
+        found[query] = [json.loads(line) for line in (folder / f"{query}.txt").read_text().splitlines()]
+        state = holdfast.read_state(spark, folder / query, "each").to_pylist()
+        found[f"state of {query}"] = sorted(state, key=repr)
+    return found
 
 
 def main(folder: Path) -> None:
@@ -77,6 +131,7 @@ def main(folder: Path) -> None:
         "state": sorted(state.to_pylist(), key=repr),
         "state by key": sorted(state_by_key.to_pylist(), key=repr),
         "batch": [row.asDict() for row in once.collect()],
+        **in_foreach_batch(spark, folder),
     }
     print("RESULT", json.dumps(found))
     spark.stop()

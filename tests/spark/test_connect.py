@@ -22,10 +22,19 @@ def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
     lab.feed([("a", 1), ("b", 2), (None, 3)])
     lab.feed([("a", 1)])
+    lab.feed([("a", 1), ("c", 1)])
+    (tmp_path / "more").mkdir()
+    (tmp_path / "input/002.parquet").rename(tmp_path / "more/002.parquet")
     command = [sys.executable, connect_query.__file__, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-5000:]
     found = json.loads(done.stdout.split("RESULT ")[1])
     assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
     assert found["state by key"] == found["state"]
+    for query in ("one", "two"):
+        batches = [[["a", 1], ["b", 1], [None, 1]], [["a", 2]], [["a", 3], ["c", 1]]]
+        assert found[query] == [[rows] * 7 for rows in batches], "however often a micro-batch is evaluated"
+        assert found[f"state of {query}"] == [
+            {"key": "a", "n": 3}, {"key": "b", "n": 1}, {"key": "c", "n": 1}, {"key": None, "n": 1},
+        ]  # fmt: skip
     assert found["batch"] == [{"key": "a", "n": 2}]

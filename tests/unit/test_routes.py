@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import struct
 from typing import TYPE_CHECKING
 
+import mmh3
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark_integration.routes import choose_routes, partition_of_route, shards_of
+from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.routes import hash_of_route, route_of_hash, routes_of, shard_of_route, shards_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,28 +20,41 @@ if TYPE_CHECKING:
 EXTREMES = [0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2**32 - 1, 2**64 - 2**32, 2**64 - 1]
 
 
-@given(st.integers(1, 60), st.integers(1, 30))
-def test_shard_i_runs_in_partition_i_modulo_the_partitions(shards: int, partitions: int) -> None:
-    """So each partition has the same number of shards, or one more; and some have none where shards are fewer."""
-    routes = choose_routes(shards, partitions)
-    assert [partition_of_route(route, partitions) for route in routes] == [s % partitions for s in range(shards)]
-    assert len(set(routes)) == shards
-    assert all(0 <= route < 2**31 for route in routes)
-    held = Counter(partition_of_route(route, partitions) for route in routes)
-    assert max(held.values()) - min(held.values()) <= 1
-    assert len(held) == min(shards, partitions)
+FIRST_ROUTES = [-1693959553, -1910889132, -1382833682, -876271479]
+INTS = st.integers(-(2**31), 2**31 - 1)
+
+
+@given(INTS)
+def test_the_hash_is_murmur3_with_the_seed_of_spark_and_each_int_has_its_own(route: int) -> None:
+    assert hash_of_route(route) == mmh3.hash(struct.pack("<i", route), 42, signed=False)
+    assert route_of_hash(hash_of_route(route)) == route
+
+
+@pytest.mark.parametrize("value", [0, 1, 2, 2**16, 2**31 - 1, 2**31, 2**32 - 1])
+def test_each_hash_has_its_int(value: int) -> None:
+    route = route_of_hash(value)
+    assert -(2**31) <= route < 2**31
+    assert mmh3.hash(struct.pack("<i", route), 42, signed=False) == value
+
+
+@given(st.integers(1, 2000), st.integers(1, 500))
+def test_shard_i_runs_in_partition_i_modulo_the_partitions_whatever_they_are(shards: int, partitions: int) -> None:
+    """So each partition has the same number of shards, or one more; and the session may change their number."""
+    routes = routes_of(shards)
+    hashes = [mmh3.hash(struct.pack("<i", route), 42) for route in routes]
+    assert [value % partitions for value in hashes] == [shard % partitions for shard in range(shards)]
+    assert [shard_of_route(route, shards) for route in routes] == list(range(shards))
 
 
 def test_routes_are_the_same_for_ever() -> None:
     """They are keys of Spark's state: other ones would lose every pointer."""
-    assert choose_routes(1, 1) == [0]
-    assert choose_routes(4, 4) == [12, 6, 2, 0]
-    assert choose_routes(8, 4) == [12, 6, 2, 0, 13, 9, 4, 1]
-    assert choose_routes(2, 5) == choose_routes(2, 5)
+    assert routes_of(4) == FIRST_ROUTES
+    assert routes_of(2) == FIRST_ROUTES[:2]
 
 
-def test_many_shards_are_routed_quickly() -> None:
-    assert len(choose_routes(1000, 200)) == 1000
+def test_a_route_of_no_shard_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards.*shards=3"):
+        shard_of_route(routes_of(4)[3], 3)
 
 
 @given(st.lists(st.one_of(st.sampled_from(EXTREMES), st.integers(0, 2**64 - 1)), max_size=50), st.integers(1, 5000))
@@ -70,9 +85,9 @@ def test_spark_computes_the_same_and_places_shards_where_we_say(spark: SparkSess
     hashes = np.concatenate([np.array(EXTREMES, np.uint64), random])
     frame = spark.createDataFrame([(int(h),) for h in hashes.view(np.int64)], "h long").coalesce(1)
     for shards, partitions in ((1, 3), (2, 2), (7, 3), (8, 4)):
-        routes = choose_routes(shards, partitions)
+        routes = routes_of(shards)
         routed = frame.select(
-            "h", shard_column(F.col("h"), shards).alias("shard"), route_column(F.col("h"), routes).alias("route")
+            "h", shard_column(F.col("h"), shards).alias("shard"), route_column(F.col("h"), shards).alias("route")
         )
         rows = routed.repartition(partitions, "route").withColumn("partition", F.spark_partition_id()).collect()
         assert len(rows) == len(hashes)
@@ -80,4 +95,4 @@ def test_spark_computes_the_same_and_places_shards_where_we_say(spark: SparkSess
         for row in rows:
             assert row.shard == wanted[row.h]
             assert row.route == routes[row.shard]
-            assert row.partition == partition_of_route(row.route, partitions) == row.shard % partitions
+            assert row.partition == row.shard % partitions

@@ -191,7 +191,6 @@ def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.Monke
     task._executor.cache_clear()
 
 
-def test_outside_a_task_there_is_no_micro_batch_and_no_credential() -> None:
-    assert task.StreamingTask.current() is None
+def test_outside_a_task_there_is_no_credential() -> None:
     assert task.storage_options(Settings(storage_names=("secret",))) == {}
     assert task.checkpoint_storage(Settings()) is None

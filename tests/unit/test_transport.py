@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.spark_integration import output as output_module
 from holdfast.spark_integration import transport
 from holdfast.spark_integration.output import pack_output, unpack_output
-from holdfast.spark_integration.routes import choose_routes, shards_of
+from holdfast.spark_integration.routes import routes_of, shards_of
 from holdfast.spark_integration.transport import (
     BLOB,
     EVENT_TIME,
@@ -62,7 +62,7 @@ def test_every_row_reaches_its_shard_once(
     batches: list[pa.RecordBatch], shards: int, blob_bytes: int, event_time: str | None
 ) -> None:
     """Also where blobs are flushed again and again because they are large."""
-    routes = choose_routes(shards, 7)
+    routes = routes_of(shards)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "BLOB_BYTES", blob_bytes)
         packed = list(pack_rows(iter(batches), routes, event_time))

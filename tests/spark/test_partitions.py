@@ -1,0 +1,139 @@
+"""A session may have other shuffle partitions at a restart: Spark goes on with those it began with, and so do we."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.spark import partitions_query
+from tests.spark.conftest import Lab
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(600)]
+
+KEYS = [f"key {i}" for i in range(40)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query that begins with some number of partitions, and is started again in a session with another.
+
+    Attributes
+    ----------
+    first, then : int
+        ``spark.sql.shuffle.partitions`` of the session.
+    shards : int or None
+        ``spark.holdfast.shards``, where it is set.
+    durable : bool
+        Whether there is a checkpoint directory.
+    """
+
+    first: int
+    then: int
+    shards: int | None
+    durable: bool
+
+    def __str__(self) -> str:
+        return f"{self.first} to {self.then}, {self.shards} shards, {'durable' if self.durable else 'local'}"
+
+    def configure(self, lab: Lab, partitions: int) -> None:
+        lab.spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        if self.shards is not None:
+            lab.configure({"shards": str(self.shards)})
+        if not self.durable:
+            lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+            warnings.filterwarnings("ignore", "the state of this query is not durable")
+
+
+SHRINKING, GROWING = Case(8, 4, 4, durable=True), Case(3, 8, None, durable=True)
+LOCAL = Case(2, 5, 3, durable=False)
+ALL = [Case(*each) for each in itertools.product((1, 3, 8), (1, 2, 8, 200), (None, 1, 4, 16), (True, False))]
+
+
+def parameters() -> list[object]:
+    quick = [SHRINKING, GROWING, LOCAL]
+    wide = [case for case in ALL if case not in quick and case.first != case.then and (case.durable or case.shards)]
+    return [pytest.param(c, id=str(c)) for c in quick] + [
+        pytest.param(c, id=str(c), marks=pytest.mark.long) for c in wide
+    ]
+
+
+@pytest.fixture(autouse=True)
+def partitions_stay(lab: Lab) -> object:
+    before = lab.spark.conf.get("spark.sql.shuffle.partitions")
+    yield
+    lab.spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.parametrize("case", parameters())
+def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
+    """Else 16 of 40 keys counted from 1 (4 shards, 8 partitions, then 4), or 15 of 16 shards began empty."""
+    case.configure(lab, case.first)
+    lab.feed([(key, 1) for key in KEYS])
+    lab.feed([(key, 1) for key in KEYS])
+    lab.run(lab.totals())
+    case.configure(lab, case.then)
+    lab.feed([(key, 1) for key in KEYS])
+    (counted,) = lab.run(lab.totals())
+    assert sorted((row["key"], row["n"]) for row in counted) == [(key, 3) for key in sorted(KEYS)]
+    if case.durable:
+        lab.lose_local_state()
+        lab.feed([(key, 1) for key in KEYS])
+        case.configure(lab, case.first)
+        (counted,) = lab.run(lab.totals())
+        assert {row["n"] for row in counted} == {4}
+        assert lab.state() == dict.fromkeys(KEYS, (4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.parametrize(("first", "then"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.long)])
+def test_where_nothing_durable_tells_the_number_of_shards_it_must_be_set(lab: Lab, first: int, then: int) -> None:
+    """No key counts from 1 meanwhile, and with the number that the error names the query goes on."""
+    case = Case(first, then, None, durable=False)
+    case.configure(lab, first)
+    lab.feed([(key, 1) for key in KEYS])
+    lab.run(lab.totals())
+    case.configure(lab, then)
+    lab.feed([(KEYS[0], 1)])
+    expected = f"(?s)SchemaMismatchError.*set spark.holdfast.shards to {first}"
+    with pytest.raises(StreamingQueryException, match=expected):
+        lab.run(lab.totals())
+    replace(case, shards=first).configure(lab, then)
+    (counted,) = lab.run(lab.totals())
+    assert [(row["key"], row["n"]) for row in counted] == [(KEYS[0], 2)]
+
+
+def test_another_number_of_shards_than_stored_is_refused(lab: Lab) -> None:
+    replace(GROWING, shards=3).configure(lab, 2)
+    lab.feed([(key, 1) for key in KEYS])
+    lab.run(lab.totals())
+    replace(GROWING, shards=5).configure(lab, 2)
+    lab.feed([(key, 1) for key in KEYS])
+    with pytest.raises(StreamingQueryException, match=r"(?s)SchemaMismatchError.*stored=3 asked=5"):
+        lab.run(lab.totals())
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in (replace(SHRINKING, shards=None),)])
+def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
+    """Its run before had set a job group of its own, which Spark uses for its run id."""
+    case.configure(lab, case.first)
+    lab.feed([(key, 1) for key in KEYS])
+    lab.run(lab.totals(), group="nightly: a/b.c")
+    lab.feed([(key, 1) for key in KEYS])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, partitions_query.__file__, str(lab.folder), str(case.then)]
+    done = subprocess.run(command, cwd=lab.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert json.loads(done.stdout.split("RESULT ")[1]) == [[key, 2] for key in sorted(KEYS)]
+    lab.feed([(key, 1) for key in KEYS])
+    lab.run(lab.totals(), group="nightly")
+    assert lab.state() == dict.fromkeys(KEYS, (3, 3))
