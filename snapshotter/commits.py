@@ -28,7 +28,6 @@ Invariants
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import clock
-from holdfast.backends import stored_file
+from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
@@ -327,8 +326,8 @@ class ObjectCommitLog:
         """Read a snapshot that another backend wrote, by that backend."""
         pointer, rows = snapshot.manifest.pointer, {}
         with (
-            tempfile.TemporaryDirectory(dir=snapshot.folder.parent) as home,
-            find_backend(snapshot.manifest.backend)(Path(home), self.tables, self.new_id) as backend,
+            local_files.staged_folder(snapshot.folder.parent, self.new_id(), fsync=False) as home,
+            find_backend(snapshot.manifest.backend)(home.path, self.tables, self.new_id) as backend,
         ):
             backend.thaw(pointer, snapshot.folder)
             with backend.view(pointer) as view:

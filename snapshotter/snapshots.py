@@ -6,7 +6,8 @@
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
 Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
-meanwhile; what a killed process leaves in them is swept by `Snapshots.remove_leftovers`.
+meanwhile. Who uses a folder holds it, however long that takes (`holdfast.backends.folder_locks`); what a killed
+process leaves in them is swept by `Snapshots.remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -116,13 +117,15 @@ class Snapshots:
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             for path in backend.freeze(pointer):
                 staged.link(path)
-            names = local_files.list_folder(staged.path)
-            identities = {name: identity_of(staged.path / name) for name in names}
-            known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
-            missing = [staged.path / name for name in names if name not in known]
-            new = upload_files(
-                missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
-            )
+            # From here on the version may be dropped: what is missing now is a failure.
+            with _requiring(staged.path):
+                names = local_files.list_folder(staged.path)
+                identities = {name: identity_of(staged.path / name) for name in names}
+                known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
+                missing = [staged.path / name for name in names if name not in known]
+                new = upload_files(
+                    missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
+                )
         files = known | {file.name: file for file in new}
         manifest = Manifest(
             pointer=pointer,
@@ -194,5 +197,18 @@ class Snapshots:
         self.notes.leave(entry, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove what killed processes left, last written before `before_ns`; return how many folders."""
+        """Remove what ended processes left, last written before `before_ns`; return how many folders."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
+
+
+@contextmanager
+def _requiring(folder: Path) -> Iterator[None]:
+    """Map what is missing while a folder is sent: nobody but a stranger takes away what is held."""
+    try:
+        yield
+    except NotFoundError as exc:
+        raise UnavailableError(
+            f"files of a snapshot vanished while they were sent ({exc.message}): keep other programs from cleaning "
+            "that directory, or name another in spark.holdfast.local.dir",
+            folder=folder,
+        ) from exc
