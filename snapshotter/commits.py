@@ -44,7 +44,7 @@ from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.manifest import Manifest
+from holdfast.snapshotter.manifest import CleanedUp, Manifest
 from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
 from holdfast.snapshotter.storage import ObjectStorage
 
@@ -97,7 +97,7 @@ class ObjectCommitLog:
         The carried commits in reach: the one that came with the query's pointer, and those that were appended.
     new_id : callable
         Returns a new unique name each time.
-    before_part : callable
+    before_part, now_ms : callable
         See `holdfast.snapshotter.snapshots.Snapshots`.
     """
 
@@ -111,11 +111,14 @@ class ObjectCommitLog:
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id
     before_part: Callable[[int], None] = send_at_once
+    now_ms: Callable[[], int] = clock.now_ms
 
     @property
     def snapshots(self) -> Snapshots:
         """The shard's snapshots."""
-        return Snapshots(self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part)
+        return Snapshots(
+            self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part, self.now_ms
+        )
 
     # Writing.
 
@@ -169,7 +172,9 @@ class ObjectCommitLog:
             )
         return self._checked(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
 
-    def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
+    def write_snapshot(
+        self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = CleanedUp()
+    ) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
 
         Parameters
@@ -178,7 +183,7 @@ class ObjectCommitLog:
             Of the kind that `backend_name` names; holds the version.
         """
         assert self.backend_name is not None
-        return self.snapshots.write(backend, self.backend_name, pointer)
+        return self.snapshots.write(backend, self.backend_name, pointer, cleaned)
 
     # Reading.
 

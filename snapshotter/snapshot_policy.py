@@ -34,10 +34,10 @@ class SnapshotPolicy:
         Parameters
         ----------
         age_seconds : float
-            Time since the last snapshot, or since the shard was first seen.
+            Time since the last snapshot was written; where there is none, since the shard was first seen.
         """
-        commits = lineage.commits
-        if not commits and not lineage.since:
+        commits, snapshot = lineage.commits, lineage.snapshot
+        if lineage.newest == (snapshot and snapshot.pointer):  # nothing was written since
             return False
         return (
             len(commits) >= self.max_commits

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast import clock
+from holdfast.backends import local_files
 from holdfast.backends.base import Backend
+from holdfast.backends.folder_locks import alone
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
@@ -19,6 +22,8 @@ from holdfast.spark_integration.state_messages import ShardAddress
 
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
+#: Below the executor's directory: shards that are being removed.
+GOING = "going"
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class _Slot:
     """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
 
     def __init__(self) -> None:
+        self.holders = 0
         self.changed = threading.Condition()
         self.address: ShardAddress | None = None
         self.backend: Backend | None = None
@@ -104,23 +110,36 @@ class OpenShards:
             The shard cannot be opened. The next use tries again.
         """
         directory = require_below(self._root, address.directory)
+        with self._slot(directory) as slot:
+            with slot.changed:
+                self._close_if_other(slot, address, directory)
+                if slot.backend is None:
+                    slot.backend = open_backend(address, address.schemas(), self._root)
+                    slot.address = address
+                    slot.identity = _identity(directory)
+                backend = slot.backend
+                slot.users += 1
+            try:
+                yield backend
+            finally:
+                with slot.changed:
+                    slot.users -= 1
+                    slot.used_ms = clock.monotonic_ms()
+                    slot.changed.notify_all()
+
+    @contextmanager
+    def _slot(self, directory: Path) -> Iterator[_Slot]:
+        """Return the slot of a directory; one that is closed and that nobody holds any more is forgotten."""
         with self._lock:
             slot = self._slots.setdefault(directory, _Slot())
-        with slot.changed:
-            self._close_if_other(slot, address, directory)
-            if slot.backend is None:
-                slot.backend = open_backend(address, address.schemas(), self._root)
-                slot.address = address
-                slot.identity = _identity(directory)
-            backend = slot.backend
-            slot.users += 1
+            slot.holders += 1
         try:
-            yield backend
+            yield slot
         finally:
-            with slot.changed:
-                slot.users -= 1
-                slot.used_ms = clock.monotonic_ms()
-                slot.changed.notify_all()
+            with self._lock:
+                slot.holders -= 1
+                if not slot.holders and slot.backend is None:
+                    del self._slots[directory]
 
     def _close_if_other(self, slot: _Slot, address: ShardAddress, directory: Path) -> None:
         def is_other() -> bool:
@@ -137,21 +156,50 @@ class OpenShards:
 
     def close_unused(self) -> None:
         """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
-        for directory, slot in self._all():
-            with slot.changed:
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
                 is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
                 if not slot.users and (is_idle or slot.identity != _identity(directory)):
                     _close(slot)
 
-    def _all(self) -> list[tuple[Path, _Slot]]:
+    def remove(self, directory: Path) -> bool:
+        """Close a shard and remove its local state; False where somebody is at work on it, here or in a worker.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The directory is not one of this executor's shards.
+        UnavailableError
+            Local storage is failing.
+        """
+        going = self._root / GOING / clock.new_id()
+        require_below(self._root, str(directory))
+        with self._slot(directory) as slot, slot.changed:
+            if slot.users:
+                return False
+            if directory.exists():
+                with alone(directory) as is_unused:
+                    if not is_unused:
+                        return False
+                    _close(slot)
+                    local_files.move_folder(directory, going)
+            _close(slot)
+        shutil.rmtree(going, ignore_errors=True)
+        return True
+
+    def remove_going(self) -> None:
+        """Remove what a killed server has left of shards that it was removing."""
+        shutil.rmtree(self._root / GOING, ignore_errors=True)
+
+    def _directories(self) -> list[Path]:
         with self._lock:
-            return list(self._slots.items())
+            return list(self._slots)
 
     def close(self, timeout_seconds: float) -> None:
         """Close all shards; those still in use after so long are left as they are."""
         end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
-        for directory, slot in self._all():
-            with slot.changed:
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
                 left_seconds = max(0, end_ms - clock.monotonic_ms()) / 1000
                 if slot.changed.wait_for(lambda s=slot: not s.users, left_seconds):  # type: ignore[misc]
                     _close(slot)

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.processes import ProcessId
+from holdfast.spark_integration.shard_use import ShardUse
 from holdfast.spark_integration.snapshotting import Snapshotting
 from holdfast.spark_integration.state_service import StateService
 
@@ -34,6 +36,7 @@ CLEAN_EVERY_SECONDS = 300.0
 #: Each holds a part of a file, so they bound the memory that uploads take.
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
+LOG_BYTES_MAX = 16 << 20
 
 _log = logging.getLogger("holdfast.state_server")
 
@@ -42,8 +45,10 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     """Run the server until its executor ends, then close its shards and remove what no later executor can use."""
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
+    shards.remove_going()
     logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
-    housekeeping, snapshotting = Housekeeping(shards, logs), Snapshotting(shards, logs)
+    snapshotting = Snapshotting(shards, logs)
+    housekeeping = Housekeeping(shards, logs, ShardUse(), snapshotting.forget)
     workers = [
         threading.Thread(target=work.run, name=type(work).__name__, daemon=True)
         for work in (housekeeping, snapshotting)
@@ -58,7 +63,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
         # executor_directory = <root>/holdfast-<user>/executor-…
         dead_executors.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
         local_dirs.remove_old_logs(clock.now_ms())
-        shards.close_unused()
+        housekeeping.tidy_up()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
     housekeeping.queue.end()
@@ -107,6 +112,16 @@ def _convert_without_pandas() -> None:
         sys.meta_path.remove(finder)
 
 
+class _ServerLog(RotatingFileHandler):
+    """The server's log, of which one older file is kept; what native code writes goes into it, too."""
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Begin a new file."""
+        super().doRollover()
+        for descriptor in (1, 2):
+            os.dup2(self.stream.fileno(), descriptor)
+
+
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:
     _log.critical("the state server ends: a thread failed", exc_info=failure.exc_value)
     os._exit(1)
@@ -116,10 +131,11 @@ def main() -> None:
     """Read the configuration from standard input and serve."""
     os.umask(0o077)
     _convert_without_pandas()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.excepthook = _die_loudly
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
+    log = _ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
+    threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"not a process: {configuration['executor']!r}")
