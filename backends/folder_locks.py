@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -56,19 +56,16 @@ def hold(folder: Path) -> HeldFolder:
         It cannot be opened.
     """
     try:
-        held = HeldFolder(os.open(folder, _OPEN))
+        descriptor = os.open(folder, _OPEN)
     except FileNotFoundError as exc:
         raise NotFoundError(f"{folder} is not there") from exc
-    try:
-        assert held._descriptor is not None
-        fcntl.flock(held._descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
-        if _is_at(held._descriptor, folder):
-            return held
-    except BaseException:
-        held.close()
-        raise
-    held.close()
-    raise NotFoundError(f"{folder} was taken away")
+    with ExitStack() as undo:
+        held = undo.enter_context(HeldFolder(descriptor))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
+        if not _is_at(descriptor, folder):
+            raise NotFoundError(f"{folder} was taken away")
+        undo.pop_all()
+    return held
 
 
 @contextmanager

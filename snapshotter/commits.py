@@ -44,7 +44,7 @@ from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.manifest import CleanedUp, Manifest
+from holdfast.snapshotter.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
 from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
 from holdfast.snapshotter.storage import ObjectStorage
 
@@ -173,7 +173,7 @@ class ObjectCommitLog:
         return self._checked(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
 
     def write_snapshot(
-        self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = CleanedUp()
+        self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
     ) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
 

@@ -111,6 +111,10 @@ class CleanedUp:
         return cls(_size(values["below"]), _size(values["snapshots_since"]))
 
 
+#: Of a first snapshot.
+NEVER_CLEANED_UP = CleanedUp()
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One snapshot.
@@ -143,7 +147,7 @@ class Manifest:
     replaced: list[Any]
     new_bytes: int
     written_ms: int
-    cleaned: CleanedUp = CleanedUp()
+    cleaned: CleanedUp = NEVER_CLEANED_UP
 
     @property
     def stored_bytes(self) -> int:

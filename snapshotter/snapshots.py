@@ -23,7 +23,7 @@ from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import KIND, PART_BYTES, CleanedUp, Manifest
+from holdfast.snapshotter.manifest import KIND, NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest
 from holdfast.snapshotter.snapshot_notes import SnapshotNotes, identity_of
 from holdfast.snapshotter.storage import ObjectStorage
 from holdfast.snapshotter.transfer import download_files, upload_files
@@ -95,7 +95,7 @@ class Snapshots:
         self.notes = SnapshotNotes(directory / "snapshots", new_id)
 
     def write(
-        self, backend: Backend, backend_name: str, pointer: Pointer, cleaned: CleanedUp = CleanedUp()
+        self, backend: Backend, backend_name: str, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
     ) -> tuple[ChainEntry, Manifest]:
         """Store one version and leave a note of it for the commits that follow.
 

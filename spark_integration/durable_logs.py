@@ -119,8 +119,10 @@ class DurableLogs:
             return opened
 
     def close_unused(self, known: Iterable[Committed]) -> None:
-        """Close the storages that nobody uses, and no shard of `known` will: of queries that have ended, and those
-        whose credentials were replaced."""
+        """Close the storages that nobody uses, and no shard of `known` will.
+
+        Such as those of queries that have ended, and those whose credentials were replaced.
+        """
         wanted = {_place_of(message) for message in known}
         with self._lock:
             unused = [place for place, o in self._opened.items() if not o.users and place not in wanted]

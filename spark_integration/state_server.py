@@ -115,11 +115,12 @@ def _convert_without_pandas() -> None:
 class _ServerLog(RotatingFileHandler):
     """The server's log, of which one older file is kept; what native code writes goes into it, too."""
 
-    def doRollover(self) -> None:  # noqa: N802
+    def doRollover(self) -> None:
         """Begin a new file."""
         super().doRollover()
-        for descriptor in (1, 2):
-            os.dup2(self.stream.fileno(), descriptor)
+        with open(self.baseFilename, "ab") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
 
 
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:
