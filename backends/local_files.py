@@ -7,7 +7,9 @@
     staging/<name>/ ◀──────────── one rename ──────────────┘  then removed, file by file
 
 A folder is filled below ``staging`` and renamed into place; it is taken away by the opposite rename. So a
-process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. A file that two
+process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. Who fills a folder holds
+it (`holdfast.backends.folder_locks`), and the folder above ``staging`` too, as long as it is at work: so a leftover is
+a folder that nobody holds, however old it is. A file that two
 folders hold is one file with two hard links: each folder owns its link, and the file system frees the file
 with the last one. Nobody has to count who else needs it.
 
@@ -29,9 +31,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.backends import stored_file
+from holdfast.backends.folder_locks import HeldFolder, alone, hold
 from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
 
 _SEALED_BEFORE_NS = 1_000_000_000
+# Each try is lost only where somebody takes the folder away between two of its steps.
+_TRIES = 20
 
 
 class FileNote(NamedTuple):
@@ -164,15 +169,47 @@ class StagedFolder:
 
 @contextmanager
 def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFolder]:
-    """Make a folder below `staging`; what is not published by the end of the context is removed."""
+    """Make a folder below `staging`; what is not published by the end of the context is removed.
+
+    Until then nobody takes it away, nor the folder above `staging`.
+    """
     path = staging / name
-    with writing(path):
-        make_private_folder(staging)
-        path.mkdir(mode=0o700)
-    try:
-        yield StagedFolder(path, fsync=fsync)
-    finally:
-        _remove(path)
+    home, own = _made(path)
+    with home, own:
+        try:
+            yield StagedFolder(path, fsync=fsync)
+        finally:
+            _remove(path)
+
+
+def _made(path: Path) -> tuple[HeldFolder, HeldFolder]:
+    """Make a folder below a ``staging``; return it and the one above that, both held."""
+    for _ in range(_TRIES):
+        with writing(path), suppress(NotFoundError):
+            home = held_folder(path.parent.parent)
+            try:
+                make_private_folder(path.parent)
+                path.mkdir(mode=0o700)
+                return home, hold(path)
+            except BaseException:
+                home.close()
+                raise
+    raise _vanished(path)
+
+
+def held_folder(path: Path) -> HeldFolder:
+    """Make a folder where it is missing, and hold it: nobody takes it away before that is closed.
+
+    Raises
+    ------
+    UnavailableError
+        Local storage is failing, or the folder is removed again and again.
+    """
+    for _ in range(_TRIES):
+        with writing(path), suppress(NotFoundError, FileNotFoundError):
+            make_private_folder(path)
+            return hold(path)
+    raise _vanished(path)
 
 
 @contextmanager
@@ -185,14 +222,23 @@ def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iter
         It cannot be moved: it is not there, or on another file system.
     """
     path = staging / name
-    if not move_folder(folder, path):
-        raise _vanished(folder)
-    try:
-        with writing(path):
-            path.chmod(0o700)
-        yield StagedFolder(path, fsync=fsync)
-    finally:
-        _remove(path)
+    with held_folder(staging.parent), _held(folder):
+        if not move_folder(folder, path):
+            raise _vanished(folder)
+        try:
+            with writing(path):
+                path.chmod(0o700)
+            yield StagedFolder(path, fsync=fsync)
+        finally:
+            _remove(path)
+
+
+def _held(folder: Path) -> HeldFolder:
+    with writing(folder):
+        try:
+            return hold(folder)
+        except NotFoundError as exc:
+            raise _vanished(folder) from exc
 
 
 @contextmanager
@@ -224,13 +270,23 @@ def move_folder(path: Path, target: Path) -> bool:
 
 
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
-    """Remove the folders below `staging` in which nothing was written since `before_ns`; return how many."""
+    """Remove the folders below `staging` that nobody holds, and in which nothing was written since `before_ns`.
+
+    Parameters
+    ----------
+    before_ns : int
+        For people who want to look at what was left, or set aside. Whether a folder is in use, its lock tells.
+
+    Returns
+    -------
+    int
+        How many were removed.
+    """
     removed = 0
     for name in list_folder(staging):
         path = staging / name
-        with reading(path), suppress(FileNotFoundError, NotADirectoryError):
-            newest = max(p.stat().st_mtime_ns for p in (path, *path.iterdir()))
-            if newest < before_ns:
+        with reading(path), suppress(FileNotFoundError, NotADirectoryError), alone(path) as is_left:
+            if is_left and max(p.stat().st_mtime_ns for p in (path, *path.iterdir())) < before_ns:
                 _remove(path)
                 removed += not path.exists()
     return removed

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,13 @@ class RunFilesBackend(Backend):
 
     def view(self, pointer: Pointer) -> RunFilesView:
         folder = self._version_folder(pointer)
-        version = self._read_version(pointer)
-        self._require_declared(version)
-        stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
-        return RunFilesView(pointer, self.tables, stacks, version.properties)
+        with ExitStack() as undo:
+            held = undo.enter_context(local_files.held_folder(self.directory))
+            version = self._read_version(pointer)
+            self._require_declared(version)
+            stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
+            undo.pop_all()
+        return RunFilesView(pointer, self.tables, stacks, version.properties, held)
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
         self._require_tables(runs)

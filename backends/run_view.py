@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.folder_locks import HeldFolder
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_stack import count_rows, look_up, merge_prefixes, scan_runs
 from holdfast.errors import ClosedError, NotFoundError
 
 
 class RunFilesView(View):
-    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away."""
+    """A version on run files, mapped as a whole when the view is opened; so nothing can take it away.
+
+    As long as it is open it holds the shard's directory, if it has one, which so is known to be in use.
+    """
 
     def __init__(
         self,
@@ -20,7 +24,9 @@ class RunFilesView(View):
         tables: Mapping[str, TableSchema],
         stacks: Mapping[str, list[Run]],
         properties: Mapping[str, Any],
+        held: HeldFolder | None = None,
     ) -> None:
+        self._held = held
         self.pointer = pointer
         self._tables = tables
         self._stacks: Mapping[str, list[Run]] | None = stacks
@@ -52,3 +58,5 @@ class RunFilesView(View):
 
     def close(self) -> None:
         self._stacks = None
+        if self._held is not None:
+            self._held.close()

@@ -8,6 +8,7 @@
                           snapshots/16-aa…-7c1e…    "snapshot"
                           files/5f0c1d…-0           "part"
                           probes/…                  "probe"
+                          troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.troubles`
     anything else                                   "unknown"
 
 A key is one of ours only if it is exactly what we would have written: a neighbour such as ``shard-00031`` or a file
@@ -33,6 +34,7 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.manifest import DIGEST, PART_NAME, Manifest
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.troubles import NAME as TROUBLE_NAME
 
 _T = TypeVar("_T")
 _SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
@@ -48,7 +50,7 @@ class StoredObject:
     ----------
     key : str
         Below the shard: ``commits/17-9f3c``.
-    kind : {"commit", "snapshot", "part", "probe", "unknown"}
+    kind : {"commit", "snapshot", "part", "probe", "trouble", "unknown"}
     pointer : Pointer or None
         The version of a commit or snapshot.
     size_bytes : int
@@ -97,6 +99,23 @@ class ShardListing:
     def first_version(self) -> int:
         """The lowest version number of a commit or snapshot; 0 without one."""
         return self.versions[0].version if self.versions else 0
+
+    @property
+    def commits_since_snapshot(self) -> int:
+        """How many commits were stored after the newest snapshot: what a restore reads besides, roughly."""
+        snapshot_ms = self._snapshot_ms
+        return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
+
+    @property
+    def troubles(self) -> list[StoredObject]:
+        """What tells of something that still fails: of snapshots, since the newest one was stored."""
+        snapshot_ms = self._snapshot_ms
+        told = self.of_kind("trouble")
+        return [o for o in told if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
+
+    @property
+    def _snapshot_ms(self) -> int:
+        return max((o.modified_ms for o in self.of_kind("snapshot")), default=0)
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,8 @@ def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
         kind = "part"
     elif folder == "probes" and name and "/" not in name:
         kind = "probe"
+    elif folder == "troubles" and TROUBLE_NAME.fullmatch(name):
+        kind = "trouble"
     return StoredObject(key, kind, pointer, info.size_bytes, info.modified_ms)
 
 
@@ -258,7 +279,7 @@ class Headers:
     """
 
     def __init__(self, storage: ObjectStorage, prefix: str) -> None:
-        self._storage = storage
+        self.storage = storage
         self._prefix = prefix
         self._commits: dict[str, CommitHeader] = {}
         self._manifests: dict[str, Manifest] = {}
@@ -292,7 +313,7 @@ class Headers:
 
     def _read(self, known: dict[str, _T], key: str, decode: Callable[[ObjectStorage, str, str, Any], _T]) -> _T:
         if key not in known:
-            known[key] = decode(self._storage, self._prefix, key, self._storage.get(f"{self._prefix}/{key}"))
+            known[key] = decode(self.storage, self._prefix, key, self.storage.get(f"{self._prefix}/{key}"))
         return known[key]
 
 

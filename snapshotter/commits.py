@@ -28,7 +28,6 @@ Invariants
 from __future__ import annotations
 
 import logging
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import clock
+from holdfast.backends import local_files
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
@@ -47,7 +47,7 @@ from holdfast.errors import CorruptionError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
 from holdfast.snapshotter.commit_objects import CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.manifest import Manifest
+from holdfast.snapshotter.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
 from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
 from holdfast.snapshotter.storage import ObjectStorage
 
@@ -116,7 +116,7 @@ class ObjectCommitLog:
         The carried commits in reach: the one that came with the query's pointer, and those that were appended.
     new_id : callable
         Returns a new unique name each time.
-    before_part : callable
+    before_part, now_ms : callable
         See `holdfast.snapshotter.snapshots.Snapshots`.
     step_bytes : int
         How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may
@@ -133,6 +133,7 @@ class ObjectCommitLog:
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id
     before_part: Callable[[int], None] = send_at_once
+    now_ms: Callable[[], int] = clock.now_ms
     step_bytes: int = RESTORE_STEP_BYTES
 
     @property
@@ -142,7 +143,9 @@ class ObjectCommitLog:
     @property
     def snapshots(self) -> Snapshots:
         """The shard's snapshots."""
-        return Snapshots(self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part)
+        return Snapshots(
+            self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part, self.now_ms
+        )
 
     # Writing.
 
@@ -180,7 +183,9 @@ class ObjectCommitLog:
             )
         return self._objects.decode(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
 
-    def write_snapshot(self, backend: Backend, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
+    def write_snapshot(
+        self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
+    ) -> tuple[ChainEntry, Manifest]:
         """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
 
         Parameters
@@ -189,7 +194,7 @@ class ObjectCommitLog:
             Of the kind that `backend_name` names; holds the version.
         """
         assert self.backend_name is not None
-        return self.snapshots.write(backend, self.backend_name, pointer)
+        return self.snapshots.write(backend, self.backend_name, pointer, cleaned)
 
     # Reading.
 
@@ -304,8 +309,8 @@ class ObjectCommitLog:
         """Read a snapshot that another backend wrote, by that backend."""
         pointer, rows = snapshot.manifest.pointer, {}
         with (
-            tempfile.TemporaryDirectory(dir=snapshot.folder.parent) as home,
-            find_backend(snapshot.manifest.backend)(Path(home), self.tables, self.new_id) as backend,
+            local_files.staged_folder(snapshot.folder.parent, self.new_id(), fsync=False) as home,
+            find_backend(snapshot.manifest.backend)(home.path, self.tables, self.new_id) as backend,
         ):
             backend.thaw(pointer, snapshot.folder)
             with backend.view(pointer) as view:

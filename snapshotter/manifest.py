@@ -85,6 +85,37 @@ class SnapshotFile:
 
 
 @dataclass(frozen=True)
+class CleanedUp:
+    """What a snapshot's lineage knows of clean-ups, so that no process needs to remember it.
+
+    Attributes
+    ----------
+    below : int
+        All commits and snapshots of lower version numbers were deleted; 0 where nothing ever was.
+    snapshots_since : int
+        Snapshots of the lineage since the last clean-up, this one included.
+    """
+
+    below: int = 0
+    snapshots_since: int = 1
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any]) -> CleanedUp:
+        """Return what a JSON value says.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            It says nothing of the kind.
+        """
+        return cls(_size(values["below"]), _size(values["snapshots_since"]))
+
+
+#: Of a first snapshot.
+NEVER_CLEANED_UP = CleanedUp()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One snapshot.
 
@@ -104,7 +135,8 @@ class Manifest:
     new_bytes : int
         Stored for this snapshot; the other files were there.
     written_ms : int
-        When, by the clock of who wrote it, in ms since 1970. To show, not to decide by.
+        When, by the clock of who wrote it, in ms since 1970. To show, and for ``snapshot.intervalSeconds``.
+    cleaned : CleanedUp
     """
 
     pointer: Pointer
@@ -115,6 +147,7 @@ class Manifest:
     replaced: list[Any]
     new_bytes: int
     written_ms: int
+    cleaned: CleanedUp = NEVER_CLEANED_UP
 
     @property
     def stored_bytes(self) -> int:
@@ -149,6 +182,7 @@ class Manifest:
                 list(header["replaced"]),
                 _size(header["new_bytes"]),
                 _size(header["written_ms"]),
+                CleanedUp.decode(header["cleaned"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidArgumentError) as exc:
             raise CorruptionError(f"{source} is no manifest of a snapshot: {exc}") from exc

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
@@ -44,6 +45,7 @@ from holdfast.snapshotter.storage import ObjectStorage
 RETAINED_VERSIONS = 100
 """The default of ``spark.sql.streaming.minBatchesToRetain``."""
 GRACE_MS = 60 * 60_000
+_OF_CLEAN_UP = "troubles/clean-up-"
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,21 @@ class History:
         for link in needed:
             self._is_there(link)
 
+    @cached_property
+    def cleaned_below(self) -> int:
+        """The version number below which a clean-up has deleted everything, as far as stored snapshots know."""
+        manifests = (self.headers.manifest(stored.key) for stored in self.listing.of_kind("snapshot"))
+        return max((manifest.cleaned.below for manifest in manifests), default=0)
+
     def _is_there(self, link: Link) -> bool:
-        """Tell whether an object is there; one below all that are there was cleaned up, and ended history."""
+        """Tell whether an object is there; where history ends, it was cleaned up with all before it.
+
+        History ends below all that is there, or where a snapshot says so: below may lie what a late attempt has
+        stored since, or a clean-up could not delete.
+        """
         if link.key in self.listing.objects:
             return True
-        if link.version < self.listing.first_version:
+        if link.version < self.listing.first_version or link.version < self.cleaned_below:
             return False
         raise CorruptionError("an object that others build on is missing", key=self._place(link))
 
@@ -250,7 +262,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     young = {key for key in delete if shard.objects[key].modified_ms > now_ms - grace_ms}
     remaining = [o for o in shard.of_kind("snapshot") if o.key in keep or o.key in young]
     named = {part.key for o in remaining for file in history.headers.manifest(o.key).files for part in file.parts}
-    for stored in shard.of_kind("part", "probe", "unknown"):
+    for stored in shard.of_kind("part", "probe", "trouble", "unknown"):
         if stored.key in named:
             keep[stored.key] = "a snapshot that stays names it"
         else:
@@ -270,6 +282,7 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
 _LEFT = {
     "part": "no snapshot that stays names it",
     "probe": "left by a test of the storage",
+    "trouble": "told of a failure",
     "unknown": "nothing that holdfast has put into a shard's folder",
 }
 
@@ -348,8 +361,9 @@ def run_retention(
     except (CorruptionError, NotFoundError):
         storage.delete([probe])
         raise
-    own = probe.removeprefix(f"{prefix}/")
-    carry_out(storage, replace(planned, delete={own: "told the time", **planned.delete}))
+    own = {probe.removeprefix(f"{prefix}/"): "told the time"}
+    own |= {o.key: "the clean-up that had failed succeeds" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key}
+    carry_out(storage, replace(planned, delete=own | dict(planned.delete)))
     return planned
 
 

@@ -3,6 +3,8 @@
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
 snapshot, so that the commits that follow build on it, and which local files it has stored, so that the next snapshot
 does not send them again. A note that is lost costs work, and nothing else.
+
+The notes that were left last are kept, whatever their versions: after Spark was set back, the lower ones count.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import Part, SnapshotFile
+from holdfast.snapshotter.manifest import CleanedUp, Manifest, Part, SnapshotFile
 
 _KIND = "snapshot-note"
 #: Chains that a running attempt may still shorten end at one of the newest.
@@ -42,6 +44,24 @@ def identity_of(path: Path) -> Identity:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+@dataclass(frozen=True)
+class SnapshotNote:
+    """What this executor knows of a snapshot without asking the storage.
+
+    Attributes
+    ----------
+    files : mapping of Identity to SnapshotFile
+        The local files that it has stored.
+    cleaned : CleanedUp
+    written_ms : int
+        See `holdfast.snapshotter.manifest.Manifest`.
+    """
+
+    files: Mapping[Identity, SnapshotFile]
+    cleaned: CleanedUp
+    written_ms: int
+
+
 class SnapshotNotes:
     """The notes of one shard.
 
@@ -57,8 +77,8 @@ class SnapshotNotes:
         self._folder = folder
         self._new_id = new_id
 
-    def leave(self, entry: ChainEntry, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
-        """Note a snapshot, and which local files it has stored. Only the newest notes are kept.
+    def leave(self, entry: ChainEntry, manifest: Manifest, files: Iterable[tuple[Identity, SnapshotFile]]) -> None:
+        """Note a snapshot, and which local files it has stored. Only the notes that were left last are kept.
 
         Raises
         ------
@@ -66,26 +86,32 @@ class SnapshotNotes:
             Local storage is full or failing.
         """
         stored = [{"identity": identity, "file": asdict(file)} for identity, file in files]
-        note, _ = stored_file.encode(_KIND, {"entry": asdict(entry), "files": stored})
-        with local_files.writing(self._folder):
+        header = {"entry": asdict(entry), "files": stored, "written_ms": manifest.written_ms}
+        note, _ = stored_file.encode(_KIND, header | {"cleaned": asdict(manifest.cleaned)})
+        with local_files.held_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
+            older = self._left()
             temporary = self._folder / f".{self._new_id()}"
             temporary.write_bytes(note)
+            # The newest, even where the clock was set back.
+            left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
+            os.utime(temporary, ns=(left_ns, left_ns))
             temporary.rename(self._folder / entry.pointer)
-            for old in sorted(self._pointers())[:-_KEPT]:
-                (self._folder / str(old)).unlink(missing_ok=True)
+            for _, pointer in sorted(self._left())[:-_KEPT]:
+                (self._folder / str(pointer)).unlink(missing_ok=True)
 
-    def _pointers(self) -> list[Pointer]:
+    def _left(self) -> list[tuple[int, Pointer]]:
+        """Return when each note was left, in ns, and its version."""
         found = []
         for name in local_files.list_folder(self._folder):
-            with suppress(InvalidArgumentError):
-                found.append(Pointer.parse(name))
+            with suppress(InvalidArgumentError, FileNotFoundError):
+                found.append((os.stat(self._folder / name).st_mtime_ns, Pointer.parse(name)))
         return found
 
     def apply_to(self, lineage: Lineage) -> Lineage:
         """Return a lineage with the newest snapshot that was noted of one of its versions."""
         wanted = {*lineage.since, *(entry.pointer for entry in lineage.commits)}
-        noted = [str(pointer) for pointer in self._pointers() if str(pointer) in wanted]
+        noted = [name for name in local_files.list_folder(self._folder) if name in wanted]
         entries = {pointer: entry for pointer in noted if (entry := self._entry(pointer)) is not None}
         return lineage.standing_on(entries) if entries else lineage
 
@@ -96,15 +122,16 @@ class SnapshotNotes:
         except (KeyError, TypeError):
             return None
 
-    def files_of(self, entry: ChainEntry) -> dict[Identity, SnapshotFile]:
-        """Return the local files that a snapshot has stored; none where its note is gone, or is another's."""
+    def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
+        """Return the note of a snapshot; None where it is gone, or another's."""
         header = self._read(entry.pointer)
         if header is None or self._entry(entry.pointer) != entry:
-            return {}
+            return None
         try:
-            return {_identity(stored["identity"]): _file(stored["file"]) for stored in header["files"]}
+            files = {_identity(stored["identity"]): _file(stored["file"]) for stored in header["files"]}
+            return SnapshotNote(files, CleanedUp.decode(header["cleaned"]), int(header["written_ms"]))
         except (KeyError, TypeError, ValueError):
-            return {}
+            return None
 
     def _read(self, pointer: str) -> Mapping[str, Any] | None:
         try:

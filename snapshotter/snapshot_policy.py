@@ -41,9 +41,10 @@ class SnapshotPolicy:
         Parameters
         ----------
         age_seconds : float
-            Time since the last snapshot, or since the shard was first seen.
+            Time since the last snapshot was written; where there is none, since the shard was first seen.
         """
-        if not lineage.commits and not lineage.since:
+        snapshot = lineage.snapshot
+        if lineage.newest == (snapshot and snapshot.pointer):  # nothing was written since
             return False
         return (
             self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage))

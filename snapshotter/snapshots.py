@@ -6,7 +6,8 @@
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
 Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
-meanwhile; what a killed process leaves in them is swept by `Snapshots.remove_leftovers`.
+meanwhile. Who uses a folder holds it, however long that takes (`holdfast.backends.folder_locks`); what a killed
+process leaves in them is swept by `Snapshots.remove_leftovers`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import KIND, PART_BYTES, Manifest
+from holdfast.snapshotter.manifest import KIND, NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest
 from holdfast.snapshotter.snapshot_notes import SnapshotNotes, identity_of
 from holdfast.snapshotter.storage import ObjectStorage
 from holdfast.snapshotter.transfer import download_files, upload_files
@@ -66,6 +67,8 @@ class Snapshots:
         Returns a new unique name each time.
     before_part : callable, optional
         Called with the size of each part before it is sent: may wait, and may raise to end the upload.
+    now_ms : callable
+        Returns the time in ms since 1970.
 
     Notes
     -----
@@ -80,6 +83,7 @@ class Snapshots:
         directory: Path,
         new_id: Callable[[], str] = clock.new_id,
         before_part: Callable[[int], None] = send_at_once,
+        now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._storage = storage
         self._shard = shard
@@ -87,9 +91,12 @@ class Snapshots:
         self._uploading, self._restoring = directory / "uploading", directory / "restoring"
         self._new_id = new_id
         self._before_part = before_part
+        self._now_ms = now_ms
         self.notes = SnapshotNotes(directory / "snapshots", new_id)
 
-    def write(self, backend: Backend, backend_name: str, pointer: Pointer) -> tuple[ChainEntry, Manifest]:
+    def write(
+        self, backend: Backend, backend_name: str, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
+    ) -> tuple[ChainEntry, Manifest]:
         """Store one version and leave a note of it for the commits that follow.
 
         Parameters
@@ -98,6 +105,8 @@ class Snapshots:
             Holds the version; is used only to freeze it.
         backend_name : str
             Under which the backend is registered.
+        cleaned : CleanedUp
+            What is known of clean-ups, for the next executor.
 
         Raises
         ------
@@ -111,18 +120,21 @@ class Snapshots:
         with backend.view(pointer) as view:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
-        stored = {} if lineage.snapshot is None else self.notes.files_of(lineage.snapshot)
+        note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
+        stored = {} if note is None else note.files
         started_ms = clock.monotonic_ms()
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             for path in backend.freeze(pointer):
                 staged.link(path)
-            names = local_files.list_folder(staged.path)
-            identities = {name: identity_of(staged.path / name) for name in names}
-            known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
-            missing = [staged.path / name for name in names if name not in known]
-            new = upload_files(
-                missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
-            )
+            # From here on the version may be dropped: what is missing now is a failure.
+            with _requiring(staged.path):
+                names = local_files.list_folder(staged.path)
+                identities = {name: identity_of(staged.path / name) for name in names}
+                known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
+                missing = [staged.path / name for name in names if name not in known]
+                new = upload_files(
+                    missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
+                )
         files = known | {file.name: file for file in new}
         manifest = Manifest(
             pointer=pointer,
@@ -132,14 +144,15 @@ class Snapshots:
             files=tuple(files[name] for name in names),
             replaced=lineage.to_json()["chain"],
             new_bytes=sum(file.stored_bytes for file in new),
-            written_ms=clock.now_ms(),
+            written_ms=self._now_ms(),
+            cleaned=cleaned,
         )
         if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
             self._require_parts(manifest)
         data, digest = manifest.encode()
         entry = ChainEntry("snapshot", str(pointer), data.size, digest, manifest.stored_bytes)
         self._storage.put(f"{self._shard}/{entry.key}", data)
-        self.notes.leave(entry, [(identities[name], files[name]) for name in names])
+        self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
         return entry, manifest
 
     def _require_parts(self, manifest: Manifest) -> None:
@@ -152,6 +165,24 @@ class Snapshots:
                     key=part.key,
                     shard=self._shard,
                 )
+
+    def cleaned_at(self, lineage: Lineage) -> CleanedUp:
+        """Return what the snapshot that a version builds on knows of clean-ups.
+
+        Raises
+        ------
+        CorruptionError, UnavailableError
+            No note tells, and its manifest cannot be had.
+        """
+        if lineage.snapshot is None:
+            return CleanedUp(snapshots_since=0)
+        note = self.notes.note_of(lineage.snapshot)
+        return self.read_manifest(lineage.snapshot).cleaned if note is None else note.cleaned
+
+    def age_ms(self, lineage: Lineage) -> int | None:
+        """Return how long ago the snapshot was written that a version builds on; None where no note tells."""
+        note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
+        return None if note is None else max(0, self._now_ms() - note.written_ms)
 
     def read_manifest(self, entry: ChainEntry) -> Manifest:
         """Return the manifest that a chain names.
@@ -192,8 +223,21 @@ class Snapshots:
             identities = [identity_of(staged.path / file.name) for file in manifest.files]
             yield Downloaded(manifest, staged.path)
         # The files are the same ones where the backend has renamed them into place.
-        self.notes.leave(entry, zip(identities, manifest.files, strict=True))
+        self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
 
     def remove_leftovers(self, before_ns: int) -> int:
-        """Remove what killed processes left, last written before `before_ns`; return how many folders."""
+        """Remove what ended processes left, last written before `before_ns`; return how many folders."""
         return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
+
+
+@contextmanager
+def _requiring(folder: Path) -> Iterator[None]:
+    """Map what is missing while a folder is sent: nobody but a stranger takes away what is held."""
+    try:
+        yield
+    except NotFoundError as exc:
+        raise UnavailableError(
+            f"files of a snapshot vanished while they were sent ({exc.message}): keep other programs from cleaning "
+            "that directory, or name another in spark.holdfast.local.dir",
+            folder=folder,
+        ) from exc

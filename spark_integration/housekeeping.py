@@ -1,6 +1,7 @@
 """What the state server does after commits, which no micro-batch should wait for.
 
-It drops versions that the query has left behind, merges large runs, and removes what killed attempts left. Snapshots
+It drops versions that the query has left behind, merges large runs, removes what killed attempts left, and lets go of
+shards that are not in use here any more (`holdfast.spark_integration.shard_use`). Snapshots
 have a thread of their own: `holdfast.spark_integration.snapshotting`.
 """
 
@@ -8,20 +9,25 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast import clock
 from holdfast.backends.base import Backend
+from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
+from holdfast.spark_integration import local_dirs
 from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.shard_queue import ShardQueue
+from holdfast.spark_integration.shard_use import ShardUse
 from holdfast.spark_integration.state_messages import Committed
 
-LEFTOVER_AGE_MS = 10 * 60_000
+#: How long people can look at what an ended process left, or what was set aside. Nothing of it is in use.
+LEFTOVER_KEPT_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
 
 _log = logging.getLogger(__name__)
@@ -34,19 +40,34 @@ class Housekeeping:
     ----------
     shards : OpenShards
     logs : DurableLogs
+    use : ShardUse
+    forget : callable
+        Called with the directory of each shard that is let go, before its state is removed.
+    now_ms : callable
+        Returns the time in ms since 1970.
 
     Notes
     -----
     Threads: `run` in one of its own, everything else from any.
     """
 
-    def __init__(self, shards: OpenShards, logs: DurableLogs) -> None:
+    def __init__(
+        self,
+        shards: OpenShards,
+        logs: DurableLogs,
+        use: ShardUse,
+        forget: Callable[[str], None],
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
         self._shards = shards
         self._logs = logs
+        self._use = use
+        self._forget_elsewhere = forget
+        self._now_ms = now_ms
         self.queue = ShardQueue()
         self._known: dict[str, Committed] = {}
         self._swept_ms: dict[str, int] = {}
-        self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "errors": 0}
+        self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
 
     def announce(self, message: Committed) -> None:
         """Take note of a commit; of several waiting for one shard, the newest is worked on."""
@@ -61,7 +82,11 @@ class Housekeeping:
     def _handle(self, message: Committed) -> None:
         try:
             with self._shards.use(message.shard) as backend:
+                if message.checkpoint_dir is not None:
+                    in_memory = find_backend(message.shard.backend).in_memory
+                    self._use.called(message.shard.directory, in_memory=in_memory)
                 self._keep(message, backend)
+            self._let_go(self._use.idle_beside(message.shard.directory))
         except NotFoundError as exc:
             # The version was dropped, or the query removed: a later announcement has caught up.
             _log.info("nothing to do for %r: %s", message, exc)
@@ -73,14 +98,41 @@ class Housekeeping:
         if message.accepted is not None:
             self.counters["dropped"] += len(VersionedStore(backend).prune(message.accepted))
         self.counters["merged"] += backend.maintain(message.committed)
-        now_ms = clock.now_ms()
+        now_ms = self._now_ms()
         if now_ms - self._swept_ms.get(message.shard.directory, 0) >= LEFTOVER_EVERY_MS:
             self._swept_ms[message.shard.directory] = now_ms
-            before_ns = (now_ms - LEFTOVER_AGE_MS) * 1_000_000
+            before_ns = (now_ms - LEFTOVER_KEPT_MS) * 1_000_000
             self.counters["leftovers"] += backend.remove_leftovers(before_ns)
-            log = self._logs.log_of(message)
-            if log is not None:
-                self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
+            with self._logs.log_of(message) as log:
+                if log is not None:
+                    self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
+
+    def tidy_up(self) -> None:
+        """Let go of what is not in use, forget what is not there, close storages that nobody needs; now and then."""
+        self._let_go(self._use.idle())
+        for directory in list(self._known):
+            if not Path(directory).exists():
+                self._forget(directory)
+        for operator in {Path(directory).parent for directory in self._known}:
+            local_dirs.remove_old_runs(operator)
+        self._shards.close_unused()
+        self._logs.close_unused(list(self._known.values()))
+
+    def _let_go(self, directories: Iterable[str]) -> None:
+        """Remove the local state of shards, unless somebody is at work on them at this moment."""
+        for directory in directories:
+            if self._shards.remove(Path(directory)):
+                self.counters["let_go"] += 1
+                self._forget(directory)
+                local_dirs.remove_if_empty(Path(directory).parent)
+                _log.info("let go of %s, which is not in use here any more", directory)
+
+    def _forget(self, directory: str) -> None:
+        self.queue.forget(directory)
+        self._known.pop(directory, None)
+        self._swept_ms.pop(directory, None)
+        self._use.forget(directory)
+        self._forget_elsewhere(directory)
 
     def statistics(self) -> dict[str, Any]:
         """Return counters, and by shard directory what the shard occupies, or why that cannot be said."""

@@ -44,6 +44,9 @@ SHARED_MEMORY_MIN_BYTES = 256 << 20
 IN_MEMORY, ON_DISK = "memory", "disk"
 LOCK_NAME = "state-server.lock"
 SHARD_PREFIX = "shard-"
+RUNS, CLAIM_SUFFIX = "runs", "-claim"
+#: The run at work, and one that may still be ending.
+RUNS_KEPT = 2
 LOG_KEPT_MS = 7 * 24 * 60 * 60_000
 _SOCKET_PATH_LIMIT = 100
 
@@ -136,6 +139,30 @@ def shard_name(shard: int, shards: int, backend: str, checkpoint_dir: str | None
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"
 
 
+def remove_if_empty(operator_directory: Path) -> None:
+    """Remove the directory of an operator that has no shards here any more, and that of its query."""
+    if not any(operator_directory.glob(f"{SHARD_PREFIX}*")):
+        shutil.rmtree(operator_directory / RUNS, ignore_errors=True)
+        for folder in (operator_directory, operator_directory.parent):
+            with suppress(OSError):  # something else is there
+                folder.rmdir()
+
+
+def remove_old_runs(operator_directory: Path) -> None:
+    """Remove the notes of all but the newest runs of a query."""
+    modified: dict[str, float] = {}
+    notes = list((operator_directory / RUNS).glob("*"))
+    for note in notes:
+        with suppress(OSError):
+            run = note.name.removesuffix(CLAIM_SUFFIX)
+            modified[run] = max(note.stat().st_mtime, modified.get(run, 0))
+    old = set(sorted(modified, key=modified.__getitem__)[:-RUNS_KEPT])
+    for note in notes:
+        if note.name.removesuffix(CLAIM_SUFFIX) in old:
+            with suppress(OSError):
+                note.unlink()
+
+
 def socket_path(executor_directory: Path) -> Path:
     """Return where the state server of an executor listens; Unix allows some 107 bytes for it."""
     path = executor_directory / "state-server.sock"
@@ -160,10 +187,12 @@ def _log_directory() -> Path:
 
 
 def remove_old_logs(now_ms: int) -> None:
-    """Delete the log files to which nothing was written for `LOG_KEPT_MS`."""
-    for path in _log_directory().glob("state-server-*.log"):
+    """Delete the log files, of executors that have ended, to which nothing was written for `LOG_KEPT_MS`."""
+    for path in _log_directory().glob("state-server-*.log*"):
+        executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
         with suppress(OSError):
-            if path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS:
+            is_old = path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS
+            if is_old and not (executor is not None and executor.is_alive()):
                 path.unlink()
 
 

@@ -1,21 +1,19 @@
-"""The shards that a state server has open: one backend for each directory, shared by all that use it.
-
-A backend may say how many shards one process should have open (`Backend.most_open`). An executor may be given more:
-after the loss of others, say. Then those that nobody uses are closed, the longest unused first, and opened again when
-they are needed: each micro-batch is slower, and none fails. Where all of them are in use at once, all are open.
-"""
+"""The shards that a state server has open: one backend for each directory, shared by all that use it."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast import clock
+from holdfast.backends import local_files
 from holdfast.backends.base import Backend
+from holdfast.backends.folder_locks import alone
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
@@ -25,6 +23,8 @@ from holdfast.spark_integration.state_messages import ShardAddress
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
 WARN_EVERY_MS = 10 * 60_000
+#: Below the executor's directory: shards that are being removed.
+GOING = "going"
 
 _CLOSED_FOR_OTHERS = (
     "there are more shards here than the %d that the budget of backend %r keeps open: some are closed, and opened "
@@ -70,14 +70,11 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended.
-
-    Once it `is_gone` it is not the directory's any more: a user that has waited for it looks for another.
-    """
+    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
 
     def __init__(self) -> None:
+        self.holders = 0
         self.changed = threading.Condition()
-        self.is_gone = False
         self.address: ShardAddress | None = None
         self.backend: Backend | None = None
         self.identity: tuple[int, int] | None = None
@@ -138,37 +135,46 @@ class OpenShards:
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
-        slot, backend = self._begin_use(address, require_below(self._root, address.directory))
-        try:
-            yield backend
-        finally:
-            with slot.changed:
-                slot.users -= 1
-                slot.used_ms = clock.monotonic_ms()
-                slot.changed.notify_all()
-
-    def _begin_use(self, address: ShardAddress, directory: Path) -> tuple[_Slot, Backend]:
-        while True:
-            with self._lock:
-                slot = self._slots.setdefault(directory, _Slot())
+        directory = require_below(self._root, address.directory)
+        with self._slot(directory) as slot:
             with slot.changed:
                 self._close_if_other(slot, address, directory)
-                if slot.is_gone:
-                    continue
                 if slot.backend is None:
                     self._make_room(address)
                     slot.backend = open_backend(address, address.schemas(), self._root)
                     slot.address = address
                     slot.identity = _identity(directory)
+                backend = slot.backend
                 slot.users += 1
-                return slot, slot.backend
+            try:
+                yield backend
+            finally:
+                with slot.changed:
+                    slot.users -= 1
+                    slot.used_ms = clock.monotonic_ms()
+                    slot.changed.notify_all()
+
+    @contextmanager
+    def _slot(self, directory: Path) -> Iterator[_Slot]:
+        """Return the slot of a directory; one that is closed and that nobody holds any more is forgotten."""
+        with self._lock:
+            slot = self._slots.setdefault(directory, _Slot())
+            slot.holders += 1
+        try:
+            yield slot
+        finally:
+            with self._lock:
+                slot.holders -= 1
+                if not slot.holders and slot.backend is None:
+                    del self._slots[directory]
 
     def _make_room(self, address: ShardAddress) -> None:
         """Close shards that rest, where no share of the budget is left for one more."""
         most = find_backend(address.backend).most_open(address.backend_options)
         if most is None:
             return
-        others = [slot for _, slot in self._all() if slot.opened_backend == address.backend]
+        with self._lock:
+            others = [slot for slot in self._slots.values() if slot.opened_backend == address.backend]
         going = len(others) + 1 - most
         for slot in sorted(others, key=lambda other: other.used_ms):
             if going > 0 and _close_if_unused(slot):
@@ -200,24 +206,50 @@ class OpenShards:
 
     def close_unused(self) -> None:
         """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
-        for directory, slot in self._all():
-            with slot.changed:
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
                 is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
                 if not slot.users and (is_idle or slot.identity != _identity(directory)):
                     _close(slot)
-                    slot.is_gone = True
-                    with self._lock:
-                        del self._slots[directory]
 
-    def _all(self) -> list[tuple[Path, _Slot]]:
+    def remove(self, directory: Path) -> bool:
+        """Close a shard and remove its local state; False where somebody is at work on it, here or in a worker.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The directory is not one of this executor's shards.
+        UnavailableError
+            Local storage is failing.
+        """
+        going = self._root / GOING / clock.new_id()
+        require_below(self._root, str(directory))
+        with self._slot(directory) as slot, slot.changed:
+            if slot.users:
+                return False
+            if directory.exists():
+                with alone(directory) as is_unused:
+                    if not is_unused:
+                        return False
+                    _close(slot)
+                    local_files.move_folder(directory, going)
+            _close(slot)
+        shutil.rmtree(going, ignore_errors=True)
+        return True
+
+    def remove_going(self) -> None:
+        """Remove what a killed server has left of shards that it was removing."""
+        shutil.rmtree(self._root / GOING, ignore_errors=True)
+
+    def _directories(self) -> list[Path]:
         with self._lock:
-            return list(self._slots.items())
+            return list(self._slots)
 
     def close(self, timeout_seconds: float) -> None:
         """Close all shards; those still in use after so long are left as they are."""
         end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
-        for directory, slot in self._all():
-            with slot.changed:
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
                 left_seconds = max(0, end_ms - clock.monotonic_ms()) / 1000
                 if slot.changed.wait_for(lambda s=slot: not s.users, left_seconds):  # type: ignore[misc]
                     _close(slot)

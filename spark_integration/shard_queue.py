@@ -29,6 +29,12 @@ class ShardQueue:
             self._waiting[message.shard.directory] = message
             self._changed.notify_all()
 
+    def forget(self, directory: str) -> None:
+        """Take out what waits of a shard."""
+        with self._changed:
+            self._waiting.pop(directory, None)
+            self._changed.notify_all()
+
     def end(self) -> None:
         """Let `work` return after what waits."""
         with self._changed:

@@ -18,6 +18,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from holdfast.spark_integration.durable_logs import DurableLogs
 from holdfast.spark_integration.housekeeping import Housekeeping
 from holdfast.spark_integration.open_shards import OpenShards
 from holdfast.spark_integration.processes import ProcessId
+from holdfast.spark_integration.shard_use import ShardUse
 from holdfast.spark_integration.snapshotting import Snapshotting
 from holdfast.spark_integration.state_service import StateService
 
@@ -37,6 +39,7 @@ CLEAN_EVERY_SECONDS = 300.0
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
 _FILES_WHERE_UNLIMITED = 1 << 16
+LOG_BYTES_MAX = 16 << 20
 
 _log = logging.getLogger("holdfast.state_server")
 
@@ -45,8 +48,10 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     """Run the server until its executor ends, then close its shards and remove what no later executor can use."""
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
+    shards.remove_going()
     logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
-    housekeeping, snapshotting = Housekeeping(shards, logs), Snapshotting(shards, logs)
+    snapshotting = Snapshotting(shards, logs)
+    housekeeping = Housekeeping(shards, logs, ShardUse(), snapshotting.forget)
     workers = [
         threading.Thread(target=work.run, name=type(work).__name__, daemon=True)
         for work in (housekeeping, snapshotting)
@@ -61,7 +66,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
         # executor_directory = <root>/holdfast-<user>/executor-…
         dead_executors.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
         local_dirs.remove_old_logs(clock.now_ms())
-        shards.close_unused()
+        housekeeping.tidy_up()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
     housekeeping.queue.end()
@@ -117,6 +122,15 @@ def _raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # the system has a limit besides
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+class _ServerLog(RotatingFileHandler):
+    """The server's log, of which one older file is kept; what native code writes goes into it, too."""
+
+    def doRollover(self) -> None:
+        """Begin a new file."""
+        super().doRollover()
+        with open(self.baseFilename, "ab") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
 
 
 def _die_loudly(failure: threading.ExceptHookArgs) -> None:
@@ -129,10 +143,11 @@ def main() -> None:
     os.umask(0o077)
     _raise_file_limit()
     _convert_without_pandas()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    threading.excepthook = _die_loudly
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
+    log = _ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
+    threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"not a process: {configuration['executor']!r}")

@@ -21,7 +21,7 @@ from holdfast.snapshotter.operator_record import OperatorRecord, check_operator,
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.snapshotter.storage_probe import probe_storage
 from holdfast.spark_integration.claim_note import ClaimNote
-from holdfast.spark_integration.local_dirs import private_directory
+from holdfast.spark_integration.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 
 _log = logging.getLogger(__name__)
 _IO_THREADS = 8
@@ -97,7 +97,7 @@ def keep_claim(
         The state was written with other columns or another number of shards.
     """
     claims = Claims(storage, record.operator, claimant(record), now_ms=now_ms)
-    note = ClaimNote(operator_directory / "runs" / f"{record.run_id}-claim")
+    note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
     process = _of_process(storage, record)
     renewed_ms = note.modified_ms()
     if process not in _claimed or renewed_ms is None:
@@ -170,7 +170,7 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
     UnavailableError
         Local storage is full or failing.
     """
-    note = private_directory(operator_directory / "runs") / run_id
+    note = private_directory(operator_directory / RUNS) / run_id
     with local_files.writing(note):
         try:
             descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -8,25 +8,27 @@ from typing import Any
 import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.troubles import read_trouble
 
-_KINDS = ("commit", "snapshot", "part", "probe", "unknown")
+_KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
+_TROUBLES_SHOWN = 20
 
 
 @click.command()
 @on_checkpoint
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
 def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, with_shards: bool) -> None:
-    """Show the operators of a checkpoint directory: whose they are, their tables, and what they occupy.
+    """Show the operators of a checkpoint directory: whose they are, their tables, what they occupy, what fails.
 
-    Costs one listing and one small request for each operator.
+    Costs one listing and one small request for each operator, and for each of at most 20 failures that it shows.
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
         if as_json:
-            operators = [_document(listing, record) for listing, record in found]
+            operators = [_document(target, listing, record) for listing, record in found]
             target.show({"operators": operators, "unknown_objects": len(target.listing.unknown)})
             return
         for listing, record in found:
@@ -52,10 +54,26 @@ def _facts(shard: ShardListing) -> dict[str, Any]:
         "bytes": {kind: sum(o.size_bytes for o in shard.of_kind(kind)) for kind in _KINDS},
         "newest_version": newest and str(newest.pointer),
         "stored_ms": max((o.modified_ms for o in shard.versions), default=None),
+        "commits_since_snapshot": shard.commits_since_snapshot,
     }
 
 
-def _document(listing: OperatorListing, record: OperatorRecord | CorruptionError) -> dict[str, Any]:
+def _troubles(target: Target, listing: OperatorListing) -> list[dict[str, Any]]:
+    """Return what fails in the background, the newest failures first."""
+    told = sorted(((o.modified_ms, s.prefix, o.key) for s in listing.shards.values() for o in s.troubles), reverse=True)
+    found = []
+    for stored_ms, prefix, key in told[:_TROUBLES_SHOWN]:
+        try:
+            trouble = asdict(read_trouble(target.storage, f"{prefix}/{key}"))
+        except NotFoundError:  # over since the listing
+            continue
+        except CorruptionError as exc:
+            trouble = {"what": key, "error": str(exc)}
+        found.append({"shard": prefix, **trouble, "stored_ms": stored_ms})
+    return found
+
+
+def _document(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
         about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas")}
         about["tables"] = {
@@ -65,7 +83,7 @@ def _document(listing: OperatorListing, record: OperatorRecord | CorruptionError
     else:
         about = {"error": str(record)}
     shards = {"shard_count": about.pop("shards", None), "shards": [_facts(s) for s in listing.shards.values()]}
-    return {"operator": listing.name, **about, **shards}
+    return {"operator": listing.name, **about, **shards, "troubles": _troubles(target, listing)}
 
 
 def _show(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> None:
@@ -91,15 +109,37 @@ def _show(target: Target, listing: OperatorListing, record: OperatorRecord | Cor
             words = {"part": "parts of files", "unknown": "unknown"}.get(kind, f"{kind}s")
             shown.add_row(words, f"{objects:,}", size(sum(f["bytes"][kind] for f in facts)))
     console.print(shown)
+    longest = max(facts, key=lambda f: f["commits_since_snapshot"], default=None)
+    if longest is not None:
+        console.print(
+            f"at most {longest['commits_since_snapshot']:,} commits since a shard's newest snapshot: "
+            f"{plain(longest['shard'])}"
+        )
+    _show_troubles(target, listing)
+
+
+def _show_troubles(target: Target, listing: OperatorListing) -> None:
+    for trouble in _troubles(target, listing):
+        in_a_row = f", {trouble['in_a_row']} times in a row" if "in_a_row" in trouble else ""
+        host = f", on {plain(trouble['host'])}" if "host" in trouble else ""
+        target.console.print(
+            f"[red]{plain(trouble['shard'])}: {plain(trouble['what'])} fails{in_a_row}[/], last at "
+            f"{moment(trouble['stored_ms'])}{host}: {plain(trouble['error'])}",
+            soft_wrap=True,
+        )
 
 
 def _show_shards(target: Target, listing: OperatorListing) -> None:
-    shown = table("shard", "newest stored version", "stored", "objects", "size", right=("objects", "size"))
+    shown = table(
+        *("shard", "newest stored version", "stored", "commits since snapshot", "objects", "size"),
+        right=("commits since snapshot", "objects", "size"),
+    )
     for facts in map(_facts, listing.shards.values()):
         shown.add_row(
             plain(facts["shard"]),
             plain(facts["newest_version"] or ""),
             moment(facts["stored_ms"]) if facts["stored_ms"] is not None else "",
+            f"{facts['commits_since_snapshot']:,}",
             f"{sum(facts['objects'].values()):,}",
             size(sum(facts["bytes"].values())),
         )
