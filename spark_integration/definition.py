@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
@@ -25,7 +25,7 @@ from holdfast.settings import Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage import open_storage, parse_storage_options
 from holdfast.spark_integration.columns import WATERMARK_METADATA, arrow_schema, parse_struct
-from holdfast.spark_integration.grouping_keys import Key
+from holdfast.spark_integration.grouping_keys import Key, name_folding
 from holdfast.spark_integration.operator_directory import OPERATOR_NAME
 from holdfast.spark_integration.output import Output
 from holdfast.spark_integration.pointer_row import POINTER_STATE
@@ -143,8 +143,27 @@ def _wrong_argument(name: str, expected: str, given: object) -> PySparkTypeError
 
 
 def event_time_of(df: DataFrame) -> StructField | None:
-    """Return the column that carries the watermark."""
-    return next((f for f in df.schema if WATERMARK_METADATA in (f.metadata or {})), None)
+    """Return the column that carries the watermark.
+
+    Raises
+    ------
+    AnalysisException
+        There are several, as after a join: Spark's own operators refuse them, once the query is started.
+    """
+    fold = name_folding(df)
+    marked: dict[str, StructField] = {}
+    for field in df.schema:
+        if WATERMARK_METADATA in (field.metadata or {}):
+            marked.setdefault(fold(field.name), field)
+    if len(marked) > 1 and df.sparkSession.conf.get("spark.sql.streaming.statefulOperator.allowMultiple") == "true":
+        names = ", ".join(field.name for field in marked.values())
+        raise AnalysisException(
+            "More than one event time columns are available. Please ensure there is at most one event time column per "
+            f"stream, as by df.drop of the others. event time columns: ({names})",
+            errorClass="MULTIPLE_EVENT_TIME_COLUMNS",
+            messageParameters={"eventTimeCols": f"({names})"},
+        )
+    return next(iter(marked.values()), None)
 
 
 def with_watermark(output: StructType, df: DataFrame) -> StructType:
@@ -208,7 +227,7 @@ class Definition:
         transport = self._transport(operator.shards)
         carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
-            *[quoted(name) for name in self.df.columns],
+            *[quoted(name) for name in self._columns()],
         )
         hashed = F.xxhash64(*[quoted(key.column) for key in self.keys])
 
@@ -235,7 +254,7 @@ class Definition:
             function=self.function,
             shards=self._shards(),
             key_columns=[key.column for key in self.keys],
-            row_columns=self.df.columns,
+            row_columns=list(self._columns()),
             key_names=[key.field.name for key in self.keys],
             has_watermark=event_time_of(self.df) is not None,
             timeout_conf=self.timeout_conf,
@@ -250,12 +269,16 @@ class Definition:
             stored = stored_shards(session, settings, self.name)
         return settings.shards or stored or int(str(session.conf.get("spark.sql.shuffle.partitions")))
 
+    def _columns(self) -> dict[str, StructField]:
+        """By name the columns of the input: one that was selected twice travels once."""
+        return {field.name: field for field in self.df.schema}
+
     def _expressions(self) -> list[Key]:
         return [key for key in self.keys if key.is_expression]
 
     def _transport(self, shards: int) -> Transport:
         expressions = [StructField(key.column, key.field.dataType) for key in self._expressions()]
-        schema = StructType([*expressions, *self.df.schema.fields, StructField(HASH, LongType(), False)])
+        schema = StructType([*expressions, *self._columns().values(), StructField(HASH, LongType(), False)])
         types = arrow_schema(schema, "the input")
         event_time = event_time_of(self.df)
         filtering = None if event_time is None else EventTime(event_time, self.timeout_conf == "EventTimeTimeout")

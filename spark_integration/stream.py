@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from holdfast.spark_integration.definition import (
     rows_each,
     with_watermark,
 )
-from holdfast.spark_integration.grouping_keys import Key, resolve_keys
+from holdfast.spark_integration.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.output import PackedOutput, RowsOutput
@@ -65,21 +66,22 @@ class StatefulStream:
 
     df: DataFrame
 
-    def groupBy(self, *keys: str | Column) -> GroupedStream:
+    def groupBy(self, *keys: str | int | Column | Sequence[str | int | Column]) -> GroupedStream:
         """Group by columns, as ``DataFrame.groupBy`` does.
 
         Parameters
         ----------
-        *keys : str or Column
-            Names of columns, or expressions; null is a key like any other.
+        *keys : str, int or Column
+            Names of columns, their places counted from 1, or expressions; or one sequence of them. Null is a key like
+            any other.
 
         Raises
         ------
+        AnalysisException, PySparkTypeError, PySparkIndexError, IndexError
+            As Spark's own method raises them: there is no such column, or something is none.
         InvalidArgumentError
-            No key, an unknown column, or a type that cannot be grouped by.
+            No key, two of one name that differ, or a type that cannot be grouped by.
         """
-        if not keys:
-            raise InvalidArgumentError("groupBy needs at least one key column")
         return GroupedStream(self.df, resolve_keys(self.df, keys))
 
 
@@ -88,7 +90,7 @@ class GroupedStream:
     """A DataFrame grouped by key; see `StatefulStream.groupBy`."""
 
     df: DataFrame
-    keys: list[Key]
+    grouping: Grouping
 
     def applyInArrowWithState(
         self,
@@ -144,7 +146,7 @@ class GroupedStream:
         )
         return Definition(
             df=self.df,
-            keys=self.keys,
+            keys=self.grouping.keys,
             name=operator_name(func, name),
             function=function,
             output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
@@ -208,10 +210,12 @@ class GroupedStream:
             timeout_rule=settings.timeouts,
             frame_format=FrameFormat.of_session(self.df.sparkSession),
             rows_each=rows_each(self.df),
+            shown_keys=self.grouping.given,
+            shown_columns=self.df.columns,
         )
         return Definition(
             df=self.df,
-            keys=self.keys,
+            keys=self.grouping.keys,
             name=operator_name(func, name),
             function=function,
             output=RowsOutput(output),
@@ -222,4 +226,4 @@ class GroupedStream:
         ).plan()
 
     def _key_types(self) -> pa.Schema:
-        return arrow_schema(StructType([key.field for key in self.keys]), "the keys")
+        return arrow_schema(StructType([key.field for key in self.grouping.keys]), "the keys")

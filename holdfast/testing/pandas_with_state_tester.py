@@ -118,6 +118,8 @@ class PandasWithStateTester:
             timeout_rule=timeouts,
             frame_format=FrameFormat(timezone),
             rows_each=rowsEach,
+            shown_keys=[*range(len(names))],
+            shown_columns=self._input.names,
         )
         self._name = getattr(func, "__name__", type(func).__name__)
         self._processing_ms = 0

@@ -56,6 +56,10 @@ class PandasWithState:
     frame_format : FrameFormat
     rows_each : int
         Rows of the largest frame.
+    shown_keys : list of int
+        Which key column each value of a key's tuple is: one that was given twice is shown twice.
+    shown_columns : list of str
+        Columns of the frames: one that was selected twice is shown twice.
     """
 
     function: PandasFunction
@@ -66,6 +70,8 @@ class PandasWithState:
     timeout_rule: TimeoutRule
     frame_format: FrameFormat
     rows_each: int
+    shown_keys: list[int]
+    shown_columns: list[str]
 
     def tables(self) -> Mapping[str, TableSchema]:
         state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
@@ -74,7 +80,9 @@ class PandasWithState:
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])
         order = KeyOrder.of(keys)
-        frames = KeyFrames(batch.rows, order.rows, order.starts, self.frame_format, self.rows_each)
+        frames = KeyFrames(
+            batch.rows.select(self.shown_columns), order.rows, order.starts, self.frame_format, self.rows_each
+        )
         calls = _KeyCalls(self, batch, transaction)
         for slab in frames.slabs():
             first_rows = order.first_rows(slab.first_key, slab.keys)
@@ -135,7 +143,7 @@ class _KeyCalls:
         has_timed_out: bool,
     ) -> Iterator[pa.RecordBatch]:
         function, output, open_state = self._step.function, self._output, self._states.open
-        tuples = key_tuples(shown, self._step.frame_format)
+        tuples = key_tuples(shown.select(self._step.shown_keys), self._step.frame_format)
         changes = _Changes(tuples)
         for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
             state = open_state(value, has_timed_out=has_timed_out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -42,7 +42,7 @@ def test_not_a_data_frame() -> None:
 
 
 def test_unknown_key_column(lab: Lab) -> None:
-    with pytest.raises(InvalidArgumentError, match="kee"):
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN.*kee"):
         holdfast.stream(lab.spark.range(1).withColumn("key", F.lit("a"))).groupBy("kee")
 
 
