@@ -24,9 +24,7 @@ from holdfast.backends.arrow_rows import is_same_kind
 from holdfast.errors import SchemaMismatchError
 
 
-def storable(
-    column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None
-) -> pa.Array:
+def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
     """Return a column that is put as the column `field` of a state table.
 
     Parameters

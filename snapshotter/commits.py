@@ -299,9 +299,7 @@ class ObjectCommitLog:
         manifest = way.snapshot.manifest
         if manifest.backend == self.backend_name:
             frozen = FrozenVersion(manifest.pointer, way.snapshot.folder)
-            return RestoredVersion(
-                pointer, manifest.pointer, rows(commits, {}, drop_deletes=False), properties, frozen
-            )
+            return RestoredVersion(pointer, manifest.pointer, rows(commits, {}, drop_deletes=False), properties, frozen)
         below = self._thawed_rows(way.snapshot)
         return RestoredVersion(pointer, None, rows(commits, below, drop_deletes=True), properties)
 

@@ -122,6 +122,8 @@ def _raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # the system has a limit besides
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class _ServerLog(RotatingFileHandler):
     """The server's log, of which one older file is kept; what native code writes goes into it, too."""
 
