@@ -1,0 +1,168 @@
+"""A week of a cluster at speed: nothing may grow that stays, and no micro-batch may cost more than those before it.
+
+100,000 micro-batches in the long profile, a few hundred in the quick one. Shards wander between executors, which are
+replaced; queries start and stop, with credentials that change; a scheduled job runs for a moment on an executor of its
+own. Late samples are compared with early ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
+from tests.model.built_in import ram_directory
+from tests.repetitions import LONG
+from tests.soak.cluster import TIDY_EVERY_MS, Clock, Executor, Place, Query, Sample
+
+WEEK_MS = 7 * 24 * 60 * 60_000
+BATCHES = 100_000 if LONG else 480
+BATCH_MS = WEEK_MS // 100_000 if LONG else 60_000
+EXECUTORS = 3
+POLICY = SnapshotPolicy(max_commits=3, interval_seconds=4 * 60 * 60)
+
+# Chances of a micro-batch.
+MOVES, REPLACES, STARTS, RUNS_JOB, ROTATES = 0.02, 0.004, 0.05, 0.05, 0.02
+SHORT_QUERY_BATCHES, JOB_BATCHES = 6, 2
+#: How much more a late sample may show than an early one: chance, not growth.
+SLACK = 1.35
+
+
+class Cluster:
+    """Executors, a query that never ends, queries that do, and a scheduled job."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root = root
+        self.rng = random.Random(seed)
+        self.clock = Clock()
+        self.place = Place(root / "durable", self.clock)
+        self.threads = ThreadPoolExecutor(2)
+        self.started = 0
+        self.executors = [self._executor() for _ in range(EXECUTORS)]
+        self.lasting = self._query("lasting", 6)
+        self.job = self._query("job", 2)
+        self.job.policy = SnapshotPolicy(max_commits=4)
+        self.short: list[Query] = []
+        self.at: dict[tuple[str, int], int] = {}
+        self.tidied_ms = self.clock.ms
+        self.queries = self.calls = 0
+
+    def _executor(self) -> Executor:
+        self.started += 1
+        return Executor(self.root / f"executor-{self.started}-1", self.place, self.clock)
+
+    def _query(self, name: str, shards: int) -> Query:
+        return Query(name, shards, self.place, POLICY, retained_versions=8, carried_bytes=400)
+
+    def run_batch(self) -> None:
+        """Run one micro-batch of the lasting query, and what else happens meanwhile."""
+        self.clock.ms += BATCH_MS
+        rng = self.rng
+        if rng.random() < MOVES:
+            self.at[self.lasting.name, rng.randrange(self.lasting.shards)] = rng.randrange(EXECUTORS)
+        if rng.random() < ROTATES:
+            self.lasting.token = f"credential-{self.lasting.batch_id}"
+        if rng.random() < REPLACES:
+            self._replace(EXECUTORS - 1)  # the others stay: what they do not let go of is there for ever
+        if rng.random() < STARTS:
+            self.queries += 1
+            self.short.append(self._query(f"short-{self.queries}", 2))
+        self._batch_of(self.lasting, [rng.randrange(self.lasting.shards)])
+        for query in list(self.short):
+            self._batch_of(query, range(query.shards))
+            if query.batch_id == SHORT_QUERY_BATCHES:
+                self._end(query)
+        if rng.random() < RUNS_JOB:
+            self._run_job()
+        self._drain()
+        if self.clock.ms - self.tidied_ms >= TIDY_EVERY_MS:
+            self.tidied_ms = self.clock.ms
+            for executor in self.executors:
+                executor.housekeeping.tidy_up()
+
+    def _batch_of(self, query: Query, shards: Iterable[int]) -> None:
+        for shard in shards:
+            executor = self.at.setdefault((query.name, shard), self.rng.randrange(EXECUTORS))
+            query.call(shard, self.executors[executor], self.rng, self.threads)
+            self.calls += 1
+        query.batch_id += 1
+
+    def _replace(self, number: int) -> None:
+        self.executors[number].end()
+        self.executors[number] = self._executor()
+
+    def _end(self, query: Query) -> None:
+        """Stop a query for good; its user deletes what it has stored."""
+        self._drain()
+        self.short.remove(query)
+        assert query.storage is not None
+        query.storage.delete([key for key in self.place.stored_ms if key.startswith(f"{query.name}/")])
+        query.end()
+        self.at = {key: executor for key, executor in self.at.items() if key[0] != query.name}
+
+    def _run_job(self) -> None:
+        """Run a scheduled job to its end, on an executor that is there for it alone."""
+        executor = self._executor()
+        for _ in range(JOB_BATCHES):
+            for shard in range(self.job.shards):
+                self.job.call(shard, executor, self.rng, self.threads)
+                self.calls += 1
+            self.job.batch_id += 1
+            executor.drain()
+            assert executor.failures() == {}
+        executor.end()
+
+    def _drain(self) -> None:
+        for executor in self.executors:
+            executor.drain()
+            assert executor.failures() == {}
+
+    def sample(self) -> Sample:
+        """Return what everything occupies now."""
+        return Sample.of(self.executors, self.place, self.lasting, self.calls)
+
+    def close(self) -> None:
+        for query in (self.lasting, self.job, *self.short):
+            query.end()
+        for executor in self.executors:
+            executor.end()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with ram_directory() as root:
+        made = Cluster(root, seed=7)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.mark.slow(900 if LONG else 30)
+@pytest.mark.timeout(3600)
+def test_nothing_grows_in_a_week(cluster: Cluster) -> None:
+    """Local bytes and files, RAM, descriptors, the servers' memory, stored objects, requests for each micro-batch."""
+    windows, every = 6, max(1, BATCHES // 60)
+    samples: list[list[Sample]] = [[] for _ in range(windows)]
+    for batch in range(BATCHES):
+        cluster.run_batch()
+        if batch % every == every - 1:
+            samples[batch * windows // BATCHES].append(cluster.sample())
+    # The first window fills what is bounded.
+    ends = [window[-1] for window in samples]
+    asked = [(b.requests - a.requests) / (b.calls - a.calls) for a, b in itertools.pairwise(ends)]
+    assert asked[-1] <= SLACK * max(asked[:2]), ("requests for each call", asked)
+    for name in asdict(samples[0][0]).keys() - {"requests", "calls", "copies"}:
+        means = [sum(getattr(sample, name) for sample in window) / len(window) for window in samples[1:]]
+        assert means[-1] <= SLACK * max(means[:2]), (name, means)
+    copies = [sample.copies for sample in samples[-1]]
+    assert sum(copies) <= 2 * cluster.lasting.shards * len(copies), ("shards that have moved stay", copies)
+    cluster.lasting.check(cluster.root, cluster.threads)
+    cluster.job.check(cluster.root, cluster.threads)
