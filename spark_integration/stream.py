@@ -114,7 +114,7 @@ class GroupedStream:
             As for ``applyInPandasWithState``; the query must be started in the same mode.
         name : str, optional
             Name of the operator, which identifies its state for ever; by default the function's name. Unique
-            in a checkpoint directory.
+            in a query.
 
         Returns
         -------
@@ -179,7 +179,7 @@ class GroupedStream:
         timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
         name : str, optional
             Name of the operator, which identifies its state for ever; by default the function's name. Unique
-            in a checkpoint directory.
+            in a query.
 
         Returns
         -------

@@ -1,7 +1,8 @@
-"""Two real queries on one directory of state: the second is refused, the dead make way, an older run stops."""
+"""Two real queries on one directory of state: each has its own place, the dead make way, an older run stops."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.claims import ALIVE_MS, RENEW_EVERY_MS
+from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.storage import open_storage
 from tests.spark.conftest import Lab
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PROGRAM = Path(__file__).with_name("endless_query.py")
-STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
 
 
 class Application:
@@ -74,38 +75,45 @@ def claims(lab: Lab) -> Iterator[Path]:
     return (lab.folder / "durable/totals/claims").iterdir()
 
 
-def refused(lab: Lab, message: str) -> None:
-    with pytest.raises(StreamingQueryException, match=f"(?s)ConflictError.*{message}"):
-        lab.run(lab.totals(), query="second")
+def record_of(lab: Lab, directory: str) -> OperatorRecord:
+    with open_storage(str(lab.folder / "durable")) as storage:
+        return read_operator(storage, directory)
 
 
-def test_a_second_query_is_refused_and_a_killed_one_begins_again_at_once(lab: Lab) -> None:
-    """The first loses nothing by any of it; its directory stays its own when it is dead, since its state is in it."""
+def test_a_second_query_has_a_directory_of_its_own_and_a_killed_one_begins_again_at_once(lab: Lab) -> None:
+    """Neither loses anything by the other: while both are at work, after a kill, and when one is long dead."""
     lab.feed([("a", 1), ("b", 2)])
     with application(lab, "first") as first:
         first.wait_for("READY")
-        refused(lab, rf"another query is at work on this directory.*name=first {STARTED}")
+        lab.run(lab.totals(), query="second")
         lab.feed([("a", 10)])
         first.wait_for("READY", 2)
         first.kill()
-    refused(lab, rf"another query is at work on this directory.*name=first {STARTED}")
+    lab.run(lab.totals(), query="second")
     lab.feed([("a", 100)])
     lab.run(lab.totals(), query="first")
     assert lab.state(query="first") == {"a": (3, 111), "b": (1, 2)}
+    assert lab.state(query="second") == {"a": (2, 11), "b": (1, 2)}
     age(claims(lab), ALIVE_MS)
-    refused(lab, "holds the state of another query, which is not at work now.*last_seen=20")
-    assert lab.state(query="first") == {"a": (3, 111), "b": (1, 2)}
+    lab.lose_local_state()
+    lab.run(lab.totals(), query="second")
+    assert lab.state(query="first") == lab.state(query="second") == {"a": (3, 111), "b": (1, 2)}
+    first_id, second_id = (json.loads((lab.folder / q / "metadata").read_text())["id"] for q in ("first", "second"))
+    assert record_of(lab, "totals").query_id == first_id
+    assert record_of(lab, f"totals@{second_id}").query_id == second_id
 
 
 def test_a_query_that_was_killed_before_it_stored_anything_makes_way(lab: Lab) -> None:
     lab.feed([("a", 1)])
     with application(lab, "first", "hang") as first:
         first.wait_for("READY")
-        refused(lab, f"name=first {STARTED}")
+        lab.run(lab.totals(), query="second")
+        assert not (lab.folder / "durable/totals/operator").exists(), "the first one lives, and the name is its own"
         first.kill()
     age(claims(lab), ALIVE_MS)
-    lab.run(lab.totals(), query="second")
-    assert lab.state(query="second") == {"a": (1, 1)}
+    lab.run(lab.totals(), query="third")
+    assert (lab.folder / "durable/totals/operator").exists()
+    assert lab.state(query="second") == lab.state(query="third") == {"a": (1, 1)}
 
 
 def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:

@@ -31,6 +31,7 @@ def test_a_row_is_read_as_it_was_written(row: PointerRow) -> None:
     assert len(columns) == len(POINTER_COLUMNS)
     assert PointerRow.read(columns) == row
     assert PointerRow.read(tuple(bytearray(v) if isinstance(v, bytes) else v for v in columns)) == row
+    assert row.carried_commits == ({} if row.carried is None else {row.pointer: row.carried})
 
 
 def test_the_columns_are_the_same_for_ever() -> None:
