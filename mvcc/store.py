@@ -33,8 +33,19 @@ from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.mvcc.transaction import Transaction
+
+#: How often a version is restored that others drop meanwhile: attempts that Spark has given up may still run.
+RESTORE_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,29 @@ class VersionedStore:
         ------
         StateLostError, CorruptionError
             As for `begin`.
+        UnavailableError
+            Others have dropped the version each time it was restored.
         """
+        view = self._view(pointer)
+        failure: HoldfastError | None = None
+        tries = 0
+        while view is None:
+            if tries == RESTORE_TRIES:
+                raise _dropped_by_others(pointer) from failure
+            tries += 1
+            held = self._backend.versions()
+            if pointer in held:  # it has lost files, or another has restored it a moment ago
+                view = self._view(pointer)
+                if view is not None:
+                    break
+                self._backend.drop([pointer])
+            # Where the newest version that is held has let us down, all of it is read.
+            failure = self._restore(pointer, [] if failure else [other for other in held if other != pointer])
+            view = self._view(pointer)
+        return view
+
+    def _view(self, pointer: Pointer) -> View | None:
+        """Return a view of a version, None where it is not held here."""
         try:
             return self._backend.view(pointer)
         except NotFoundError as missing:
@@ -176,28 +209,24 @@ class VersionedStore:
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
-        held = self._backend.versions()
-        if pointer in held:  # it stands there, but has lost files
-            self._backend.drop([pointer])
-        self._restore(self._log, pointer, [other for other in held if other != pointer])
-        return self._backend.view(pointer)
+        return None
 
-    def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer], tries: int = 3) -> None:
-        with log.restore(pointer, held) as restored:
+    def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
+        """Make a version that is not here; return what was missing where its base went away, or was set aside."""
+        assert self._log is not None
+        with self._log.restore(pointer, held) as restored:
             if restored.base is None:
                 self._backend.load(pointer, restored.runs, restored.properties)
-                return
+                return None
             if restored.frozen is not None:
                 self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
             try:
                 self._backend.apply(restored.base, pointer, restored.runs, restored.properties)
-                return
             except ConflictError:
-                return  # another worker has restored it first
-            except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
-                if tries == 1:
-                    raise
-        self._restore(log, pointer, (), tries - 1)
+                return None  # another has restored it first
+            except (NotFoundError, CorruptionError) as exc:
+                return exc
+        return None
 
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())
@@ -220,13 +249,15 @@ class VersionedStore:
         self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
     ) -> None:
         """Apply, restoring a base that went away since the transaction began."""
-        try:
-            self._backend.apply(base, new, runs, properties)
-        except NotFoundError:
-            if base is None:
-                raise
+        for _ in range(RESTORE_TRIES):
+            try:
+                self._backend.apply(base, new, runs, properties)
+                return
+            except NotFoundError:
+                if base is None:
+                    raise
             self.read_at(base).close()
-            self._backend.apply(base, new, runs, properties)
+        raise _dropped_by_others(base)
 
     @contextmanager
     def pin(self, pointer: Pointer) -> Iterator[View]:
@@ -260,3 +291,11 @@ class VersionedStore:
             going = [p for p in held if p not in self._pins]
             self._backend.drop(going)
         return going
+
+
+def _dropped_by_others(pointer: Pointer | None) -> UnavailableError:
+    return UnavailableError(
+        "others dropped this version each time it was restored: stop what else reads or writes the shard's directory, "
+        "and start the query again; nothing is lost",
+        pointer=pointer,
+    )
