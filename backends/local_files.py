@@ -363,6 +363,20 @@ def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = Fal
     return stored
 
 
+def sealed_inode(path: Path, note: FileNote) -> int | None:
+    """Return the inode of a file that nobody has written to since it was sealed; None where somebody has.
+
+    Raises
+    ------
+    NotFoundError
+        It is not there.
+    """
+    with reading(path):
+        found = os.stat(path)
+    is_sealed = (found.st_size, found.st_mtime_ns) == (note.size_bytes, note.modified_ns)
+    return found.st_ino if is_sealed else None
+
+
 def _seal(file: int | Path, modified_ns: int) -> int:
     """Set a file's time of modification; return it as the file system keeps it."""
     os.utime(file, ns=(modified_ns, modified_ns))

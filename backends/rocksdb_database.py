@@ -45,7 +45,7 @@ from holdfast.backends.rocksdb_errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb_marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
 from holdfast.backends.rocksdb_options import open_rocksdb
 from holdfast.backends.rocksdb_reads import TableReader, read_rows
-from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, keys_written
+from holdfast.backends.rocksdb_writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, keys_written, without_log
 from holdfast.backends.run import Run
 from holdfast.errors import ClosedError, ConflictError, NotFoundError
 
@@ -127,20 +127,20 @@ class Database:
             raise NotFoundError(f"{self.path} holds an unfinished version")
         self._add(rdict, marker.version)
         other, named = marker.undo, marker.naming(marker.undo or marker.version)
+        if other is None:
+            if read_rows(rdict, UNDO_PREFIX, UNDO_END, 1).keys:  # of no version: a later one must not get them
+                rdict.delete_range(UNDO_PREFIX, UNDO_END, without_log())
+            return named
         writer = RowWriter(rdict, marker.naming(None).encode())
         restored: list[bytes] = []
         rest: bytes | None = UNDO_PREFIX
         while rest is not None:
             rows = read_rows(rdict, rest, UNDO_END)
             rest = rows.rest
-            if other is None:
-                writer.delete(rows.keys)  # left by a close that was killed
-            else:
-                restored += writer.take_undo(rows.keys, rows.values)
-        if other is not None:
-            self._log.append(self._log.hold(Written.of(pa.array(restored, pa.large_binary()))))
-            writer.finish(named.encode())
-            self._add(rdict, other)
+            restored += writer.take_undo(rows.keys, rows.values)
+        self._log.append(self._log.hold(Written.of(pa.array(restored, pa.large_binary()))))
+        writer.finish(named.encode())
+        self._add(rdict, other)
         return named
 
     @property

@@ -33,8 +33,19 @@ from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.mvcc.transaction import Transaction
+
+#: How often a version is restored that others drop meanwhile: attempts that Spark has given up may still run.
+RESTORE_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,29 @@ class VersionedStore:
         ------
         StateLostError, CorruptionError
             As for `begin`.
+        UnavailableError
+            Others have dropped the version each time it was restored.
         """
+        view = self._view(pointer)
+        failure: HoldfastError | None = None
+        tries = 0
+        while view is None:
+            if tries == RESTORE_TRIES:
+                raise _dropped_by_others(pointer) from failure
+            tries += 1
+            held = self._backend.versions()
+            if pointer in held:  # it has lost files, or another has restored it a moment ago
+                view = self._view(pointer)
+                if view is not None:
+                    break
+                self._backend.drop([pointer])
+            # Where the newest version that is held has let us down, all of it is read.
+            failure = self._restore(pointer, [] if failure else [other for other in held if other != pointer])
+            view = self._view(pointer)
+        return view
+
+    def _view(self, pointer: Pointer) -> View | None:
+        """Return a view of a version, None where it is not held here."""
         try:
             return self._backend.view(pointer)
         except NotFoundError as missing:
@@ -182,35 +215,30 @@ class VersionedStore:
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
-        held = self._backend.versions()
-        if pointer in held:  # it stands there, but has lost files
-            self._backend.drop([pointer])
-        self._restore(self._log, pointer, [other for other in held if other != pointer])
-        return self._backend.view(pointer)
+        return None
 
-    def _restore(self, log: CommitLog, pointer: Pointer, held: Collection[Pointer], tries: int = 3) -> None:
-        """Make a version from the log, by way of older ones where it does not fit into memory at once.
+    def _restore(self, pointer: Pointer, held: Collection[Pointer]) -> HoldfastError | None:
+        """Make a version from the log; return what was missing where a base went away, or was set aside.
 
-        Each of those is a version of the lineage, whole and true; it goes when the next one stands. Where the restore
-        fails, the last one stays, and the next attempt goes on from there.
+        What does not fit into memory at once is made by way of older versions. Each of those is one of the lineage,
+        whole and true; it goes when the next one stands. Where the restore fails, the last one stays.
         """
+        assert self._log is not None
         on_the_way: Pointer | None = None
         while True:
-            with log.restore(pointer, held) as restored:
+            with self._log.restore(pointer, held) as restored:
                 if restored.frozen is not None:
                     self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
                 try:
                     is_new = self._make(restored)
-                except (NotFoundError, CorruptionError):  # the base was dropped meanwhile, or set aside
-                    tries -= 1
-                    if not tries or restored.base is None:
+                except (NotFoundError, CorruptionError) as exc:
+                    if restored.base is None:
                         raise
-                    held, on_the_way = (), None
-                    continue
+                    return exc
             if on_the_way is not None:
                 self._backend.drop([on_the_way])
             if restored.pointer == pointer:
-                return
+                return None
             held, on_the_way = [restored.pointer], restored.pointer if is_new else None
 
     def _make(self, restored: RestoredVersion) -> bool:
@@ -247,13 +275,15 @@ class VersionedStore:
         self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
     ) -> None:
         """Apply, restoring a base that went away since the transaction began."""
-        try:
-            self._backend.apply(base, new, runs, properties)
-        except NotFoundError:
-            if base is None:
-                raise
+        for _ in range(RESTORE_TRIES):
+            try:
+                self._backend.apply(base, new, runs, properties)
+                return
+            except NotFoundError:
+                if base is None:
+                    raise
             self.read_at(base).close()
-            self._backend.apply(base, new, runs, properties)
+        raise _dropped_by_others(base)
 
     @contextmanager
     def pin(self, pointer: Pointer) -> Iterator[View]:
@@ -287,3 +317,11 @@ class VersionedStore:
             going = [p for p in held if p not in self._pins]
             self._backend.drop(going)
         return going
+
+
+def _dropped_by_others(pointer: Pointer | None) -> UnavailableError:
+    return UnavailableError(
+        "others dropped this version each time it was restored: stop what else reads or writes the shard's directory, "
+        "and start the query again; nothing is lost",
+        pointer=pointer,
+    )

@@ -6,6 +6,7 @@
         executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
+            memory-held/                            what is in memory/, see holdfast.backends.held_bytes
             memory/                                 of backends that keep state in RAM: gone when it ends
             disk/                                   of all others: kept for the next executor
                 <query id>/<operator's directory>/
@@ -13,7 +14,7 @@
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….log            stays when the executor ends, for `LOG_KEPT_MS`
-        executor-<pid>-<start>.sock                 the socket, where its own place has too long a name
+        <digest of that place>.sock                 the socket, where its own place has too long a name
 
 The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend that keeps state in RAM takes
 ``/dev/shm`` if that is large enough, else it falls back to the temporary directory, and says so. (Containers
@@ -168,7 +169,9 @@ def socket_path(executor_directory: Path) -> Path:
     path = executor_directory / "state-server.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
-    return user_directory(Path(tempfile.gettempdir())) / f"{executor_directory.name}.sock"
+    # An executor may have several: one in RAM, one on disk, one for each spark.holdfast.local.dir.
+    name = xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
+    return user_directory(Path(tempfile.gettempdir())) / f"{name}.sock"
 
 
 def log_path(executor_directory: Path) -> Path:

@@ -549,6 +549,21 @@ def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(execut
         executor.client().require_server()
 
 
+def test_long_local_directories_of_one_executor_have_a_server_each(executors: StartExecutor) -> None:
+    """One in RAM and one on disk, or of two queries; their sockets lie in one place, since their own have no room."""
+    executor = executors()
+    long = [executor.root / f"{name}-{'x' * 100}" for name in ("ram", "disk")]
+    clients = [StateClient(local_dirs.executor_directory(root, executor.id)) for root in long]
+    executor.clients += clients
+    for client in clients:
+        client.require_server()
+    pids = [client.call("statistics")["pid"] for client in clients]
+    assert len(set(pids)) == 2
+    for client, pid in zip(clients, pids, strict=True):
+        client.close()
+        assert client.call("statistics")["pid"] == pid, "it is reached as before, also by a new connection"
+
+
 def test_a_server_that_never_answers_is_waited_for_a_bounded_time(executors: StartExecutor) -> None:
     executor = executors()
     lock = local_dirs.take_lock(executor.directory)

@@ -197,6 +197,8 @@ def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
     assert local_dirs.socket_path(short) == short / "state-server.sock"
     long = local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD)
     assert local_dirs.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
+    other = local_dirs.executor_directory(tmp_path / ("y" * 120), DEAD)
+    assert local_dirs.socket_path(other) != local_dirs.socket_path(long), "each has a server of its own"
 
 
 def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path) -> None:

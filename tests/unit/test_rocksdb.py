@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdfast import clock
 from holdfast.backends import rocksdb_database, rocksdb_reads, rocksdb_view, rocksdb_writes
 from holdfast.backends.base import Pointer, View
 from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.rocksdb_marker import UNDO_END, UNDO_PREFIX
 from holdfast.backends.rocksdb_writes import ChangeLog, RowWriter, Written
 from holdfast.errors import ClosedError, NotFoundError
 from holdfast.testing.state_rows import (
@@ -289,6 +291,41 @@ def test_a_kill_while_closing_or_opening_again(
                 check(view, model[pointer])
             check_frozen(backend, pointer, model)
     backend.close()
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_undo_rows_of_no_version_are_removed_when_a_database_is_opened(tmp_path: Path, small: None, rows: int) -> None:
+    """Also where they fill several batches, and the process is killed right after: the version stays."""
+    state: State = {("ann",): (1,), ("bob",): (2,)}
+
+    def opened() -> RocksDBBackend:
+        backend = open_shard(tmp_path / "shard")
+        assert backend.versions() == [P1]
+        return backend
+
+    def undo_rows(backend: RocksDBBackend) -> list[bytes]:
+        (rdict,) = (database._rdict for database in backend._databases)
+        assert rdict is not None
+        keys: Iterator[bytes] = rdict.keys(from_key=UNDO_PREFIX)  # type: ignore[assignment]
+        return list(takewhile(lambda key: key < UNDO_END, keys))
+
+    with open_shard(tmp_path / "shard") as backend:
+        backend.apply(None, P1, counts(("ann", 1), ("bob", 2)), {})
+        (rdict,) = (database._rdict for database in backend._databases)
+        assert rdict is not None
+        for i in range(rows):
+            rdict.put(UNDO_PREFIX + b"\1" + f"left over by a close that was killed: {i}".encode(), b"\0")
+        assert len(undo_rows(backend)) == rows
+    backend = opened()
+    assert undo_rows(backend) == []
+    (rdict,) = (database._rdict for database in backend._databases)
+    assert rdict is not None
+    rdict.flush()
+    abandon(backend)
+    with opened() as backend:
+        assert undo_rows(backend) == []
+        with backend.view(P1) as view:
+            check(view, state)
 
 
 # Closing and opening.
