@@ -306,7 +306,9 @@ def decode(
         raise CorruptionError(
             f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
         )
-    _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source)
+    _check_table(
+        footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source
+    )
     sections = {}
     for entry in footer["sections"]:
         try:

@@ -45,9 +45,8 @@ class SnapshotPolicy:
         """
         if not lineage.commits and not lineage.since:
             return False
-        return (
-            self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage))
-            or (self.interval_seconds is not None and age_seconds >= self.interval_seconds)
+        return self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage)) or (
+            self.interval_seconds is not None and age_seconds >= self.interval_seconds
         )
 
     def is_overdue(self, lineage: Lineage) -> bool:
