@@ -76,12 +76,12 @@ def validate(column: pa.Array) -> None:
     ValueError
         Memory would be read that is not the column's, or a value is none of its type, or a null stands where none may.
     """
-    blind = _with_bytes_for_text(column.type)
+    given, blind = column, _with_bytes_for_text(column.type)
     if blind != column.type:
         column.validate()  # viewing needs the buffers to be there
         column = column.view(blind)
     column.validate(full=True)
-    forbidden = null_where_none_may_be(column)
+    forbidden = null_where_none_may_be(given)
     if forbidden:
         raise ValueError(f"null in {forbidden}, which is NOT NULL")
 
@@ -91,8 +91,8 @@ def first_that_fails(column: pa.Array) -> int:
     start, stop = 0, len(column)
     while stop - start > 1:
         middle = (start + stop) // 2
-        try:
-            validate(column.slice(start, middle - start))
+        try:  # not a slice: the children of one are those of the whole
+            validate(column.take(pa.array(range(start, middle))))
             start = middle
         except ValueError:
             stop = middle
@@ -100,7 +100,7 @@ def first_that_fails(column: pa.Array) -> int:
 
 
 def _with_bytes_for_text(t: pa.DataType) -> pa.DataType:
-    """Return the type of the same memory in which strings are binaries."""
+    """Return the type of the same memory in which strings are binaries, and all that is inside may be null."""
     if pa.types.is_large_string(t):
         return pa.large_binary()
     if pa.types.is_string(t):
@@ -112,14 +112,15 @@ def _with_bytes_for_text(t: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(t):
         return pa.list_(_field_with_bytes(t.value_field), t.list_size)
     if pa.types.is_map(t):
-        return pa.map_(_field_with_bytes(t.key_field), _field_with_bytes(t.item_field), keys_sorted=t.keys_sorted)
+        key = t.key_field.with_type(_with_bytes_for_text(t.key_type))
+        return pa.map_(key, _field_with_bytes(t.item_field), keys_sorted=t.keys_sorted)
     if pa.types.is_struct(t):
         return pa.struct([_field_with_bytes(field) for field in t])
     return t
 
 
 def _field_with_bytes(field: pa.Field) -> pa.Field:
-    return field.with_type(_with_bytes_for_text(field.type))
+    return field.with_type(_with_bytes_for_text(field.type)).with_nullable(True)
 
 
 def null_where_none_may_be(column: pa.Array) -> str | None:

@@ -66,7 +66,7 @@ class Pointer(NamedTuple):
         return f"{self.version}-{self.commit_id}"
 
     @classmethod
-    def parse(cls, text: str) -> Pointer:
+    def parse(cls, text: object) -> Pointer:
         """Return the pointer that `str` wrote.
 
         Raises

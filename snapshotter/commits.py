@@ -253,18 +253,19 @@ class ObjectCommitLog:
             return _Way(Pointer.parse(carried[-1]), lineage.chain, [])
         chain, later = lineage.chain, Chain()
         damage: CorruptionError | None = None
-        while True:
+        way: _Way | None = None
+        while way is None:
             try:
                 way = self._beginning(chain, held, folders)
-                break
             except CorruptionError as exc:
                 damage = damage or exc
-            try:
+                try:
+                    before = self._around(chain, commit)
+                except CorruptionError as exc:
+                    damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
+                    raise damage from exc
                 later = [*chain[1:], *later]
-                chain, commit = self._around(chain, commit)
-            except CorruptionError as exc:
-                damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
-                raise damage from exc
+                chain, commit = before
         if damage is not None:
             count = len(way.commits) + len(later) + 1
             _log.warning("restored without a damaged snapshot, from %d commits: %s", count, damage)

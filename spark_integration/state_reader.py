@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names
-from holdfast.backends.run import Run, TableSchema
+from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -161,17 +162,15 @@ def _restore(
         tempfile.TemporaryDirectory(prefix="holdfast-read-") as home,
     ):
 
-        def restore(row: PointerRow) -> Run | None:
+        def restore(row: PointerRow) -> list[Run]:
             row.require(record.operator.partition("@")[0], row.shard, record.shards)
             if row.pointer is None:
-                return None
+                return []
             prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
             log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{row.shard}", carried=carried)
-            with log.restore(row.pointer) as restored:
-                return restored.runs.get(table)
+            return read_rows(log, row.pointer, table)
 
-        restored = list(shards.map(restore, rows))
-    return schema, [run for run in restored if run is not None]
+        return schema, [run for runs in shards.map(restore, rows) for run in runs]
 
 
 def _table(record: OperatorRecord, table: str) -> TableSchema:
@@ -181,6 +180,18 @@ def _table(record: OperatorRecord, table: str) -> TableSchema:
             "the operator has no such table", operator=record.operator, table=table, tables=list(schemas)
         )
     return schemas[table]
+
+
+def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:
+    """Return the live rows of a table, in one run or none; a long chain of commits is merged step by step."""
+    rows: list[Run] = []
+    reached: list[Pointer] = []
+    while reached != [pointer]:
+        with log.restore(pointer, reached) as restored:
+            newer = [restored.runs[table]] if table in restored.runs else []
+        rows = [merge_runs([*rows, *newer], drop_deletes=True)] if newer else rows
+        reached = [restored.pointer]
+    return rows
 
 
 def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:

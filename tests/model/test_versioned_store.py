@@ -307,7 +307,16 @@ class StoreWithLog(StoreWithoutLog):
         executor = self.cleanup.enter_context(ThreadPoolExecutor(2))
         storage = self.cleanup.enter_context(open_storage(f"memory://holdfast-model/{next(_roots)}"))
         directory = self.directory / "log"
-        return ObjectCommitLog(storage, "op/shard-0000", TABLES, executor, directory, self.backend_name, CARRIED_BYTES)
+        return ObjectCommitLog(
+            storage,
+            "op/shard-0000",
+            TABLES,
+            executor,
+            directory,
+            self.backend_name,
+            CARRIED_BYTES,
+            step_bytes=STEP_BYTES,
+        )
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -352,6 +361,8 @@ def suppress_not_found(may_be_lost: bool) -> Any:
 
 # Some commits of the machine are smaller, some are larger.
 CARRIED_BYTES = 1500
+#: So little that a restore of a few commits goes in steps.
+STEP_BYTES = 1500
 
 _settings = settings(max_examples=150 if LONG else 25, stateful_step_count=60 if LONG else 30, deadline=None)
 

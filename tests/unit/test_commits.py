@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
@@ -25,6 +28,7 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.spark_integration.state_reader import read_rows
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 
@@ -366,6 +370,127 @@ def test_a_note_that_cannot_be_written_says_so_as_ours(shard: Shard, tmp_path: P
         shard.snapshot(base)
 
 
+# Restoring in bounded memory
+
+
+class Steps:
+    """Watches a restore: how many bytes of commits each version that is made brings in, and what stands meanwhile."""
+
+    def __init__(self, shard: Shard, step_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Pointer] = []
+        self.most_held = 0
+        shard.log.step_bytes = step_bytes
+        backend = shard.backend
+        for name in ("apply", "load"):
+            monkeypatch.setattr(backend, name, self._watched(backend, getattr(backend, name), name))
+
+    def _watched(self, backend: MemoryBackend, make: Callable[..., None], name: str) -> Callable[..., None]:
+        def watched(*args: Any) -> None:
+            make(*args)
+            self.made.append(args[1] if name == "apply" else args[0])
+            self.most_held = max(self.most_held, len(backend.versions()))
+
+        return watched
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_long_chain_is_restored_in_steps(
+    shard: Shard, elsewhere: Shard, monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    """What a restore holds follows the step, not the chain; each version on the way is one of the lineage, and goes."""
+    base = shard.grow(None, 3)
+    if has_snapshot:
+        shard.snapshot(base)
+    last = shard.commit(shard.grow(base, 9), delete=["u1", "u5"])
+    chain = [e for e in lineage_of(shard, last).chain if e.kind == "commit"]
+    step_bytes = sum(entry.content_bytes for entry in chain[:3])
+    steps = Steps(elsewhere, step_bytes, monkeypatch)
+    assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(12) if i not in (1, 5)}
+    assert len(steps.made) == -(-len(chain) // 3)
+    assert {str(p) for p in steps.made} <= {entry.pointer for entry in chain}
+    assert steps.most_held == 2 + has_snapshot
+    assert set(elsewhere.backend.versions()) == {last, *([base] if has_snapshot else [])}
+    assert elsewhere.chain(last) == shard.chain(last)
+
+
+def test_a_version_on_the_way_is_that_version(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, executor: Executor, tmp_path: Path
+) -> None:
+    """Whoever begins at one finds its state and its chain; a restore that fails leaves it to the next one."""
+    last = shard.grow(None, 9)
+    faulty = FaultyStorage(storage, [Fault("fail", action="get", key="*/commits/8-*", times=1)])
+    elsewhere.log.storage, elsewhere.log.step_bytes = faulty, 1
+    with pytest.raises(UnavailableError):
+        elsewhere.store.begin(last)
+    faulty.assert_all_hit()
+    (held,) = elsewhere.backend.versions()
+    assert held.version == 7
+    before = len(faulty.operations)
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(9)}
+    assert len(faulty.operations) - before <= 4, "what was restored is not read again"
+    third = Shard(storage, executor, tmp_path / "third")
+    assert elsewhere.store.prune(last) == [held]
+    assert third.state(held) == {f"u{i}": i for i in range(7)}
+    assert third.chain(held) == shard.chain(held)
+
+
+def test_a_version_that_was_held_before_stays(shard: Shard, elsewhere: Shard) -> None:
+    """What a restore passes by goes only if the restore has made it."""
+    three = shard.grow(None, 3)
+    last = shard.grow(three, 3)
+    elsewhere.log.step_bytes = 1
+    elsewhere.state(three)
+    elsewhere.state(last)
+    assert elsewhere.backend.versions() == [three, last]
+
+
+def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Two damaged ones after each other, and no more than a commit at a time."""
+    base: Pointer | None = None
+    for number in range(3):
+        base = shard.grow(base, 3)
+        entry = shard.snapshot(base)
+        if number:
+            storage.delete([f"{PREFIX}/{entry.key}"])
+    last = shard.grow(base, 3)
+    elsewhere.log.step_bytes = 1
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(12)}
+
+
+def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
+    with shard.store.read_at(pointer) as view:
+        return Lineage.of(view.properties)
+
+
+def test_a_chain_says_how_much_comes_with_each_object(shard: Shard, storage: ObjectStorage) -> None:
+    """Of a commit its rows, unpacked; of a snapshot the parts of its files."""
+    base = shard.grow(None, 2)
+    shard.snapshot(base)
+    last = shard.grow(base, 1)
+    snapshot, commit = lineage_of(shard, last).chain
+    batch = pa.ipc.open_stream(pa.py_buffer(storage.get(f"{PREFIX}/{commit.key}"))).read_next_batch()
+    assert batch.nbytes <= commit.content_bytes <= batch.nbytes + 1024
+    assert snapshot.content_bytes == sum(info.size_bytes for info in storage.list(f"{PREFIX}/files/"))
+
+
+@pytest.mark.parametrize("field", ["content_bytes", "size_bytes"])
+def test_an_object_of_another_size_than_declared_is_refused(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, field: str
+) -> None:
+    """Sizes are checked against what was declared outside of the object."""
+    last = shard.grow(None, 2)
+    data = bytes(storage.get(f"{PREFIX}/commits/{last}"))
+    size = struct.unpack("<I", data[-32:-28])[0]
+    footer = json.loads(data[-32 - size : -32])
+    footer["header"]["chain"][0][field] += 1
+    text = json.dumps(footer).encode()
+    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
+    storage.delete([f"{PREFIX}/commits/{last}"])
+    storage.put(f"{PREFIX}/commits/{last}", body + xxhash.xxh3_128(body).digest() + b"HOLDFAST")
+    with pytest.raises(CorruptionError, match="is not the object"):
+        elsewhere.store.begin(last)
+
+
 # How long chains get
 
 
@@ -387,6 +512,50 @@ def test_the_policy_looks_at_commits_their_bytes_and_the_time() -> None:
     assert not by_time.is_due(Lineage([snapshot], [], commit), 60.0), "nothing was written since"
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("snapshot_mib", "commits_mib", "is_due"),
+    [
+        (None, [63], False),  # too little to count
+        (None, [64], True),  # a first load
+        (None, [900], True),
+        (1, [30, 30], False),
+        (1, [30, 40], True),
+        (1000, [300, 300], False),
+        (1000, [300, 300, 400], True),
+        (1000, [1000], True),
+    ],
+)
+def test_by_default_the_bytes_of_a_chain_follow_the_state(
+    snapshot_mib: int | None, commits_mib: list[int], is_due: bool
+) -> None:
+    """What is restored is about twice the snapshot at most, or 64 MiB more."""
+    lineage = grown(snapshot_mib, commits_mib)
+    assert SnapshotPolicy().is_due(lineage) is is_due
+
+
+def grown(snapshot_mib: int | None, commits_mib: list[int]) -> Lineage:
+    commits = [ChainEntry("commit", f"{i}-aa", mib * MIB, "00") for i, mib in enumerate(commits_mib, start=2)]
+    snapshot = ChainEntry("snapshot", "1-aa", 0, "00", (snapshot_mib or 0) * MIB)
+    return Lineage([*([snapshot] if snapshot_mib else []), *commits], [], commits[-1])
+
+
+def test_a_chain_cannot_grow_without_bound_in_bytes() -> None:
+    """Large commits wait for a snapshot, and then fail, as many commits do; a few never fail, however large."""
+    policy = SnapshotPolicy()
+    assert [policy.is_overdue(grown(100, [100] * n)) for n in (3, 4)] == [False, True]
+    assert [policy.is_full(grown(100, [100] * n)) for n in (15, 16)] == [False, True]
+    assert not policy.is_overdue(grown(100, [5000] * 3)), "there must be time for a snapshot"
+    assert [policy.is_full(grown(100, [5000] * n)) for n in (15, 16)] == [False, True]
+    assert not policy.is_full(grown(None, [100] * 15))
+    early = SnapshotPolicy(max_bytes=MIB)
+    assert early.is_due(grown(100, [1]))
+    assert not early.is_full(grown(100, [1] * 100)), "who wants snapshots early does not want to fail early"
+    assert not SnapshotPolicy(max_commits=1000).is_overdue(grown(100, [1] * 399))
+
+
 def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
     shard: Shard, storage: ObjectStorage
 ) -> None:
@@ -405,3 +574,15 @@ def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
         "last": None,
     }
     assert len(merge_runs([Run.read(stored.sections["counts"], COUNTS, source="it")], drop_deletes=True)) == 1
+
+
+def test_reading_state_goes_in_steps_too(shard: Shard, elsewhere: Shard) -> None:
+    """A reader without a backend of its own merges a long chain step by step, deletes included."""
+    base = shard.grow(None, 4)
+    shard.snapshot(base)
+    last = shard.commit(shard.grow(base, 5), ("u2", 7), delete=["u1", "u8"])
+    elsewhere.log.backend_name, elsewhere.log.step_bytes = None, 1
+    (run,) = read_rows(elsewhere.log, last, "counts")
+    rows = dict(zip(run.keys.column(0).to_pylist(), run.values.column(0).to_pylist(), strict=True))
+    assert rows == shard.state(last)
+    assert read_rows(elsewhere.log, last, "other") == []

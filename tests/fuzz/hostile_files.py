@@ -1,0 +1,224 @@
+"""Hostile stored files, each with a right digest: ``python -m tests.fuzz.hostile_files SEED FILES``.
+
+Runs in a process of its own with little memory: a crash or a claim that is believed shows at once. What is expected
+is only this: an answer that can be read, or an error of holdfast. The last line that is printed names the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import faulthandler
+import logging
+import random
+import re
+import resource
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.base import Pointer
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.rocksdb_marker import Marker, Named
+from holdfast.backends.run import Run
+from holdfast.errors import HoldfastError
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.catalogue import Headers, list_shard
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, read_operator
+from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.verification import verify_shard
+from holdfast.testing.state_rows import COUNTS, PAIRS, TABLES, keys_of, values_of
+from tests.fuzz.forge import digest_of, put_together, resealed, spoil_bytes, spoil_json, take_apart
+
+SHARD = "totals/shard-0003"
+ROOM_BYTES = 1 << 30
+"""More than all of this needs, and less than any claim that is believed."""
+
+
+class Shard:
+    """A shard with a snapshot and commits on it, whose objects can be replaced by others."""
+
+    def __init__(self, folder: Path, threads: ThreadPoolExecutor) -> None:
+        self.folder, self.threads = folder, threads
+        self.storage: ObjectStorage = open_storage(f"file://{folder}/durable")
+        declare_operator(self.storage, OperatorRecord.of("totals", "query", "definition", "run", 4, TABLES))
+        self.backend = MemoryBackend(folder / "here", TABLES, clock.new_id)
+        log = ObjectCommitLog(self.storage, SHARD, TABLES, threads, folder / "here", "memory")
+        store, self.pointer = VersionedStore(self.backend, log), Pointer(0, "none")
+        for step in range(5):
+            with store.begin(self.pointer if step else None) as attempt:
+                users = [(f"user {i}" * (i % 3),) for i in range(step, 40)]
+                attempt.put("counts", keys_of(COUNTS, users), values_of(COUNTS, [(i,) for i in range(len(users))]))
+                pairs = [(i, float(i), f"ü{i}") for i in range(30)]
+                attempt.put("pairs", keys_of(PAIRS, pairs), values_of(PAIRS, [("note" * i, None) for i in range(30)]))
+                pointer = attempt.commit()
+            assert pointer is not None
+            self.pointer = pointer
+            if step == 2:
+                log.write_snapshot(self.backend, pointer)
+        infos = [info.key for info in self.storage.list("totals/")]
+        self.objects = {key: bytes(self.storage.get(key)) for key in infos}
+        self.newest = f"{SHARD}/commits/{self.pointer}"
+
+    def restored(self, key: str, data: bytes) -> str:
+        """Restore the newest version with one object replaced; what names that object is made to name the new one."""
+        self._store(dict(self._linked(key, data)))
+        fresh = Path(tempfile.mkdtemp(dir=self.folder))
+        log = ObjectCommitLog(self.storage, SHARD, TABLES, self.threads, fresh, "memory", step_bytes=4096)
+        backend = MemoryBackend(fresh, TABLES, clock.new_id)
+        with VersionedStore(backend, log).read_at(self.pointer) as view:
+            for table in TABLES:
+                for run in view.scan(table):
+                    read_through(run)
+        return "restored"
+
+    def _linked(self, spoiled_key: str, spoiled_data: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yield all objects: what names another one by size and digest names it as it is now."""
+        now: dict[str, tuple[str, int]] = {}
+        for key in sorted(self.objects, key=_age):
+            before = self.objects[key]
+            data = spoiled_data if key == spoiled_key else before
+            body, footer = take_apart(before)
+            if key != spoiled_key and _rename(footer, now):
+                data = put_together(body, footer)
+            if data != before:
+                now[digest_of(before)] = digest_of(data), len(data)
+            yield key.replace(digest_of(before)[:16], digest_of(data)[:16]), data
+
+    def _store(self, objects: dict[str, bytes]) -> None:
+        self.storage.delete([info.key for info in self.storage.list("totals/")])
+        for key, data in objects.items():
+            self.storage.put(key, data)
+
+    def catalogued(self, key: str, data: bytes) -> str:
+        """Look at the object as the commands and clean-ups do."""
+        self._store({**self.objects, key: data})
+        read_operator(self.storage, "totals")
+        listing = list_shard(self.storage, SHARD)
+        verify_shard(self.storage, listing, self.threads, 100)
+        name = key.removeprefix(f"{SHARD}/")
+        headers = Headers(self.storage, SHARD)
+        if name.startswith("commits/"):
+            headers.commit(name)
+        elif name.startswith("snapshots/"):
+            headers.manifest(name)
+        return "read"
+
+
+def _age(key: str) -> tuple[int, str]:
+    """Order objects such that each comes after those that it names."""
+    found = re.search(r"/(commits|snapshots)/(\d+)-", key)
+    return (int(found[2]), found[1]) if found else (0, key)
+
+
+def _rename(value: Any, now: dict[str, tuple[str, int]]) -> bool:
+    """Replace digests and sizes of objects that have others now; tell whether there were any."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found = sum(_rename(child, now) for child in children) > 0  # all of them, not the first
+    if isinstance(value, dict) and value.get("digest") in now:
+        value["digest"], value["size_bytes"] = now[value["digest"]]
+        return True
+    return found
+
+
+def read_through(run: Run) -> None:
+    """Touch every value; as bytes, since text may be anything."""
+    for column in run.batch.columns:
+        blind = pa.large_binary() if column.type == pa.large_string() else column.type
+        if pa.types.is_timestamp(blind):
+            blind = pa.int64()
+        column.view(blind).to_pylist()
+
+
+def spoiled(data: bytes, chance: random.Random) -> tuple[bytes, str]:
+    """Return a file with something wrong and a right digest, and what is wrong."""
+    body, footer = take_apart(data)
+    way = chance.randrange(4 if body else 3)
+    if way == 0:
+        said = spoil_json(footer["header"], chance) if footer["header"] else "nothing"
+    elif way == 1:
+        said = spoil_json(footer, chance)
+    elif way == 2:
+        whole = bytearray(data)
+        said = spoil_bytes(whole, chance, 0, len(whole) - 24)
+        return resealed(bytes(whole)), said
+    else:
+        changed = bytearray(body)
+        said = spoil_bytes(changed, chance, 0, len(changed))
+        body = bytes(changed)[: len(body)]
+    return put_together(body, footer), said
+
+
+def local_file(shard: Shard, chance: random.Random) -> str:
+    """Spoil a small local file of a version or of a note, which are read with their digests."""
+    backend, pointer = shard.backend, shard.pointer
+    path = backend.directory / "versions" / str(pointer) / "version"
+    good = path.read_bytes()
+    data, said = spoiled(good, chance)
+    path.write_bytes(data)
+    try:
+        with backend.view(pointer) as view:
+            for table in TABLES:
+                list(view.scan(table))
+    finally:
+        _put_back(backend.directory, pointer, good)
+    return said
+
+
+def _put_back(directory: Path, pointer: Pointer, good: bytes) -> None:
+    for aside in (directory / "set-aside").glob(f"*-{pointer}"):
+        aside.rename(directory / "versions" / str(pointer))
+    (directory / "versions" / str(pointer) / "version").write_bytes(good)
+
+
+def marker(_shard: Shard, chance: random.Random) -> str:
+    """Spoil the marker of a RocksDB database."""
+    named = Named(Pointer(7, "aa"), {"chain": []})
+    good = Marker(named).with_tables(TABLES.values()).naming(named, named).encode()
+    data, said = spoiled(good, chance)
+    found = Marker.decode(data, Path("it"))
+    found.require(TABLES, Path("it"))
+    return said
+
+
+def durable(shard: Shard, chance: random.Random) -> str:
+    """Spoil an object, and restore from it, or look at it as the commands do."""
+    key = chance.choice([k for k in shard.objects if k.startswith(SHARD)] * 3 + list(shard.objects))
+    data, said = spoiled(shard.objects[key], chance)
+    print(f"  {key} {said}"[:300].encode("ascii", "backslashreplace").decode(), flush=True)
+    (shard.restored if chance.random() < 0.6 else shard.catalogued)(key, data)
+    return said
+
+
+def main(seed: int, files: int) -> None:
+    """Spoil so many files; anything but an answer or an error of holdfast ends the process."""
+    faulthandler.enable()
+    logging.disable()
+    outcomes: Counter[str] = Counter()
+    ways: list[Callable[[Shard, random.Random], str]] = [durable, durable, durable, local_file, marker]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as threads:
+        shard = Shard(Path(folder), threads)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, used + ROOM_BYTES))
+        for number in range(files):
+            chance = random.Random(f"{seed}/{number}")
+            way = copy.copy(chance.choice(ways))
+            print(f"seed {seed} file {number} {way.__name__}", flush=True)
+            try:
+                way(shard, chance)
+                outcomes["read"] += 1
+            except HoldfastError as exc:
+                str(exc).encode()  # can be shown
+                outcomes[type(exc).__name__] += 1
+    print(dict(outcomes))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
