@@ -276,9 +276,28 @@ def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, k
 
 
 def _sortable(column: pa.Array) -> pa.Array:
-    """Return a column that Arrow can sort: nested values stand in by their text, which is as good an order."""
+    """Return a column that Arrow can sort."""
     if pa.types.is_nested(column.type):
-        return pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.large_string())
+        return as_texts(column)
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), pa.int8())
     return column
+
+
+def as_texts(column: pa.Array) -> pa.Array:
+    """Return a text for each value of a nested column, the same for equal ones: as good an order as any."""
+    plain = column.view(_without_times(column.type)) if len(column) else column
+    return pa.array([None if v is None else repr(v) for v in plain.to_pylist()], pa.large_string())
+
+
+def _without_times(t: pa.DataType) -> pa.DataType:
+    """Return a type with numbers in the place of times, which may lie beyond those that Python has."""
+    if pa.types.is_temporal(t):
+        return pa.int32() if t.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(t):
+        return pa.struct([f.with_type(_without_times(f.type)) for f in t])
+    if pa.types.is_large_list(t):
+        return pa.large_list(t.value_field.with_type(_without_times(t.value_type)))
+    if pa.types.is_list(t):
+        return pa.list_(t.value_field.with_type(_without_times(t.value_type)))
+    return t
