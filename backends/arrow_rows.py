@@ -269,7 +269,7 @@ def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, k
     wanted = np.isin(stretch, stretch[places])
     chosen = np.flatnonzero(wanted)
     members = take(keys, rows[chosen])
-    columns = [pa.array(stretch[chosen]), *(part for c in members.columns for part in _sortable(c))]
+    columns = [pa.array(stretch[chosen]), *(part for c in members.columns for part in sortable(c))]
     rows[chosen] = rows[chosen][_order(columns)]
 
 
@@ -281,13 +281,13 @@ def _order(columns: list[pa.Array]) -> IntArray:
     return indices
 
 
-def _sortable(column: pa.Array) -> list[pa.Array]:
+def sortable(column: pa.Array) -> list[pa.Array]:
     """Return columns that Arrow can sort, and whose order is that of `column`; see FORMAT.md section 2."""
     t = column.type
     if pa.types.is_null(t):
         return [pa.nulls(len(column), pa.int8())]
     if pa.types.is_struct(t):
-        return [column.is_null(), *(part for child in column.flatten() for part in _sortable(child))]
+        return [column.is_null(), *(part for child in column.flatten() for part in sortable(child))]
     if pa.types.is_list(t) or pa.types.is_large_list(t):
         return [column.is_null(), _ranks_of_elements(column)]
     return [column]
@@ -296,7 +296,7 @@ def _sortable(column: pa.Array) -> list[pa.Array]:
 def _ranks_of_elements(column: pa.Array) -> pa.Array:
     """Return for each list the ranks of its elements among all: compared as bytes, they are in the lists' order."""
     elements = column.flatten()
-    parts = _sortable(elements)
+    parts = sortable(elements)
     order = _order(parts)
     sorted_elements = elements.take(pa.array(order))
     new = np.ones(len(order), np.bool_)

@@ -13,7 +13,7 @@ from holdfast.backends.arrow_rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over
-from holdfast.errors import ClosedError, NotFoundError
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError
 
 
 class Transaction:
@@ -89,8 +89,14 @@ class Transaction:
         ------
         SchemaMismatchError
             The values do not fit the table; where one value is at fault, the error names its column and key.
+        InvalidArgumentError
+            Not one row of values for each key.
         """
         schema = self._schema(table)
+        if values.num_rows != len(keys):
+            raise InvalidArgumentError(
+                "there must be one row of values for each key", rows=values.num_rows, keys=len(keys)
+            )
         self._write(table, Run.build(schema, keys, schema.conform(values, "value", keys)))
 
     def delete(self, table: str, keys: Keys) -> None:

@@ -147,6 +147,12 @@ def _require_key(data_type: DataType, column: str) -> None:
             _require_key(part.dataType, f"{column}.{part.name}")
 
 
+def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column in memory of its own: Arrow's arrays may lie over numpy's, which their owner goes on changing."""
+    whole = one_chunk(column)
+    return pa.concat_arrays([whole, whole.slice(0, 0)])
+
+
 def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:
     """Return what a user's function returned as one batch of the declared output columns.
 
@@ -170,7 +176,7 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
         )
     columns = []
     for field in schema:
-        column = _cast_output(one_chunk(table.column(field.name)), field, operator)
+        column = _cast_output(owned(table.column(field.name)), field, operator)
         if column.null_count and not field.nullable:
             raise SchemaMismatchError(
                 f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",

@@ -14,6 +14,7 @@ from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.columns import owned
 from holdfast.spark_integration.groups import Groups
 
 STATE_TABLE = "state"
@@ -52,7 +53,7 @@ class ShardState:
         return pa.array(self._find().exists)
 
     def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
-        """Set the state of every key, or of those where `where` is true.
+        """Set the state of every key, or of those where `where` is true, to what the columns hold now.
 
         Parameters
         ----------
@@ -81,7 +82,8 @@ class ShardState:
                 "state must have one row for each key", rows=table.num_rows, keys=len(self._keys)
             )
         if where is None:
-            self._transaction.put(STATE_TABLE, self._keys, table)
+            own = [owned(column) for column in table.columns]
+            self._transaction.put(STATE_TABLE, self._keys, pa.table(own, schema=table.schema))
         else:
             rows = self._rows_where(where)
             self._transaction.put(STATE_TABLE, self._keys.take(rows), table.take(pa.array(rows)))

@@ -5,6 +5,7 @@ It is a subclass, so ``isinstance`` holds, and texts and rules of its errors are
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,10 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
-from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, Row, StructType
+
+# Columns whose values may be lists, dicts, bytearrays, arrays of numpy, or objects.
+_CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
 
 # What Spark hands on as it is. Exact types: numpy's float64 is a float, and pandas' Timestamp a datetime.
-_PLAIN = frozenset({bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)})
+_PLAIN: frozenset[type] = frozenset(
+    {bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)}
+)
 
 
 class KeyStates:
@@ -113,21 +119,18 @@ def _python_value(value: Any) -> Any:
 
 def _copier(schema: StructType) -> Callable[[Any], Any] | None:
     """Return what makes a copy of values which the function could change later; None if there are no such columns."""
-    return _copied if any(_may_change(f.dataType) for f in schema) else None
-
-
-def _may_change(data_type: DataType) -> bool:
-    if isinstance(data_type, StructType):
-        return any(_may_change(f.dataType) for f in data_type)
-    return isinstance(data_type, ArrayType | MapType)
+    return _copied if any(isinstance(f.dataType, _CHANGEABLE) for f in schema) else None
 
 
 def _copied(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, list):
         return [_copied(v) for v in value]
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     if isinstance(value, tuple):
-        copies = [_copied(v) for v in value]
-        return Row(*copies) if isinstance(value, Row) else tuple(copies)
-    return value
+        return tuple(_copied(v) for v in value)
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return copy.deepcopy(value)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow_rows import IntArray, order_rows, take
+from holdfast.backends.arrow_rows import IntArray, order_rows, sortable, take
 from holdfast.backends.run import Keys
 
 _LARGEST = np.int64(np.iinfo(np.int64).max)
@@ -74,7 +74,7 @@ def _sortable(column: pa.Array) -> Iterator[pa.Array]:
         for part in column.flatten():
             yield from _sortable(part)
     elif pa.types.is_nested(t):
-        yield pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.large_string())
+        yield from sortable(column)
     elif pa.types.is_floating(t):
         yield _sortable_floats(column)
     else:

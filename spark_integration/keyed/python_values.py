@@ -10,23 +10,30 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
+    BooleanType,
     ByteType,
     DataType,
     DateType,
     DayTimeIntervalType,
     DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
     Row,
     ShortType,
     StringType,
@@ -162,6 +169,9 @@ def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType
 
 def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) -> pa.Array:
     """Return a column of what `update` accepts."""
+    usual, convert = _CONVERTERS[type(data_type)]
+    if not usual.issuperset(map(type, values)):
+        values = [_converted(value, usual, convert) for value in values]
     if isinstance(data_type, StructType):
         rows = [_fields_of(value, data_type) for value in values]
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(data_type)
@@ -176,23 +186,33 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
         keys = _build([key for key, _ in pairs], data_type.keyType, arrow_type.key_type)
         items = _build([item for _, item in pairs], data_type.valueType, arrow_type.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=arrow_type, mask=_mask(values))
-    usual, convert = _CONVERTERS.get(type(data_type), (None, None))
-    if convert is not None and not set(map(type, values)) <= {usual, type(None)}:
-        values = [None if value is None else convert(value) for value in values]
     if isinstance(data_type, TimestampType):
         return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
     if isinstance(data_type, DecimalType):
-        values = [None if value is None else _decimal(value, data_type.scale) for value in values]
+        values = [None if value is None else _rounded(value, data_type.scale) for value in values]
     return pa.array(values, arrow_type, from_pandas=False)
+
+
+def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]) -> Any:
+    """Return a value in a class of which Arrow makes what Spark does."""
+    if isinstance(value, np.generic):
+        value = value.tolist()
+    if type(value) in usual:
+        return value
+    return None if value is pd.NA else convert(value)
 
 
 def _fields_of(value: Any, struct: StructType) -> Sequence[Any]:
     """Return the values of a struct's fields, given in any way that Spark takes."""
     if value is None:
         return (None,) * len(struct)
+    if isinstance(value, dict):
+        unknown = value.keys() - set(struct.names)
+        if unknown:
+            raise ValueError(f"a struct of the fields {struct.names} was given {sorted(map(str, unknown))}")
+        return [value.get(name) for name in struct.names]
     if not isinstance(value, (tuple, list)):
-        by_name = value if isinstance(value, dict) else vars(value)
-        return [by_name.get(name) for name in struct.names]
+        return [vars(value).get(name) for name in struct.names]
     if len(value) != len(struct):
         raise ValueError(f"a struct of {len(struct)} fields was given {len(value)} values")
     return value
@@ -224,50 +244,122 @@ def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) 
 
 
 def _text(value: Any) -> str:
-    """Return text; of truth values and whole numbers what the JVM writes for them."""
+    """Return text; of truth values and numbers what the JVM writes for them."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if not isinstance(value, (str, int)):
+    if isinstance(value, float):
+        return _text_of_double(value)
+    if not isinstance(value, (str, int, Decimal)):
         raise TypeError("convert it to str")
     return str(value)
 
 
-def _whole(value: Any) -> int:
-    """Return an integer; a float is one if it has no fraction. Arrow would cut the fraction off."""
+def _text_of_double(value: float) -> str:
+    """Return what ``Double.toString`` writes: an exponent from 10**7 on and below 10**-3."""
+    if not math.isfinite(value):
+        return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return np.format_float_positional(value, trim="0")
+    mantissa, exponent = np.format_float_scientific(value, trim="0").split("e")
+    return f"{mantissa}E{int(exponent)}"
+
+
+def _whole(value: Any) -> int | None:
+    """Return an integer; a float is one if it has no fraction, and NaN is null. Arrow would cut the fraction off."""
+    if _is_nan(value):
+        return None
     whole = int(value)
     if not isinstance(value, (int, float)) or whole != value:
         raise TypeError("it is no whole number")
     return whole
 
 
+def _real(value: Any) -> float:
+    if not isinstance(value, (int, float)) and not _is_nan(value):
+        raise TypeError("convert it to float")
+    return float(value)
+
+
+def _decimal(value: Any) -> Decimal | None:
+    if _is_nan(value):
+        return None
+    if type(value) is not int and not isinstance(value, Decimal):
+        raise TypeError("convert it to decimal.Decimal")
+    return Decimal(value)
+
+
+def _rounded(value: Decimal, scale: int) -> Decimal | None:
+    return None if value.is_nan() else value.quantize(Decimal(1).scaleb(-scale), context=_DECIMALS)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, Decimal)) and math.isnan(value)
+
+
 def _date(value: Any) -> dt.date:
     return dt.date.fromordinal(value.toordinal())
 
 
-def _interval(value: Any) -> dt.timedelta:
+def _interval(value: Any) -> dt.timedelta | None:
+    if value is pd.NaT:
+        return None
     if not isinstance(value, dt.timedelta):
         raise TypeError("convert it to datetime.timedelta")
     return value
 
 
+def _moment(value: Any) -> dt.datetime:
+    if not isinstance(value, dt.datetime) or value is pd.NaT:
+        raise TypeError("convert it to datetime.datetime")
+    return value
+
+
 def _wall_clock(value: Any) -> dt.datetime:
     """Return a time without its zone, as Spark does."""
-    return value.replace(tzinfo=None)
+    return cast("dt.datetime", value.replace(tzinfo=None))
 
 
-def _decimal(value: Any, scale: int) -> Decimal:
-    exact = Decimal(value) if type(value) is int else value
-    return exact.quantize(Decimal(1).scaleb(-scale), context=_DECIMALS)
+def _sequence(value: Any) -> list[Any] | None:
+    """Return the elements of an array. The JVM's bytes have signs; a text is one value, and a dict no sequence."""
+    if _is_nan(value):
+        return None
+    if isinstance(value, (bytes, bytearray)):
+        return np.frombuffer(value, np.int8).tolist()
+    if isinstance(value, np.ndarray):
+        return cast("list[Any]", value.tolist())
+    if isinstance(value, (str, memoryview, Mapping)):
+        raise TypeError("convert it to a list")
+    return list(value)
 
 
-# By type: the class of most values, of which Arrow makes what Spark does, and what converts others.
-_CONVERTERS: dict[type[DataType], tuple[type, Callable[[Any], Any]]] = {
-    ByteType: (int, _whole),
-    ShortType: (int, _whole),
-    IntegerType: (int, _whole),
-    LongType: (int, _whole),
-    StringType: (str, _text),
-    DateType: (dt.date, _date),
-    DayTimeIntervalType: (dt.timedelta, _interval),
-    TimestampNTZType: (type(None), _wall_clock),
+def _mapping(value: Any) -> dict[Any, Any] | None:
+    return None if _is_nan(value) else dict(value.items())
+
+
+def _other(value: Any) -> Any:
+    """Return what Arrow, or Spark's own conversion, takes or refuses."""
+    return None if _is_nan(value) else value
+
+
+_NONE = type(None)
+# By type: the classes of most values, of which Arrow makes what Spark does, and what converts others.
+_CONVERTERS: dict[type[DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
+    ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
+    BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),
+    BooleanType: (frozenset({bool, _NONE}), _other),
+    ByteType: (frozenset({int, _NONE}), _whole),
+    DateType: (frozenset({dt.date, _NONE}), _date),
+    DayTimeIntervalType: (frozenset({dt.timedelta, _NONE}), _interval),
+    DecimalType: (frozenset({Decimal, _NONE}), _decimal),
+    DoubleType: (frozenset({float, int, _NONE}), _real),
+    FloatType: (frozenset({float, int, _NONE}), _real),
+    IntegerType: (frozenset({int, _NONE}), _whole),
+    LongType: (frozenset({int, _NONE}), _whole),
+    MapType: (frozenset({dict, _NONE}), _mapping),
+    NullType: (frozenset({_NONE}), _other),
+    ShortType: (frozenset({int, _NONE}), _whole),
+    StringType: (frozenset({str, _NONE}), _text),
+    StructType: (frozenset({Row, dict, list, tuple, _NONE}), lambda value: value),
+    TimestampNTZType: (frozenset({_NONE}), _wall_clock),
+    TimestampType: (frozenset({dt.datetime, _NONE}), _moment),
 }
