@@ -37,6 +37,7 @@ class ShardStore:
     record: OperatorRecord | None
     store: VersionedStore
     policy: SnapshotPolicy
+    retained_versions: int
 
     def begin(self, pointer: Pointer | None, version: int) -> Transaction:
         """Begin at the pointer that the query has accepted, and forget what came before it."""
@@ -119,7 +120,7 @@ def open_shard(
         backend = open_backend(address, tables, executor_directory)
     storage = task.checkpoint_storage(settings)
     prefix = shard_prefix(operator.name, shard)
-    log, record = None, None
+    log, record, retained_versions = None, None, settings.retained_versions
     if storage is not None:
         record = OperatorRecord.of(
             operator.name,
@@ -128,8 +129,10 @@ def open_shard(
             streaming.run_id,
             len(operator.routes),
             tables,
+            settings.retained_versions,
         )
-        task.keep_claim(storage, record, operator_directory)
+        held = task.keep_claim(storage, record, operator_directory, streaming.batch_id, settings.application)
+        retained_versions = held.retained(settings.retained_versions, streaming.batch_id)
         log = ObjectCommitLog(
             storage,
             prefix,
@@ -144,4 +147,4 @@ def open_shard(
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
     store = VersionedStore(backend, log)
-    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy)
+    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy, retained_versions)

@@ -74,9 +74,13 @@ def claims(lab: Lab) -> Iterator[Path]:
     return (lab.folder / "durable/totals/claims").iterdir()
 
 
-def refused(lab: Lab, message: str) -> None:
+def refused(lab: Lab, message: str, query: str = "second") -> None:
     with pytest.raises(StreamingQueryException, match=f"(?s)ConflictError.*{message}"):
-        lab.run(lab.totals(), query="second")
+        lab.run(lab.totals(), query=query)
+
+
+def objects(lab: Lab) -> set[Path]:
+    return {path for path in (lab.folder / "durable").glob("*/shard-*/**/*") if path.is_file()}
 
 
 def test_a_second_query_is_refused_and_a_killed_one_begins_again_at_once(lab: Lab) -> None:
@@ -108,8 +112,11 @@ def test_a_query_that_was_killed_before_it_stored_anything_makes_way(lab: Lab) -
     assert lab.state(query="second") == {"a": (1, 1)}
 
 
-def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
-    """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict."""
+def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
+    """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict.
+
+    The copy begins, and the first one stops, only after that one had nothing to do for so long that it may be dead.
+    """
     lab.feed([("a", 1)])
     with application(lab, "first") as first:
         first.wait_for("READY")
@@ -118,9 +125,16 @@ def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
         shutil.copytree(lab.folder / "first", lab.folder / "copy")
         lab.feed([("a", 10)])
         first.wait_for("READY", 2)
-        lab.run(lab.totals(), query="copy")
+        before = objects(lab)
+        refused(lab, rf"another application is at work.*location was copied.*name=first {STARTED}", query="copy")
         age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
         lab.feed([("a", 100)])
+        first.wait_for("READY", 3)
+        assert objects(lab) >= before
+        age(claims(lab), ALIVE_MS)
+        lab.run(lab.totals(), query="copy")
+        age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
+        lab.feed([("a", 1000)])
         assert "FencedError: a newer run of this query is at work" in first.wait_for("FAILED")
     lab.run(lab.totals(), query="copy")
-    assert lab.state(query="copy") == {"a": (3, 111)}
+    assert lab.state(query="copy") == {"a": (4, 1111)}
