@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 
@@ -37,10 +37,10 @@ def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: b
             target.console.print(f"{len(target.listing.unknown):,} objects beside the operators are not holdfast's")
 
 
-def _record(target: Target, name: str) -> OperatorRecord | CorruptionError:
+def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
     try:
         return read_operator(target.storage, name)
-    except CorruptionError as exc:
+    except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
         return exc
 
 
@@ -55,7 +55,7 @@ def _facts(shard: ShardListing) -> dict[str, Any]:
     }
 
 
-def _document(listing: OperatorListing, record: OperatorRecord | CorruptionError) -> dict[str, Any]:
+def _document(listing: OperatorListing, record: OperatorRecord | HoldfastError) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
         about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas")}
         about["tables"] = {
@@ -68,9 +68,9 @@ def _document(listing: OperatorListing, record: OperatorRecord | CorruptionError
     return {"operator": listing.name, **about, **shards}
 
 
-def _show(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> None:
+def _show(target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError) -> None:
     console = target.console
-    if isinstance(record, CorruptionError):
+    if isinstance(record, HoldfastError):
         console.print(f"[bold]{plain(listing.name)}[/] [red]{plain(record)}[/]", soft_wrap=True)
     else:
         console.print(
