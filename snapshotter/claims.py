@@ -108,24 +108,21 @@ class Held:
         When it began, as a label.
     since_ms : int or None
         Beside another run: since when, by the store's clock.
-    others_batch_id : int or None
-        The micro-batch that this other run was at.
+    from_batch_id : int or None
+        Then also: the micro-batch that both had come to when this one began.
     """
 
     epoch: int
     started_ms: int
     since_ms: int | None = None
-    others_batch_id: int | None = None
+    from_batch_id: int | None = None
 
     def retained(self, retained_versions: int, batch_id: int) -> int:
         """Return how many versions before that of a micro-batch must stay.
 
-        Beside another run these are the ones that it may return to, and as many again: it may have gone another way,
-        and the chains of its versions may then begin at snapshots of its own.
+        Beside another run none of what both had then goes: from it all follows that the other one has written since.
         """
-        if self.others_batch_id is None:
-            return retained_versions
-        return 2 * retained_versions + max(0, batch_id - self.others_batch_id)
+        return retained_versions + (0 if self.from_batch_id is None else max(0, batch_id - self.from_batch_id))
 
 
 class Claims:
@@ -298,13 +295,15 @@ class Claims:
             held = self._next(listed, held.started_ms)
             self._put(held)
             return held
-        since_ms = now_ms if held.since_ms is None else held.since_ms
         if held.since_ms is None:
             known = [claim for claim in alive if self._place_of(claim) or claim.batch_id > self._me.batch_id]
             if known:
                 newest = max(known, key=lambda claim: claim.modified_ms)
                 raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
-        return Held(0, held.started_ms, since_ms, min(claim.batch_id for claim in alive))
+        since_ms = now_ms if held.since_ms is None else held.since_ms
+        reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
+        reached += [self._me.batch_id] if held.from_batch_id is None else [held.from_batch_id]
+        return Held(0, held.started_ms, since_ms, min(reached))
 
     def _stop_beside_the_living(self, listed: list[ListedClaim], held: Held) -> None:
         """Withdraw, and raise FencedError, if a run beside which this one began has shown that it lives."""

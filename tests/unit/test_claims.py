@@ -361,7 +361,8 @@ def test_where_nothing_is_known_a_run_begins_beside_and_stops_at_a_sign_of_life(
     held = take_of(first, "r1")
     second = copy(storage, 8)
     beside = take_of(second)
-    assert (beside.epoch, beside.others_batch_id) == (0, 7)
+    assert (beside.epoch, beside.from_batch_id) == (0, 7)
+    assert copy(storage, 30).renew(beside).from_batch_id == 7, "and keeps what both had then"
     age(tmp_path, ENDING_MS + 1000)
     first_on = claims_of(storage, claimant(batch_id=90))
     assert first_on.renew(held) == held, "it is not stopped"
