@@ -21,6 +21,7 @@ from holdfast.errors import InvalidArgumentError
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
+APPLICATION = "spark.app.id"
 
 Transport = Literal["packed", "rows"]
 TimeoutRule = Literal["documented", "spark"]
@@ -118,6 +119,8 @@ class Settings:
         ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
     retained_versions : int
         Spark's ``spark.sql.streaming.minBatchesToRetain``: how many versions back the query may return to.
+    application : str
+        Spark's own id of the application that runs the query.
     storage_names : tuple of str
         Names below ``spark.holdfast.storage.`` that are set. Their values are never kept here.
     backend_options : mapping of str to str
@@ -136,6 +139,7 @@ class Settings:
     carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
     upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
     retained_versions: int = 100
+    application: str = ""
     storage_names: tuple[str, ...] = ()
     backend_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -179,6 +183,8 @@ class Settings:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
         if RETAINED in configuration:
             values["retained_versions"] = max(1, int(configuration[RETAINED]))
+        if APPLICATION in configuration:
+            values["application"] = configuration[APPLICATION]
         chosen = options.get(values.get("backend", "memory"), {})
         return cls(**values, storage_names=tuple(sorted(storage_names)), backend_options=chosen)
 

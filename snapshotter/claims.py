@@ -3,7 +3,7 @@
 ::
 
     <operator>/operator                                                   whose state it is, for ever
-    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<id>       who is at work on it
+    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who is at work on it, where, and how far
 
 Each executor of a run puts a claim before it writes anything else, and a new one every `RENEW_EVERY_MS` as long as
 micro-batches run. What follows from them:
@@ -11,24 +11,28 @@ micro-batches run. What follows from them:
 another query     is refused, by name and start of the first one, as long as that one has renewed within `ALIVE_MS`.
                   Afterwards it takes the place of one that has no record, and so no state; the state of another query
                   is never taken over
-the same query    begins at once, whatever its runs before have left: a new run takes the next epoch
-an older run      of the same query, which still lives, sees the higher epoch when it renews, and stops
+the same query    begins at once after runs of the same application, and of processes that have ended on this machine:
+                  it takes the next epoch. A run of an older epoch that still lives sees it when it renews, and stops
+a copy of it      has the same query id: somebody copied the checkpoint location. It is refused where the other run
+                  lives on this machine, or is further on. Where that cannot be told, it begins **beside** the other
+                  run, with epoch 0, and stops at the first sign that the other one lives; if none comes within
+                  `ALIVE_MS`, the other one has died, and the run takes the next epoch
 
 Invariants
 ----------
 * **look, write, look again**: of two queries that begin in an empty directory at once, at least one sees the other, and
   withdraws. A claim comes before the record, and the record before the first state.
+* **who is there stays**: a run of epoch 0 stops no other, and deletes nothing that the other one may need.
 * **one clock**: ages are differences of times that the store gave; start times only label things.
 * **nothing waits**: a claim is no lock. What protects the state is that every object has a name of its own, and that
   Spark accepts the pointers of one run.
 
 Cost: to begin, 2 lists, 1 put, 1 get, and 1 delete where old claims lie about; to renew, 1 list, 1 put, 1 delete.
+Beside another run 1 list more, and 1 put when its place is taken.
 """
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -36,18 +40,25 @@ from typing import Any
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.errors import ConflictError, FencedError, NotFoundError
+from holdfast.errors import ConflictError, FencedError, UnavailableError
+from holdfast.snapshotter.claim_listing import (
+    ListedClaim,
+    claim_header,
+    claim_name,
+    claims_folder,
+    digest,
+    list_claims,
+)
 from holdfast.snapshotter.operator_record import OperatorRecord, check_operator, find_operator
 from holdfast.snapshotter.storage import ObjectStorage
 
 RENEW_EVERY_MS = 2 * 60_000
 ALIVE_MS = 5 * 60_000
 """A claim that is older was left by a run that ended, was killed, or had nothing to do."""
+ENDING_MS = 60_000
+"""So long executors may go on whose driver has died: what they claim then is no sign of life."""
 KEPT_MS = 24 * 3600_000
 """Claims of earlier runs stay so long: an executor that such a run gets late must see what came after it."""
-
-_NAME = re.compile(r"(\d{8})\.(\d+)\.([^./]+)\.([^./]+)\.[^./]+")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,34 +71,58 @@ class Claimant:
         Of Spark.
     query_name : str or None
         As the user named the query.
+    application : str
+        Spark's id of the application.
     host : str
         Where the executor runs.
+    machine : str
+        Tells the processes that `process` is one of from those of another machine or container.
+    process : str
+        The executor's: number and start, on that machine.
+    batch_id : int or None
+        The micro-batch that the run is at; None where that is not known.
+    retained_versions : int
+        How many versions back the query may return to.
     """
 
     query_id: str
     run_id: str
     query_name: str | None
+    application: str
     host: str
+    machine: str
+    process: str
+    batch_id: int | None
+    retained_versions: int
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a run holds: its place in the order of the query's runs, and when it began to hold it."""
+    """What a run holds.
+
+    Attributes
+    ----------
+    epoch : int
+        Its place in the order of the query's runs; 0 beside another run that may live.
+    started_ms : int
+        When it began, as a label.
+    since_ms : int or None
+        Beside another run: since when, by the store's clock.
+    from_batch_id : int or None
+        Then also: the micro-batch that both had come to when this one began.
+    """
 
     epoch: int
     started_ms: int
+    since_ms: int | None = None
+    from_batch_id: int | None = None
 
+    def retained(self, retained_versions: int, version: int) -> int:
+        """Return how many versions before one that the query has accepted must stay.
 
-@dataclass(frozen=True)
-class _Listed:
-    """A claim as a listing shows it."""
-
-    key: str
-    epoch: int
-    started_ms: int
-    query_id: str
-    run_id: str
-    modified_ms: int
+        Beside another run none of what both had then goes: from it all follows that the other one has written since.
+        """
+        return retained_versions + (0 if self.from_batch_id is None else max(0, version - self.from_batch_id))
 
 
 class Claims:
@@ -98,6 +133,8 @@ class Claims:
     storage : ObjectStorage
     operator : str
     me : Claimant
+    is_alive : callable
+        Tells of a process of this machine whether it still runs.
     new_id, now_ms : callable, optional
         As in `holdfast.clock`.
 
@@ -111,14 +148,17 @@ class Claims:
         storage: ObjectStorage,
         operator: str,
         me: Claimant,
+        is_alive: Callable[[str], bool],
         new_id: Callable[[], str] = clock.new_id,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._storage = storage
         self._operator = operator
         self._me = me
+        self._is_alive = is_alive
         self._new_id, self._now_ms = new_id, now_ms
-        self._folder = f"{operator}/claims/"
+        self._folder = claims_folder(operator)
+        self._application, self._machine = digest(me.application), digest(me.machine)
         self._where = {"operator": operator, "storage": storage.url}
 
     def take(self, record: OperatorRecord) -> Held:
@@ -132,13 +172,14 @@ class Claims:
         Raises
         ------
         ConflictError
-            Another query is at work here, or has state here; or another operator of this query has the name.
+            Another query is at work here, or has state here; or another application is at work on this query; or
+            another operator of this query has the name.
         FencedError
             A newer run of this query is at work.
         SchemaMismatchError
             The state was written with other columns or another number of shards.
         """
-        listed = self._list()
+        listed, _ = self._list()
         stored = find_operator(self._storage, self._operator)
         self._refuse_others(listed, stored)
         if stored is not None:
@@ -146,57 +187,152 @@ class Claims:
         held = self._place(listed)
         self._refuse_newer(listed, held)
         key = self._put(held)
-        listed = self._list()
+        listed, stamps = self._list()
         try:
             self._refuse_others(listed, stored)
+            held = self._settled(listed, held, self._modified_ms(listed, key))
         except ConflictError:
             self._storage.delete([key])
             raise
         self._refuse_newer(listed, held)
-        self._delete_old(listed)
+        self._delete_old(listed, stamps)
         return held
 
-    def renew(self, held: Held) -> None:
-        """Say that this run is still at work.
+    def renew(self, held: Held) -> Held:
+        """Say that this run is still at work; returns what it holds from now on.
 
         Raises
         ------
         FencedError
-            A newer run of this query is at work: stop.
+            A newer run of this query is at work, or an older one beside which this one began: stop.
         """
-        listed = self._list()
+        listed, stamps = self._list()
+        own = max((claim.epoch for claim in listed if claim.run_id == self._me.run_id), default=0)
+        if held.since_ms is not None and own:  # another executor of this run has taken its place
+            held = Held(own, held.started_ms)
         self._refuse_newer(listed, held)
-        self._put(held)
-        self._delete_old(listed)
+        self._stop_beside_the_living(listed, held)
+        key = self._put(held)
+        if held.since_ms is not None:
+            listed, stamps = self._list()
+            held = self._settled(listed, held, self._modified_ms(listed, key))
+        self._delete_old(listed, stamps)
+        return held
 
-    def _list(self) -> list[_Listed]:
-        claims = []
-        for info in self._storage.list(self._folder):
-            # What another release may have written here is not ours to judge.
-            if found := _NAME.fullmatch(info.key.removeprefix(self._folder)):
-                epoch, started_ms, query_id, run_id = found.groups()
-                claims.append(_Listed(info.key, int(epoch), int(started_ms), query_id, run_id, info.modified_ms))
-        return claims
+    def _list(self) -> tuple[list[ListedClaim], dict[str, int]]:
+        return list_claims(self._storage, self._operator)
 
-    def _of_others(self, listed: list[_Listed]) -> list[_Listed]:
+    def _modified_ms(self, listed: list[ListedClaim], key: str) -> int:
+        """Return when this run's claim was stored: the time by the store's clock."""
+        return self._found_ms({claim.key: claim.modified_ms for claim in listed}, key)
+
+    def _found_ms(self, modified: dict[str, int], key: str) -> int:
+        if key not in modified:
+            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._storage.url)
+        return modified[key]
+
+    def _of_others(self, listed: list[ListedClaim]) -> list[ListedClaim]:
         return [claim for claim in listed if claim.query_id != self._me.query_id]
 
-    def _place(self, listed: list[_Listed]) -> Held:
-        """Return the run's place: the one that another executor has taken for it, or the next."""
+    def _place(self, listed: list[ListedClaim]) -> Held:
+        """Return the run's place: the one that another executor has taken for it, the next, or beside another run."""
         own = [claim for claim in listed if claim.run_id == self._me.run_id]
-        if own:
+        if any(claim.epoch for claim in own):
             return Held(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
-        return Held(1 + max((claim.epoch for claim in listed), default=0), self._now_ms())
+        started_ms = min((claim.started_ms for claim in own), default=self._now_ms())
+        if own or self._perhaps_alive(listed):
+            return Held(0, started_ms)
+        return self._next(listed, started_ms)
+
+    @staticmethod
+    def _next(listed: list[ListedClaim], started_ms: int) -> Held:
+        return Held(1 + max((claim.epoch for claim in listed), default=0), started_ms)
 
     def _put(self, held: Held) -> str:
         me = self._me
-        key = f"{self._folder}{held.epoch:08d}.{held.started_ms}.{me.query_id}.{me.run_id}.{self._new_id()}"
+        place = (me.machine, me.process)
+        name = claim_name(held.epoch, held.started_ms, me.query_id, me.run_id, me.batch_id, me.application, place)
+        key = f"{self._folder}{name}.{self._new_id()}"
         header = {"operator": self._operator, **asdict(me), "started_ms": held.started_ms}
         self._storage.put(key, stored_file.encode("claim", header)[0])
         return key
 
-    def _refuse_newer(self, listed: list[_Listed], held: Held) -> None:
+    def _perhaps_alive(self, listed: list[ListedClaim], since_ms: int = 0) -> list[ListedClaim]:
+        """Return the claims, made since, of this query's other runs that may live in another application.
+
+        Spark runs a query once in an application, and one application in a process.
+        """
+        me = self._me
+        others = [c for c in listed if c.query_id == me.query_id and c.run_id != me.run_id]
+        ours = {c.run_id for c in others if c.application == self._application or self._place_of(c) == me.process}
+        holder = max((c for c in others if c.epoch), key=lambda c: (c.epoch, c.run_id), default=None)
+        if holder is not None and holder.run_id in ours:  # whoever is beside it is beside this run, too
+            return []
+        return [
+            claim
+            for claim in others
+            if claim.run_id not in ours
+            and claim.modified_ms > since_ms
+            and ((process := self._place_of(claim)) is None or self._is_alive(process))
+        ]
+
+    def _place_of(self, claim: ListedClaim) -> str | None:
+        """Return the process that claims; None where it is one of another machine."""
+        return claim.process if claim.machine == self._machine else None
+
+    def _settled(self, listed: list[ListedClaim], held: Held, now_ms: int) -> Held:
+        """Return where a run that began beside others stands now: still there, or in its place, as they have died.
+
+        Raises
+        ------
+        ConflictError
+            One of them lives, or is further on than this run.
+        """
+        if held.epoch:
+            return held
+        alive = self._perhaps_alive(listed, now_ms - ALIVE_MS)
+        if not alive:
+            held = self._next(listed, held.started_ms)
+            self._put(held)
+            return held
+        if held.since_ms is None:
+            known = [claim for claim in alive if self._place_of(claim) or claim.is_further_than(self._me.batch_id)]
+            if known:
+                newest = max(known, key=lambda claim: claim.modified_ms)
+                raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
+        since_ms = now_ms if held.since_ms is None else held.since_ms
+        reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
+        reached += [self._me.batch_id] if held.from_batch_id is None else [held.from_batch_id]
+        # Where one is not known, nothing goes.
+        return Held(0, held.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
+
+    def _stop_beside_the_living(self, listed: list[ListedClaim], held: Held) -> None:
+        """Withdraw, and raise FencedError, if a run beside which this one began has shown that it lives."""
+        if held.since_ms is None:
+            return
+        mine = (held.started_ms, self._me.run_id)
+        for claim in self._perhaps_alive(listed, held.since_ms + ENDING_MS):
+            if claim.epoch or (claim.started_ms, claim.run_id) < mine:
+                self._storage.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
+                raise self._of_a_copy(FencedError, claim, wait_ms=ALIVE_MS)
+
+    def _of_a_copy(self, error: type[ConflictError], claim: ListedClaim, wait_ms: int) -> ConflictError:
+        return error(
+            "another application is at work on this query: its checkpoint location was copied, or is in use twice. End "
+            f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; for a copy made on purpose, copy "
+            "spark.holdfast.checkpoint.dir, too, and set it to that copy",
+            **self._where,
+            **self._described(claim),
+            run=claim.run_id,
+            batch=claim.batch_id,
+            own_run=self._me.run_id,
+            own_batch=self._me.batch_id,
+        )
+
+    def _refuse_newer(self, listed: list[ListedClaim], held: Held) -> None:
         """Raise FencedError if another run of this query comes after this one; run ids decide between equal epochs."""
+        if not held.epoch:
+            return
         runs = [claim for claim in listed if claim.query_id == self._me.query_id]
         newest = max(runs, key=lambda claim: (claim.epoch, claim.run_id), default=None)
         if newest is not None and (newest.epoch, newest.run_id) > (held.epoch, self._me.run_id):
@@ -210,7 +346,7 @@ class Claims:
                 newer_started=_time(newest.started_ms),
             )
 
-    def _refuse_others(self, listed: list[_Listed], stored: OperatorRecord | None) -> None:
+    def _refuse_others(self, listed: list[ListedClaim], stored: OperatorRecord | None) -> None:
         """Raise ConflictError if the directory is another query's: it has a record, or a young claim and nobody has."""
         me = self._me
         if stored is not None and stored.query_id == me.query_id:
@@ -236,22 +372,19 @@ class Claims:
                 query=me.query_id,
             )
 
-    def _lives(self, claim: _Listed) -> bool:
+    def _lives(self, claim: ListedClaim) -> bool:
         """Tell whether a claim is young, by the store's clock."""
         stamp = f"{self._folder}now.{self._new_id()}"
         self._storage.put(stamp, b"")
         try:
-            now_ms = next(i.modified_ms for i in self._storage.list(self._folder) if i.key == stamp)
+            now_ms = self._found_ms(self._list()[1], stamp)
         finally:
             self._storage.delete([stamp])
         return now_ms - claim.modified_ms < ALIVE_MS
 
-    def _described(self, claim: _Listed) -> dict[str, Any]:
+    def _described(self, claim: ListedClaim) -> dict[str, Any]:
         """Return what a user knows the claim's query by."""
-        try:
-            header = stored_file.decode(self._storage.get(claim.key), source=claim.key, kind="claim").header
-        except NotFoundError:  # renewed since it was listed
-            header = {}
+        header = claim_header(self._storage, claim) or {}  # none where it was renewed since it was listed
         return {
             "owner": claim.query_id,
             "name": header.get("query_name") or "(none)",
@@ -259,18 +392,22 @@ class Claims:
             "host": header.get("host"),
         }
 
-    def _delete_old(self, listed: list[_Listed]) -> None:
-        """Delete this run's claims that newer ones have replaced, and those of runs long past."""
+    def _delete_old(self, listed: list[ListedClaim], stamps: dict[str, int]) -> None:
+        """Delete this run's claims that newer ones have replaced, those of runs long past, and stamps left behind."""
         newest_ms = max((claim.modified_ms for claim in listed), default=0)
 
-        def is_old(claim: _Listed) -> bool:
+        def is_old(claim: ListedClaim) -> bool:
             kept_ms = ALIVE_MS if claim.run_id == self._me.run_id else KEPT_MS
             return newest_ms - claim.modified_ms > kept_ms
 
         old = [claim.key for claim in listed if is_old(claim)]
+        old += [key for key, modified_ms in stamps.items() if newest_ms - modified_ms > ALIVE_MS]
         if old:
             self._storage.delete(old)
 
 
 def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):  # what stands in a name may be anything
+        return f"{milliseconds} ms"

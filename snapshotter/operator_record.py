@@ -9,7 +9,7 @@ of shards.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -48,6 +48,8 @@ class OperatorRecord:
         By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people and for comparison.
     schemas : mapping of str to list of str
         By table: key and value schema for programs; see `encode_schemas`.
+    retained_versions : int
+        How many versions back the query might return to when the record was written; what it may now, its claims say.
     """
 
     operator: str
@@ -57,14 +59,7 @@ class OperatorRecord:
     shards: int
     tables: Mapping[str, Mapping[str, Columns]]
     schemas: Mapping[str, list[str]]
-
-    def require_types(self) -> None:
-        """Raise TypeError where what a stored file says is none of the attributes' types."""
-        names = (self.operator, self.query_id, self.definition_id, self.run_id)
-        if not all(isinstance(name, str) for name in names) or type(self.shards) is not int:
-            raise TypeError("a name or number is of another type")
-        if not isinstance(self.tables, dict) or not isinstance(self.schemas, dict):
-            raise TypeError("the tables are of another type")
+    retained_versions: int
 
     @classmethod
     def of(
@@ -75,6 +70,7 @@ class OperatorRecord:
         run_id: str,
         shards: int,
         tables: Mapping[str, TableSchema],
+        retained_versions: int,
     ) -> OperatorRecord:
         """Return the record of an operator whose state lies in `tables`."""
         described = {
@@ -84,7 +80,8 @@ class OperatorRecord:
             }
             for name, schema in tables.items()
         }
-        return cls(operator, query_id, definition_id, run_id, shards, described, encode_schemas(tables))
+        schemas = encode_schemas(tables)
+        return cls(operator, query_id, definition_id, run_id, shards, described, schemas, retained_versions)
 
 
 def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
@@ -212,7 +209,36 @@ def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | Non
     stored = stored_file.decode(data, source=source, kind="operator")
     try:
         record = OperatorRecord(**stored.header)
-        record.require_types()
-        return record
     except TypeError as exc:
         raise CorruptionError(f"{source} is no operator record: {exc}") from exc
+    wrong = _wrong_fields(record)
+    if wrong:
+        raise CorruptionError(f"{source} is no operator record: it has wrong values", fields=wrong)
+    if record.operator != operator:
+        raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", operator=record.operator)
+    return record
+
+
+def _wrong_fields(record: OperatorRecord) -> list[str]:
+    """Return which fields of a record from storage hold what they never do."""
+    names = ("operator", "query_id", "definition_id", "run_id")
+    wrong = [name for name in names if not isinstance(getattr(record, name), str)]
+    numbers = ("shards", "retained_versions")
+    wrong += [name for name in numbers if type(number := getattr(record, name)) is not int or number < 1]
+    if not _is_mapping(record.tables, lambda sides: _is_mapping(sides, _is_columns)):
+        wrong.append("tables")
+    if not _is_mapping(record.schemas, lambda sides: _is_list(sides, lambda side: isinstance(side, str))):
+        wrong.append("schemas")
+    return wrong
+
+
+def _is_mapping(value: object, is_right: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_list(value: object, is_right: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_columns(value: object) -> bool:
+    return _is_list(value, lambda column: _is_list(column, lambda text: isinstance(text, str)) and len(column) == 2)  # type: ignore[arg-type]

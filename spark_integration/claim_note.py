@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.backends import local_files
+from holdfast.errors import UnavailableError
 from holdfast.snapshotter.claims import Held
 
 
@@ -60,7 +61,7 @@ class ClaimNote:
             os.close(file)
 
     def write(self, held: Held) -> None:
-        """Note that this is claimed as of now; under the lock.
+        """Note that this is claimed, or was renewed, as of now; under the lock.
 
         Raises
         ------
@@ -70,16 +71,22 @@ class ClaimNote:
         with local_files.writing(self.path):
             self.path.write_text(json.dumps(asdict(held)))
 
-    def touch(self) -> None:
-        """Note that the claim was renewed just now; under the lock.
+    def held(self) -> Held:
+        """Return what was noted.
 
         Raises
         ------
         UnavailableError
-            Local storage is full or failing.
+            Local storage is failing, or the note has gone.
         """
         with local_files.writing(self.path):
-            os.utime(self.path)
+            found = _parsed(self.path.read_text())
+        if found is None:  # another process is just writing it
+            with self.locked() as found:
+                pass
+        if found is None:
+            raise UnavailableError("the note of this run's claim has gone, and is made again", path=str(self.path))
+        return found
 
 
 def _parsed(text: str) -> Held | None:

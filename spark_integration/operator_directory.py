@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.errors import ConflictError, FencedError
 from holdfast.snapshotter.operator_record import find_operator
@@ -25,6 +26,7 @@ OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 _log = logging.getLogger(__name__)
+_Held = TypeVar("_Held")
 
 
 def own_directory(operator: str, query_id: str) -> str:
@@ -41,9 +43,9 @@ def operator_of(directory: str) -> str | None:
 
 
 def begin_directory(
-    storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], None], *, is_run_known: bool
-) -> str:
-    """Choose and claim the directory of a shard that has no pointer.
+    storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Held], *, is_run_known: bool
+) -> tuple[str, _Held]:
+    """Choose and claim the directory of a shard that has no pointer; return it, and what `claim` returned.
 
     Parameters
     ----------
@@ -70,8 +72,7 @@ def begin_directory(
     is_ours = stored is not None and stored.query_id == query_id
     if is_ours or (is_run_known and stored is None and find_operator(storage, own) is None):
         try:
-            claim(operator)
-            return operator
+            return operator, claim(operator)
         except FencedError:
             raise
         except ConflictError as exc:
@@ -82,5 +83,4 @@ def begin_directory(
                 raise
             _log.warning("%s", exc)
     _log.warning("the directory %r is another query's: the state of query %s goes to %r", operator, query_id, own)
-    claim(own)
-    return own
+    return own, claim(own)

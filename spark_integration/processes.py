@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,3 +111,20 @@ def _executor_of(pid: int) -> ProcessId:
     while process is not None and any(name in process.cmdline() for name in _PYTHON_DAEMONS):
         process = process.parent()
     return ProcessId.of(process.pid if process else 1)
+
+
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """Return what is the same for processes that can see each other, and different in another container or machine."""
+    host = socket.gethostname()
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{host} {started} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return host
+
+
+def is_alive(process: str) -> bool:
+    """Tell whether the process of this machine that `ProcessId` wrote as a text still runs."""
+    parsed = ProcessId.parse(process)
+    return parsed is not None and parsed.is_alive()

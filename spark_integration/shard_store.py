@@ -12,6 +12,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.catalogue import list_shard
+from holdfast.snapshotter.claims import Held
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.operator_record import OperatorRecord, shard_prefix
@@ -41,6 +42,7 @@ class ShardStore:
     record: OperatorRecord | None
     store: VersionedStore
     policy: SnapshotPolicy
+    retained_versions: int
 
     @property
     def operator_directory(self) -> str | None:
@@ -151,10 +153,12 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     of_query = state_directory / streaming.query_id
     task.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
     storage = task.checkpoint_storage(settings)
-    name, record = operator.name, None
+    name, record, retained_versions = operator.name, None, settings.retained_versions
     if storage is not None:
-        name = _claimed_directory(operator, streaming, remembered, storage, of_query)
+        name, held = _claimed_directory(operator, streaming, remembered, storage, of_query)
         record = _record(operator, streaming, name)
+        if held is not None and remembered is not None and remembered.pointer is not None:
+            retained_versions = held.retained(retained_versions, remembered.pointer.version)
     directory = (
         of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
     )
@@ -181,7 +185,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
     store = VersionedStore(backend, log)
-    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy)
+    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy, retained_versions)
 
 
 def _record(operator: Operator, streaming: StreamingTask, directory: str) -> OperatorRecord:
@@ -192,23 +196,28 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
         streaming.run_id,
         operator.shards,
         operator.function.tables(),
+        operator.settings.retained_versions,
     )
 
 
 def _claimed_directory(
     operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
-) -> str:
-    """Return the name of the shard's directory: what its pointer says, else one to begin in. It is claimed."""
+) -> tuple[str, Held | None]:
+    """Return the name of the shard's directory, and what the run holds there.
 
-    def claim(directory: str) -> None:
+    The directory is the one that the shard's pointer names, else one to begin in. It is claimed, unless the run is not
+    known.
+    """
+
+    def claim(directory: str) -> Held | None:
         record = _record(operator, streaming, directory)
         if streaming.is_run_known:
-            task.keep_claim(storage, record, local / directory)
-        else:
-            task.look_once(storage, record)
+            application = operator.settings.application
+            return task.keep_claim(storage, record, local / directory, streaming.batch_id, application)
+        task.look_once(storage, record)
+        return None
 
     directory = remembered.directory if remembered else None
     if directory is None:
         return begin_directory(storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known)
-    claim(directory)
-    return directory
+    return directory, claim(directory)

@@ -327,7 +327,7 @@ def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | Non
         checkpoint_dir=settings.checkpoint_dir,
         storage_options=storage_options(settings),
         policy=opened.policy,
-        retained_versions=settings.retained_versions,
+        retained_versions=opened.retained_versions,
         upload_bandwidth_bytes=settings.upload_bandwidth_bytes,
     )
 

@@ -16,12 +16,13 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.errors import ConflictError, UnavailableError
 from holdfast.settings import STORAGE_PREFIX, Settings
-from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claimant, Claims
+from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claimant, Claims, Held
 from holdfast.snapshotter.operator_record import OperatorRecord, check_operator, declare_operator, find_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.snapshotter.storage_probe import probe_storage
 from holdfast.spark_integration.claim_note import ClaimNote
 from holdfast.spark_integration.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
+from holdfast.spark_integration.processes import executor_process, is_alive, machine
 
 _log = logging.getLogger(__name__)
 _IO_THREADS = 8
@@ -79,24 +80,31 @@ def keep_claim(
     storage: ObjectStorage,
     record: OperatorRecord,
     operator_directory: Path,
+    batch_id: int | None,
+    application: str,
     now_ms: Callable[[], int] = clock.now_ms,
-) -> None:
+) -> Held:
     """Claim the operator's directory before it is used, and renew the claim when it is time; see `snapshotter.claims`.
 
     The first process of an executor tests the storage and claims, once for each run; each other one looks at the
     operator's record. Here and not where the operator is defined: only executors are sure to have the credentials, the
     network and the local file system that will be used.
 
+    Returns
+    -------
+    Held
+        What the run holds.
+
     Raises
     ------
     ConflictError
-        Another query, or another operator of this query, is at work here.
+        Another query, or another operator of this query, is at work here; or another application on this query.
     FencedError
         A newer run of this query is.
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
-    claims = Claims(storage, record.operator, claimant(record), now_ms=now_ms)
+    claims = Claims(storage, record.operator, claimant(record, batch_id, application), is_alive, now_ms=now_ms)
     note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
     process = _of_process(storage, record)
     renewed_ms = note.modified_ms()
@@ -111,6 +119,7 @@ def keep_claim(
         _claimed.add(process)
     if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         _renew(claims, note)
+    return note.held()
 
 
 def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
@@ -138,13 +147,23 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
         _declared.add(process)
 
 
-def claimant(record: OperatorRecord) -> Claimant:
+def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> Claimant:
     """Return who claims in this task; Spark tells the query's name in the description of its jobs only."""
     context = TaskContext.get()
     description = (context.getLocalProperty("spark.job.description") or "") if context else ""
     name, found, _ = description.partition(f"id = {record.query_id}")
     name = name.strip().removesuffix("<br/>").strip()
-    return Claimant(record.query_id, record.run_id, name if found and name else None, socket.gethostname())
+    return Claimant(
+        query_id=record.query_id,
+        run_id=record.run_id,
+        query_name=name if found and name else None,
+        application=application,
+        host=socket.gethostname(),
+        machine=machine(),
+        process=str(executor_process()),
+        batch_id=batch_id,
+        retained_versions=record.retained_versions,
+    )
 
 
 def _renew(claims: Claims, note: ClaimNote) -> None:
@@ -152,12 +171,13 @@ def _renew(claims: Claims, note: ClaimNote) -> None:
     with note.locked() as held:
         if held is None or note.modified_ms() != seen_ms:
             return  # another process was faster
+        renewed = held
         try:
-            claims.renew(held)
+            renewed = claims.renew(held)
         except UnavailableError as exc:
             # The commit will say so where that matters; a claim that grows old harms nobody.
             _log.warning("the claim was not renewed, and is tried again later: %s", exc)
-        note.touch()
+        note.write(renewed)
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,8 @@ import click
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing, list_shard
-from holdfast.snapshotter.operator_record import read_operator, shard_prefix
+from holdfast.snapshotter.claim_listing import claims_folder, retained_versions
+from holdfast.snapshotter.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.retention import (
     History,
     Plan,
@@ -47,7 +49,7 @@ class Outcome:
 @click.command()
 @on_checkpoint
 @retain_option(
-    "Versions before the newest one that stay: not less than the query's spark.sql.streaming.minBatchesToRetain."
+    "Versions before the newest one that stay: less than the query's minBatchesToRetain takes away its way back."
 )
 @click.option(
     "--grace",
@@ -65,7 +67,7 @@ def gc(
     operator: str | None,
     options: tuple[str, ...],
     as_json: bool,
-    retain: int,
+    retain: int | None,
     grace_hours: float,
     dry_run: bool,
     yes: bool,
@@ -76,6 +78,8 @@ def gc(
     for what is left of those that are gone for good, of executors that died, and of uploads that nobody finished. A
     query may run meanwhile.
     """
+    if not math.isfinite(grace_hours):
+        raise InvalidArgumentError("--grace must be a number of hours", given=grace_hours)
     if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
         raise InvalidArgumentError("nobody can be asked here: give --yes to delete, or --dry-run to look")
     with opened(url, options, operator) as target:
@@ -98,25 +102,35 @@ def gc(
         sys.exit(1)
 
 
-def _plans(target: Target, retain: int, now_ms: int, before_ms: int) -> list[Outcome]:
-    shards, outcomes = [], []
+def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> list[Outcome]:
+    work, outcomes = [], []
     for name, operator in target.listing.operators.items():
         outcomes.append(_beside_shards(operator, before_ms))
         try:
-            # A folder that only looks like a shard of this operator is left alone.
-            ours = {shard_prefix(name, number) for number in range(read_operator(target.storage, name).shards)}
-        except CorruptionError as exc:
+            record = read_operator(target.storage, name)
+            retained = retain or retained_versions(target.storage, record)
+        except (CorruptionError, NotFoundError) as exc:
             outcomes.append(Outcome(Plan(name, 0), {}, exc))
             continue
-        shards += [shard for prefix, shard in operator.shards.items() if prefix in ours]
-    work = partial(_plan, target, retain=retain, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    return [*outcomes, *target.executor.map(work, shards)]
+        # A folder that only looks like a shard of this operator is left alone.
+        ours = [shard for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
+        work += [(shard, retained) for shard in ours]
+    plan_one = partial(_plan, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
+    return [*outcomes, *target.executor.map(lambda pair: plan_one(pair[0], retain=pair[1]), work)]
+
+
+def _is_of(record: OperatorRecord, prefix: str) -> bool:
+    number = int(prefix.rpartition("-")[2])
+    return number < record.shards and prefix == shard_prefix(record.operator, number)
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
-    old = [info for info in operator.probes() if info.modified_ms <= before_ms]
+    stamps = [info for info in operator.others if info.key.startswith(f"{claims_folder(operator.name)}now.")]
+    found = dict.fromkeys((info.key for info in operator.probes()), "left by a test of the storage")
+    found |= dict.fromkeys((info.key for info in stamps), "left by a look at the store's clock")
+    old = [info for info in operator.others if info.key in found and info.modified_ms <= before_ms]
     sizes = {info.key.removeprefix(f"{operator.name}/"): info.size_bytes for info in old}
-    return Outcome(Plan(operator.name, 0, {}, dict.fromkeys(sizes, "left by a test of the storage")), sizes)
+    return Outcome(Plan(operator.name, 0, {}, {k: found[f"{operator.name}/{k}"] for k in sizes}), sizes)
 
 
 def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:

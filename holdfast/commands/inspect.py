@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.troubles import read_trouble
@@ -39,10 +39,10 @@ def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: b
             target.console.print(f"{len(target.listing.unknown):,} objects beside the operators are not holdfast's")
 
 
-def _record(target: Target, name: str) -> OperatorRecord | CorruptionError:
+def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
     try:
         return read_operator(target.storage, name)
-    except CorruptionError as exc:
+    except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
         return exc
 
 
@@ -73,7 +73,7 @@ def _troubles(target: Target, listing: OperatorListing) -> list[dict[str, Any]]:
     return found
 
 
-def _document(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> dict[str, Any]:
+def _document(target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError) -> dict[str, Any]:
     if isinstance(record, OperatorRecord):
         about = {name: value for name, value in asdict(record).items() if name not in ("operator", "schemas")}
         about["tables"] = {
@@ -86,9 +86,9 @@ def _document(target: Target, listing: OperatorListing, record: OperatorRecord |
     return {"operator": listing.name, **about, **shards, "troubles": _troubles(target, listing)}
 
 
-def _show(target: Target, listing: OperatorListing, record: OperatorRecord | CorruptionError) -> None:
+def _show(target: Target, listing: OperatorListing, record: OperatorRecord | HoldfastError) -> None:
     console = target.console
-    if isinstance(record, CorruptionError):
+    if isinstance(record, HoldfastError):
         console.print(f"[bold]{plain(listing.name)}[/] [red]{plain(record)}[/]", soft_wrap=True)
     else:
         console.print(

@@ -18,8 +18,7 @@ from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.catalogue import CheckpointListing, list_checkpoint
-from holdfast.snapshotter.retention import RETAINED_VERSIONS
+from holdfast.snapshotter.catalogue import CheckpointListing, ShardListing, list_checkpoint
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 
 _THREADS = 16
@@ -47,6 +46,10 @@ class Target:
     executor: Executor
     listing: CheckpointListing
     console: Console
+
+    def shards(self, operator: str) -> list[ShardListing]:
+        """Return the shards of an operator."""
+        return list(self.listing.operators[operator].shards.values())
 
     def show(self, document: dict[str, Any]) -> None:
         """Print what a program reads."""
@@ -78,10 +81,9 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--retain",
         type=click.IntRange(min=1),
-        default=RETAINED_VERSIONS,
-        show_default=True,
+        default=None,
         metavar="N",
-        help=text,
+        help=f"{text} By default what the query was started with, as stored beside its state.",
     )
 
 
@@ -96,6 +98,8 @@ def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator
     NotFoundError
         There is nothing of holdfast there.
     """
+    if operator == "":  # as from a variable that is not set: all operators are not what was meant
+        raise InvalidArgumentError("--operator must name an operator: leave it out to take all")
     with (
         open_storage(url, parse_storage_options(_parse(options))) as storage,
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
@@ -138,5 +142,8 @@ def size(size_bytes: float) -> str:
 
 
 def moment(at_ms: int) -> str:
-    """Return a moment in UTC."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """Return a moment in UTC; one that no calendar has as its number of ms."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"

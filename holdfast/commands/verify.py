@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.claim_listing import retained_versions
 from holdfast.snapshotter.operator_record import read_operator
+from holdfast.snapshotter.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.verification import Damage, verify_shard
 
 _RANGES_SHOWN = 6
@@ -22,17 +24,17 @@ _RANGES_SHOWN = 6
 @click.command()
 @on_checkpoint
 @retain_option("Versions before the newest one that a query may return to; of older ones, objects may be missing.")
-def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, retain: int) -> None:
+def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, retain: int | None) -> None:
     """Read everything in a checkpoint directory, and compare it with its checksums.
 
     Each object that is damaged or missing is named, with the versions that cannot be restored for it, and those that
     are restored around it, from an older snapshot and the commits since. The exit status is 1 if there is any.
     """
     with opened(url, options, operator) as target:
-        damages = _damaged_records(target)
-        shards = [shard for o in target.listing.operators.values() for shard in o.shards.values()]
-        with _progress(sum(o.size_bytes for s in shards for o in s.objects.values())) as on_read:
-            reports = [verify_shard(target.storage, s, target.executor, retain, on_read) for s in shards]
+        damages: list[Damage] = []
+        work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
+        with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
+            reports = [verify_shard(target.storage, shard, target.executor, n, on_read) for shard, n in work]
         damages += [damage for report in reports for damage in report.damages]
         facts = {
             "objects": sum(report.objects for report in reports),
@@ -47,14 +49,20 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
         sys.exit(1)
 
 
-def _damaged_records(target: Target) -> list[Damage]:
-    damages = []
+def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iterator[tuple[str, int]]:
+    """Yield each operator, and how many versions back its query may return to; note what of this is damaged."""
     for name in target.listing.operators:
+        number = RETAINED_VERSIONS
         try:
-            read_operator(target.storage, name)
-        except CorruptionError as exc:
+            record = read_operator(target.storage, name)
+        except (CorruptionError, NotFoundError) as exc:
             damages.append(Damage(f"{name}/operator", str(exc), ("all of the operator",)))
-    return damages
+        else:
+            try:
+                number = retained_versions(target.storage, record)
+            except CorruptionError as exc:
+                damages.append(Damage(f"{name}/claims", str(exc)))
+        yield name, retain or number
 
 
 def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:

@@ -311,7 +311,7 @@ def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy)
     operator = defined(checkpoint_dir=shard.checkpoint_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
     log = shard.store._log
-    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, shard.store, policy)
+    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, shard.store, policy, 100)
 
 
 def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
@@ -608,7 +608,7 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
     shard = ShardAddress.of(directory, "memory", {}, {"counts": COUNTS})
     opened = ShardStore(
-        shard, executor.directory, PREFIX, backend, None, None, VersionedStore(backend), SnapshotPolicy()
+        shard, executor.directory, PREFIX, backend, None, None, VersionedStore(backend), SnapshotPolicy(), 100
     )
     logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))

@@ -46,7 +46,7 @@ def test_an_old_directory_restores_to_the_same_state(folder: Path, tmp_path: Pat
 
 def test_an_old_operator_record_still_admits_its_query(folder: Path) -> None:
     """A query that began with that release goes on with this one."""
-    record = OperatorRecord.of(sample.OPERATOR, "query", "another definition", "another run", 1, sample.TABLES)
+    record = OperatorRecord.of(sample.OPERATOR, "query", "another definition", "another run", 1, sample.TABLES, 7)
     declare_operator(open_storage(str(folder)), record)
 
 

@@ -42,7 +42,7 @@ def test_not_a_data_frame() -> None:
 
 
 def test_unknown_key_column(lab: Lab) -> None:
-    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN.*kee"):
+    with pytest.raises(AnalysisException, match=r"UNRESOLVED_COLUMN.*kee"):
         holdfast.stream(lab.spark.range(1).withColumn("key", F.lit("a"))).groupBy("kee")
 
 

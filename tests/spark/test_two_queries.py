@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.claims import ALIVE_MS, RENEW_EVERY_MS
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
@@ -22,6 +23,7 @@ from tests.spark.conftest import Lab
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
+STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
 PROGRAM = Path(__file__).with_name("endless_query.py")
 
 
@@ -80,6 +82,15 @@ def record_of(lab: Lab, directory: str) -> OperatorRecord:
         return read_operator(storage, directory)
 
 
+def refused(lab: Lab, message: str, query: str = "second") -> None:
+    with pytest.raises(StreamingQueryException, match=f"(?s)ConflictError.*{message}"):
+        lab.run(lab.totals(), query=query)
+
+
+def objects(lab: Lab) -> set[Path]:
+    return {path for path in (lab.folder / "durable").glob("*/shard-*/**/*") if path.is_file()}
+
+
 def test_a_second_query_has_a_directory_of_its_own_and_a_killed_one_begins_again_at_once(lab: Lab) -> None:
     """Neither loses anything by the other: while both are at work, after a kill, and when one is long dead."""
     lab.feed([("a", 1), ("b", 2)])
@@ -116,8 +127,11 @@ def test_a_query_that_was_killed_before_it_stored_anything_makes_way(lab: Lab) -
     assert lab.state(query="second") == lab.state(query="third") == {"a": (1, 1)}
 
 
-def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
-    """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict."""
+def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
+    """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict.
+
+    The copy begins, and the first one stops, only after that one had nothing to do for so long that it may be dead.
+    """
     lab.feed([("a", 1)])
     with application(lab, "first") as first:
         first.wait_for("READY")
@@ -126,9 +140,16 @@ def test_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
         shutil.copytree(lab.folder / "first", lab.folder / "copy")
         lab.feed([("a", 10)])
         first.wait_for("READY", 2)
-        lab.run(lab.totals(), query="copy")
+        before = objects(lab)
+        refused(lab, rf"another application is at work.*location was copied.*name=first {STARTED}", query="copy")
         age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
         lab.feed([("a", 100)])
+        first.wait_for("READY", 3)
+        assert objects(lab) >= before
+        age(claims(lab), ALIVE_MS)
+        lab.run(lab.totals(), query="copy")
+        age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
+        lab.feed([("a", 1000)])
         assert "FencedError: a newer run of this query is at work" in first.wait_for("FAILED")
     lab.run(lab.totals(), query="copy")
-    assert lab.state(query="copy") == {"a": (3, 111)}
+    assert lab.state(query="copy") == {"a": (4, 1111)}

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.claims import ALIVE_MS, KEPT_MS, Claimant, Claims, Held
+from holdfast.errors import ConflictError, CorruptionError, FencedError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.claim_listing import claim_name, retained_versions
+from holdfast.snapshotter.claims import ALIVE_MS, ENDING_MS, KEPT_MS, Claimant, Claims, Held
 from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, find_operator
-from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
@@ -31,13 +33,24 @@ def storage(tmp_path: Path) -> Iterator[ObjectStorage]:
         yield opened
 
 
+def claimant(query: str = "q1", run: str = "r1", **changed: Any) -> Claimant:
+    """Return a run that has an application and an executor of its own, on one machine."""
+    me = Claimant(query, run, f"name of {query}", f"app of {run}", "host-1", "machine-1", f"{int(run[1:])}-1", 0, 100)
+    return replace(me, **changed)
+
+
+def claims_of(storage: ObjectStorage, me: Claimant, alive: Collection[str] = ()) -> Claims:
+    """Return the claims of a run; of other executors on its machine only those of `alive` still run."""
+    new_id = lambda: f"{next(_numbers):016x}"  # noqa: E731
+    return Claims(storage, "totals", me, alive.__contains__, new_id=new_id, now_ms=lambda: STARTED_MS)
+
+
 def claims(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Claims:
-    me = Claimant(query, run, f"name of {query}", "host-1")
-    return Claims(storage, "totals", me, new_id=lambda: f"{next(_numbers):016x}", now_ms=lambda: STARTED_MS)
+    return claims_of(storage, claimant(query, run))
 
 
 def record(query: str = "q1", run: str = "r1") -> OperatorRecord:
-    return OperatorRecord.of("totals", query, f"def-{run}", run, 2, {"state": TABLE})
+    return OperatorRecord.of("totals", query, f"def-{run}", run, 2, {"state": TABLE}, 100)
 
 
 def take(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Held:
@@ -72,8 +85,10 @@ def test_a_claim_says_who_and_since_when(storage: ObjectStorage) -> None:
     (key,) = keys(storage)
     assert key.startswith(f"totals/claims/00000001.{STARTED_MS}.q1.r1.")
     header = stored_file.decode(storage.get(key), source=key, kind="claim").header
-    who = {"query_id": "q1", "run_id": "r1", "query_name": "name of q1", "host": "host-1"}
-    assert header == {"operator": "totals", **who, "started_ms": STARTED_MS}
+    who = {"query_id": "q1", "run_id": "r1", "query_name": "name of q1", "application": "app of r1"}
+    where = {"host": "host-1", "machine": "machine-1", "process": "1-1"}
+    at = {"batch_id": 0, "retained_versions": 100, "started_ms": STARTED_MS}
+    assert header == {"operator": "totals", **who, **where, **at}
     assert find_operator(storage, "totals") is None, "a record says that there is state"
 
 
@@ -165,7 +180,8 @@ def test_a_new_run_begins_at_once_and_the_old_one_stops(storage: ObjectStorage) 
 
 def test_an_executor_that_comes_late_shares_the_place_of_its_run(storage: ObjectStorage) -> None:
     first = take(storage)
-    late = Claims(storage, "totals", Claimant("q1", "r1", None, "host-2"), now_ms=lambda: STARTED_MS + 60_000)
+    me = claimant(host="host-2", machine="machine-2", process="7-7")
+    late = Claims(storage, "totals", me, lambda process: True, now_ms=lambda: STARTED_MS + 60_000)
     assert late.take(record()) == first
     assert len(keys(storage)) == 2
 
@@ -269,4 +285,197 @@ def test_operators_beside_each_other_do_not_meet(storage: ObjectStorage) -> None
     take(storage)
     storage.put("totals-2/shard-0000/commits/1-0123456789abcdef", b"a neighbour's")
     other = replace(record("q2", "r2"), operator="totals-2")
-    Claims(storage, "totals-2", Claimant("q2", "r2", None, "host")).take(other)
+    Claims(storage, "totals-2", claimant("q2", "r2"), lambda process: False).take(other)
+
+
+def copy(storage: ObjectStorage, batch_id: int, alive: Collection[str] = (), **changed: Any) -> Claims:
+    """Return the claims of run r2, by default on another machine than r1."""
+    place = {"machine": "machine-2", "host": "host-2"} | changed
+    return claims_of(storage, claimant(run="r2", batch_id=batch_id, **place), alive)
+
+
+def take_of(taking: Claims, run: str = "r2") -> Held:
+    return taking.take(record(run=run))
+
+
+@pytest.mark.parametrize(
+    ("changed", "alive", "batch_id"),
+    [
+        ({"machine": "machine-1"}, ["1-1"], 9),
+        ({}, [], 6),
+    ],
+    ids=["its executor lives on this machine", "it is further on"],
+)
+def test_a_copy_is_refused_while_the_other_application_is_at_work(
+    storage: ObjectStorage, tmp_path: Path, changed: dict[str, str], alive: list[str], batch_id: int
+) -> None:
+    """Somebody copied the checkpoint location: one query id. The first run does not notice, the copy is told why."""
+    first = claims_of(storage, claimant(batch_id=7))
+    held = take_of(first, "r1")
+    declare_operator(storage, record())
+    before = everything(storage)
+    message = (
+        r"another application is at work.*location was copied.*or wait (30\d|29\d) s.*copy\s+spark.holdfast.checkpoint"
+        rf".dir.*name='name of q1' started={STARTED} host=host-1 run=r1 batch=7 own_run=r2 own_batch={batch_id}"
+    )
+    for _ in range(2):
+        with pytest.raises(ConflictError, match=message):
+            take_of(copy(storage, batch_id, alive, **changed))
+        assert everything(storage) == before
+    assert first.renew(held) == held
+    age(tmp_path, ALIVE_MS + 1000)
+    assert take_of(copy(storage, batch_id, alive, **changed)).epoch == 2, "set back on purpose, or idle for long"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"machine": "machine-1"},
+        {"application": "app of r1"},
+        {"machine": "machine-1", "process": "1-1"},
+    ],
+    ids=["its process has ended", "the same application", "one process, one application after another"],
+)
+def test_after_a_run_that_cannot_live_any_more_the_next_begins_at_once(
+    storage: ObjectStorage, changed: dict[str, str]
+) -> None:
+    """Killed a moment ago, or stopped: also where the query was set back, and its executor is still there."""
+    take_of(claims_of(storage, claimant(batch_id=7)), "r1")
+    alive = ["1-1"] if len(changed) != 1 or "application" in changed else []
+    assert take_of(copy(storage, 3, alive, **changed)) == Held(2, STARTED_MS)
+
+
+def test_of_an_application_one_executor_that_is_known_tells_of_all(storage: ObjectStorage) -> None:
+    """Its others may be on machines of which nothing can be told."""
+    for n in (1, 2):
+        me = claimant(machine=f"machine-{n}", process=f"{n}-{n}")
+        take_of(claims_of(storage, me), "r1")
+    assert take_of(copy(storage, 0, process="2-2")).epoch == 2
+
+
+def test_where_nothing_is_known_a_run_begins_beside_and_stops_at_a_sign_of_life(
+    storage: ObjectStorage, tmp_path: Path
+) -> None:
+    """On another machine: a restart must not wait, and a copy must not stop what is at work."""
+    first = claims_of(storage, claimant(batch_id=7))
+    held = take_of(first, "r1")
+    second = copy(storage, 8)
+    beside = take_of(second)
+    assert (beside.epoch, beside.from_batch_id) == (0, 7)
+    assert copy(storage, 30).renew(beside).from_batch_id == 7, "and keeps what both had then"
+    age(tmp_path, ENDING_MS + 1000)
+    first_on = claims_of(storage, claimant(batch_id=90))
+    assert first_on.renew(held) == held, "it is not stopped"
+    late = replace(beside, since_ms=(beside.since_ms or 0) - ENDING_MS - 1000)
+    for _ in range(2):
+        with pytest.raises(
+            FencedError, match=r"another application is at work.*run=r1 batch=90 own_run=r2 own_batch=8"
+        ):
+            second.renew(late)
+        assert not keys(storage, "r2"), "and disturbs nobody any more"
+    assert first_on.renew(held) == held
+
+
+def test_what_ends_after_its_driver_gives_no_sign_of_life(storage: ObjectStorage, tmp_path: Path) -> None:
+    """An executor may begin a task, and renew, before it hears that its driver has gone."""
+    held = take_of(claims_of(storage, claimant()), "r1")
+    second = copy(storage, 1)
+    beside = take_of(second)
+    claims_of(storage, claimant()).renew(held)
+    assert second.renew(beside) == beside
+    age(tmp_path, ALIVE_MS + 1000)
+    assert second.renew(beside) == Held(2, STARTED_MS), "it has died"
+    with pytest.raises(FencedError, match="newer run"):
+        claims_of(storage, claimant()).renew(held)
+
+
+def test_executors_of_a_run_beside_another_take_one_place(storage: ObjectStorage, tmp_path: Path) -> None:
+    take_of(claims_of(storage, claimant()), "r1")
+    executors = [copy(storage, 1, machine=f"machine-{n}") for n in (2, 3)]
+    beside = [take_of(executor) for executor in executors]
+    assert [held.epoch for held in beside] == [0, 0]
+    age(tmp_path, ALIVE_MS + 1000)
+    taken = [executor.renew(held) for executor, held in zip(executors, beside, strict=True)]
+    assert taken == [Held(2, STARTED_MS)] * 2
+    assert take_of(copy(storage, 1, machine="machine-4")) == taken[0]
+
+
+def test_of_two_copies_one_stays(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Both beside a run that has died: the one that began first, and ids decide in the same ms."""
+    take_of(claims_of(storage, claimant()), "r1")
+    runs = [claims_of(storage, claimant(run=run, machine=run)) for run in ("r2", "r3")]
+    held = [take_of(claims, run) for claims, run in zip(runs, ("r2", "r3"), strict=True)]
+    age(tmp_path, 2 * ENDING_MS, "*.r1.*")
+    early = [replace(h, since_ms=(h.since_ms or 0) - ENDING_MS - 1000) for h in held]
+    assert runs[0].renew(early[0]).epoch == 0
+    with pytest.raises(FencedError, match="run=r2"):
+        runs[1].renew(early[1])
+    age(tmp_path, ALIVE_MS + 1000)
+    assert runs[0].renew(early[0]).epoch == 2
+
+
+def test_a_restart_within_its_application_is_not_held_up_by_a_copy(storage: ObjectStorage) -> None:
+    """The copy is beside; whoever follows the one whose place it is takes the next one."""
+    take_of(claims_of(storage, claimant()), "r1")
+    take_of(copy(storage, 5))
+    again = claimant(run="r3", application="app of r1", process="1-1")
+    assert take_of(claims_of(storage, again), "r3").epoch == 2
+
+
+def test_requests_of_a_run_beside_another(storage: ObjectStorage) -> None:
+    """One list more for each claim, and one put to take the place."""
+    take_of(claims_of(storage, claimant()), "r1")
+    before = storage.requests
+    beside = take_of(copy(storage, 1))
+    begun = storage.requests
+    assert {n: begun[n] - before[n] for n in ("put", "get", "list", "delete")} == {
+        "put": 1, "get": 1, "list": 2, "delete": 0
+    }  # fmt: skip
+    copy(storage, 2).renew(beside)
+    renewed = storage.requests
+    assert {n: renewed[n] - begun[n] for n in ("put", "get", "list", "delete")} == {
+        "put": 1, "get": 0, "list": 2, "delete": 0
+    }  # fmt: skip
+
+
+def test_a_store_that_does_not_list_what_it_took_gives_no_claim(storage: ObjectStorage) -> None:
+    """Without the time nobody can tell who lives; the error says so, and is one that is tried again."""
+
+    class Forgetful(FaultyStorage):
+        def list(self, prefix: str) -> list[ObjectInfo]:
+            return [info for info in super().list(prefix) if "now." not in info.key and ".r3." not in info.key]
+
+    begin(storage)
+    forgetful = Forgetful(storage)
+    with pytest.raises(UnavailableError, match=r"does not list what was just stored.*key=totals/claims/now\."):
+        take(forgetful, "q2", "r2")
+    with pytest.raises(UnavailableError, match=r"does not list what was just stored.*key=totals/claims/.*\.r3\."):
+        claims_of(forgetful, claimant(run="r3", machine="machine-3")).take(record(run="r3"))
+    assert not [info.key for info in storage.list("totals/claims/") if "now." in info.key]
+
+
+def test_stamps_that_were_left_behind_are_deleted(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Who put them was killed before it could delete them; young ones may be in use."""
+    held = take(storage)
+    storage.put("totals/claims/now.0123456789abcdef", b"")
+    claims(storage).renew(held)
+    assert len(keys(storage, "0123456789abcdef")) == 0
+    age(tmp_path, ALIVE_MS + 1000, "now.*")
+    storage.put("totals/claims/now.fedcba9876543210", b"")
+    claims(storage).renew(held)
+    assert [k for k in keys(storage) if "now." in k] == ["totals/claims/now.fedcba9876543210"]
+
+
+def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: ObjectStorage) -> None:
+    """A query may be started with another minBatchesToRetain: then its claims say more than the record, or less."""
+    whose = record()
+    declare_operator(storage, whose)
+    assert retained_versions(storage, whose) == 100
+    for run, number, greatest in (("r1", 7, 100), ("r2", 500, 500), ("r3", 20, 500)):
+        take_of(claims_of(storage, claimant(run=run, retained_versions=number)), run)
+        assert retained_versions(storage, whose) == greatest
+    me = claimant(run="r3", retained_versions=20)
+    key = f"totals/claims/{claim_name(9, 1, 'q1', 'r9', 0, 'a', ('m', '1-1'))}.1"
+    storage.put(key, stored_file.encode("claim", {**asdict(me), "retained_versions": "many"})[0])
+    with pytest.raises(CorruptionError, match="no number of retained versions"):
+        retained_versions(storage, whose)

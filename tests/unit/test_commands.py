@@ -18,7 +18,9 @@ from click.testing import CliRunner, Result
 from holdfast.backends import stored_file
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.operator_record import OperatorRecord
+from holdfast.snapshotter.claim_listing import claim_name
+from holdfast.snapshotter.claims import Claimant, Claims
+from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS
@@ -28,8 +30,8 @@ from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Moto, S3Server, Ver
 DAY_S = 24 * 60 * 60
 
 
-def put_record(storage: ObjectStorage, operator: str = "totals", shards: int = 4) -> None:
-    record = OperatorRecord.of(operator, "query-1", "definition-1", "run-1", shards, {"counts": COUNTS})
+def put_record(storage: ObjectStorage, operator: str = "totals", shards: int = 4, retained: int = 100) -> None:
+    record = OperatorRecord.of(operator, "query-1", "definition-1", "run-1", shards, {"counts": COUNTS}, retained)
     storage.put(f"{operator}/operator", stored_file.encode("operator", asdict(record))[0])
 
 
@@ -90,6 +92,43 @@ def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> No
     assert done["objects"] == dry["objects"]
     assert files(root) == before - going
     assert document("gc", root, "--retain", 5, "--yes")["objects"] == 0
+
+
+@pytest.mark.parametrize(
+    ("in_record", "in_claim", "needed_from"), [(5, None, 10), (100, None, 0), (5, 12, 1), (12, 5, 1), (2, 5, 10)]
+)
+def test_gc_keeps_what_the_query_may_return_to_without_being_told(
+    root: Path, storage: ObjectStorage, in_record: int, in_claim: int | None, needed_from: int
+) -> None:
+    """The greater of what the record and the claims say: the query may have been started with another number since."""
+    put_record(storage, retained=in_record)
+    shard = ShardHistory(storage)
+    shard.grow(None, 30, snapshot_every=10)
+    if in_claim is not None:
+        me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, in_claim)
+        Claims(storage, "totals", me, lambda _: False).take(read_operator(storage, "totals"))
+    age(root)
+    found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
+    assert found[shard.prefix]["needed_from"] == needed_from
+    assert found[shard.prefix]["error"] is None
+    assert document("verify", root)["damages"] == []
+
+
+def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, shard: ShardHistory) -> None:
+    """A claim is damaged: that it says a greater number cannot be ruled out. Being told is another way."""
+    (root / "totals/claims").mkdir()
+    name = claim_name(1, 1, "query-1", "run-2", 0, "app", ("machine", "1-1"))
+    (root / f"totals/claims/{name}.1").write_bytes(b"?")
+    (root / "totals/claims/now.1").write_bytes(b"")
+    age(root)
+    before = files(root)
+    done = document("gc", root, "--yes", status=1)
+    assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
+    assert files(root) == before - {"totals/claims/now.1"}, "a look at the clock that was left behind"
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["key"], damage["lost"]) == ("totals/claims", [])
+    assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
+    assert shard
 
 
 def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> None:

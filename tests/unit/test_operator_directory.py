@@ -32,14 +32,15 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
 
 
 def record(query: str, run: str = "run-1", directory: str = "totals", shards: int = 2) -> OperatorRecord:
-    return OperatorRecord.of(directory, query, f"def-{run}", run, shards, {"state": TABLE})
+    return OperatorRecord.of(directory, query, f"def-{run}", run, shards, {"state": TABLE}, 100)
 
 
 def begin(storage: FaultyStorage, local: Path, query: str, run: str = "run-1", shards: int = 2) -> str:
     def claim(directory: str) -> None:
-        task.keep_claim(storage, record(query, f"{query}-{run}", directory, shards), local / query / directory)
+        mine = record(query, f"{query}-{run}", directory, shards)
+        task.keep_claim(storage, mine, local / query / directory, 0, "application")
 
-    return begin_directory(storage, "totals", query, claim, is_run_known=True)
+    return begin_directory(storage, "totals", query, claim, is_run_known=True)[0]
 
 
 def declare(storage: FaultyStorage, query: str, directory: str, run: str = "run-1") -> None:
@@ -93,7 +94,7 @@ def test_two_operators_of_one_name_in_one_query_are_refused(storage: FaultyStora
     twin = replace(record("q1", "q1-run-1"), definition_id="another")
 
     def claim(_: str) -> None:
-        task.keep_claim(storage, twin, tmp_path / "elsewhere")
+        task.keep_claim(storage, twin, tmp_path / "elsewhere", 0, "application")
 
     with pytest.raises(ConflictError, match="two operators of this query have the same name"):
         begin_directory(storage, "totals", "q1", claim, is_run_known=True)
@@ -122,7 +123,7 @@ def test_a_task_that_does_not_know_its_run_joins_nobody(storage: FaultyStorage, 
         seen.append(directory)
         task.look_once(storage, record("def-1", "def-1", directory))
 
-    assert begin_directory(storage, "totals", "def-1", look, is_run_known=False) == "totals@def-1"
+    assert begin_directory(storage, "totals", "def-1", look, is_run_known=False) == ("totals@def-1", None)
     assert seen == ["totals@def-1"]
     assert not storage.list("")
 

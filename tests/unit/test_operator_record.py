@@ -29,7 +29,8 @@ from holdfast.testing.state_rows import TYPES, VALUE_TYPES
 
 KEY = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64())])
-RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, {"state": TableSchema.of("state", KEY, STATE)})
+TABLES = {"state": TableSchema.of("state", KEY, STATE)}
+RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
 _numbers = itertools.count()
 
 
@@ -62,6 +63,7 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
                 "run-2",
                 4,
                 {"state": TableSchema.of("state", KEY, STATE.append(pa.field("m", pa.int8())))},
+                100,
             ),
             SchemaMismatchError,
             "other columns than the operator now declares",
@@ -155,3 +157,35 @@ def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
         declare_operator(storage, RECORD)
     stored = stored_file.decode((tmp_path / "totals" / "operator").read_bytes(), source="it", kind="operator")
     assert stored.header["tables"] == {"state": {"key": [["user", "large_string"]], "value": [["n", "int64"]]}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"retained_versions": None}, r"wrong values.*retained_versions"),
+        ({"shards": "4"}, r"wrong values.*shards"),
+        ({"shards": 0}, r"wrong values.*shards"),
+        ({"query_id": 7}, r"wrong values.*query_id"),
+        ({"tables": {"state": {"key": [["user"]], "value": []}}}, r"wrong values.*tables"),
+        ({"schemas": {"state": [1]}}, r"wrong values.*schemas"),
+        ({"operator": "other"}, r"belongs elsewhere.*operator=other"),
+        ({"level": 9}, r"is no operator record"),
+    ],
+    ids=str,
+)
+def test_a_record_that_says_what_none_says_is_damaged(
+    storage: ObjectStorage, changed: dict[str, object], said: str
+) -> None:
+    """Each reader may rely on what it gets, whoever has written it."""
+    storage.put("totals/operator", stored_file.encode("operator", asdict(RECORD) | changed)[0])
+    with pytest.raises(CorruptionError, match=said):
+        read_operator(storage, "totals")
+
+
+def test_a_record_of_an_earlier_build_is_named(storage: ObjectStorage) -> None:
+    """Without the number of retained versions; nothing was released with it."""
+    header = asdict(RECORD)
+    del header["retained_versions"]
+    storage.put("totals/operator", stored_file.encode("operator", header)[0])
+    with pytest.raises(CorruptionError, match=r"totals/operator is no operator record.*retained_versions"):
+        read_operator(storage, "totals")

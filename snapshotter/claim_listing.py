@@ -1,0 +1,150 @@
+"""What the claims of an operator say by their names, so that one listing is enough to decide by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.operator_record import OperatorRecord
+from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+
+_NAME = re.compile(
+    r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]+-[0-9]+)\.[^./]+"
+)
+_STAMP = re.compile(r"now\.[^./]+")
+
+
+@dataclass(frozen=True)
+class ListedClaim:
+    """A claim as a listing shows it.
+
+    Attributes
+    ----------
+    key : str
+    epoch : int
+        The place of the run in the order of the query's runs; 0 where it is beside another one that may live.
+    started_ms : int
+    query_id, run_id : str
+    batch_id : int or None
+        The micro-batch that the run was at; None where that was not known.
+    application, machine : str
+        Digests: of Spark's application, and of what tells processes of one machine from those of another.
+    process : str
+        Of the executor, on that machine.
+    modified_ms : int
+        By the store's clock.
+    """
+
+    key: str
+    epoch: int
+    started_ms: int
+    query_id: str
+    run_id: str
+    batch_id: int | None
+    application: str
+    machine: str
+    process: str
+    modified_ms: int
+
+    def is_further_than(self, batch_id: int | None) -> bool:
+        """Whether the run was at a later micro-batch than this one; false where one of them is not known."""
+        return self.batch_id is not None and batch_id is not None and self.batch_id > batch_id
+
+
+def claims_folder(operator: str) -> str:
+    """Return below which key an operator's claims stand."""
+    return f"{operator}/claims/"
+
+
+def claim_name(
+    epoch: int,
+    started_ms: int,
+    query_id: str,
+    run_id: str,
+    batch_id: int | None,
+    application: str,
+    place: tuple[str, str],
+) -> str:
+    """Return the name of a claim, without what makes it unique; `place` is machine and process."""
+    (machine, process), at = place, "unknown" if batch_id is None else batch_id
+    return f"{epoch:08d}.{started_ms}.{query_id}.{run_id}.{at}.{digest(application)}.{digest(machine)}.{process}"
+
+
+def digest(text: str) -> str:
+    """Return what stands for an application or a machine in the name of a claim."""
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def list_claims(storage: ObjectStorage, operator: str) -> tuple[list[ListedClaim], dict[str, int]]:
+    """Return the claims of an operator, and by key the stamps beside them that tell the time, with theirs."""
+    folder = claims_folder(operator)
+    claims, stamps = [], {}
+    for info in storage.list(folder):
+        name = info.key.removeprefix(folder)
+        # What another release may have written here is not ours to judge.
+        if found := _NAME.fullmatch(name):
+            claims.append(_parsed(info, found))
+        elif _STAMP.fullmatch(name):
+            stamps[info.key] = info.modified_ms
+    return claims, stamps
+
+
+def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
+    epoch, started_ms, query_id, run_id, batch_id, application, machine, process = found.groups()
+    return ListedClaim(
+        key=info.key,
+        epoch=int(epoch),
+        started_ms=int(started_ms),
+        query_id=query_id,
+        run_id=run_id,
+        batch_id=None if batch_id == "unknown" else int(batch_id),
+        application=application,
+        machine=machine,
+        process=process,
+        modified_ms=info.modified_ms,
+    )
+
+
+def claim_header(storage: ObjectStorage, claim: ListedClaim) -> Mapping[str, Any] | None:
+    """Return what a claim says to people; None where it has gone since it was listed.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged.
+    """
+    try:
+        return stored_file.decode(storage.get(claim.key), source=claim.key, kind="claim").header
+    except NotFoundError:
+        return None
+
+
+def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
+    """Return how many versions back an operator's query may return to, as far as storage tells.
+
+    That is the greatest number that the record says, which is as old as the state, and the newest claim of each run.
+
+    Raises
+    ------
+    CorruptionError
+        A claim is damaged.
+    """
+    newest: dict[str, ListedClaim] = {}
+    for claim in list_claims(storage, record.operator)[0]:
+        if claim.query_id == record.query_id:
+            known = newest.setdefault(claim.run_id, claim)
+            newest[claim.run_id] = max(known, claim, key=lambda c: c.modified_ms)
+    numbers = [record.retained_versions]
+    for claim in newest.values():
+        header = claim_header(storage, claim) or {}
+        number = header.get("retained_versions", record.retained_versions)
+        if type(number) is not int or number < 1:
+            raise CorruptionError("a claim says no number of retained versions", key=claim.key, storage=storage.url)
+        numbers.append(number)
+    return max(numbers)
