@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from holdfast.backends.arrow_values import validate
+from holdfast.backends.arrow_values import blind_type, validate_blind
 from holdfast.backends.stored_file import EXPANSION_MAX
 from holdfast.errors import CorruptionError, SchemaMismatchError
 
@@ -116,6 +116,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
         It is no such stream, or claims more than that.
     """
     room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
+    blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])
     batches = []
     for number, message in enumerate(ipc.MessageReader.open_stream(section)):
         if message.type != ("record batch" if number else "schema"):
@@ -124,11 +125,11 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
             room -= _unpacked_bytes(message)
             if room < 0:
                 raise ValueError("its buffers claim to be larger than was declared")
-            batch = ipc.read_record_batch(message, schema)
-            for column in batch.columns:
-                validate(column)
-            batch.validate()
-            batches.append(batch)
+            batch = ipc.read_record_batch(message, blind)
+            for column, field in zip(batch.columns, schema, strict=True):
+                validate_blind(column, field.type)
+            columns = [column.view(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return batches
 
 

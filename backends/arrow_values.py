@@ -76,13 +76,14 @@ def validate(column: pa.Array) -> None:
     ValueError
         Memory would be read that is not the column's, or a value is none of its type, or a null stands where none may.
     """
-    given, blind = column, _with_bytes_for_text(column.type)
-    if blind != column.type:
-        column.validate()  # viewing needs the buffers to be there
-        column = column.view(blind)
+    column.validate()  # viewing needs the buffers to be there
+    validate_blind(column.view(blind_type(column.type)), column.type)
+
+
+def validate_blind(column: pa.Array, t: pa.DataType) -> None:
+    """Check a column of the blind type of `t`; raises as `validate`."""
     column.validate(full=True)
-    forbidden = null_where_none_may_be(given)
-    if forbidden:
+    if forbidden := _forbidden_null(column, t):
         raise ValueError(f"null in {forbidden}, which is NOT NULL")
 
 
@@ -99,52 +100,69 @@ def first_that_fails(column: pa.Array) -> int:
     return start
 
 
-def _with_bytes_for_text(t: pa.DataType) -> pa.DataType:
-    """Return the type of the same memory in which strings are binaries, and all that is inside may be null."""
-    if pa.types.is_large_string(t):
+def blind_type(t: pa.DataType) -> pa.DataType:
+    """Return the type of the same memory in which nothing is known of the values.
+
+    Strings are binaries, a map is a list of pairs, and all may be null. So it can be read before it was validated; of a
+    map with a null among its keys, Arrow would end the process.
+    """
+    types = pa.types
+    if types.is_large_string(t):
         return pa.large_binary()
-    if pa.types.is_string(t):
+    if types.is_string(t):
         return pa.binary()
-    if pa.types.is_large_list(t):
-        return pa.large_list(_field_with_bytes(t.value_field))
-    if pa.types.is_list(t):
-        return pa.list_(_field_with_bytes(t.value_field))
-    if pa.types.is_fixed_size_list(t):
-        return pa.list_(_field_with_bytes(t.value_field), t.list_size)
-    if pa.types.is_map(t):
-        key = t.key_field.with_type(_with_bytes_for_text(t.key_type))
-        return pa.map_(key, _field_with_bytes(t.item_field), keys_sorted=t.keys_sorted)
-    if pa.types.is_struct(t):
-        return pa.struct([_field_with_bytes(field) for field in t])
+    if types.is_large_list(t):
+        return pa.large_list(_blind_field(t.value_field))
+    if types.is_list(t):
+        return pa.list_(_blind_field(t.value_field))
+    if types.is_fixed_size_list(t):
+        return pa.list_(_blind_field(t.value_field), t.list_size)
+    if types.is_map(t):
+        return pa.list_(pa.field("entries", pa.struct([_blind_field(t.key_field), _blind_field(t.item_field)])))
+    if types.is_struct(t):
+        return pa.struct([_blind_field(field) for field in t])
     return t
 
 
-def _field_with_bytes(field: pa.Field) -> pa.Field:
-    return field.with_type(_with_bytes_for_text(field.type)).with_nullable(True)
+def _blind_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, blind_type(field.type))
 
 
 def null_where_none_may_be(column: pa.Array) -> str | None:
-    """Return what inside of a nested column is NOT NULL and has a null: ``an element`` or the path of a field."""
-    for field, child in _children(column):
-        if child.null_count and not field.nullable:
-            return f"{field.name!r}"
-        if below := null_where_none_may_be(child):
-            return f"{field.name!r}: {below}"
+    """Return what inside of a nested column is NOT NULL and has a null: the name of an element or the path of a field.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Valid.
+    """
+    return _forbidden_null(column.view(blind_type(column.type)), column.type)
+
+
+def _forbidden_null(column: pa.Array, t: pa.DataType) -> str | None:
+    if pa.types.is_nested(t) and _forbids_nulls(t):
+        for field, child in _children(column, t):
+            if child.null_count and not field.nullable:
+                return f"{field.name!r}"
+            if below := _forbidden_null(child, field.type):
+                return f"{field.name!r}: {below}"
     return None
 
 
-def _children(column: pa.Array) -> Iterator[tuple[pa.Field, pa.Array]]:
-    """Yield the columns inside of a nested one, without what stands under a null."""
-    t = column.type
+def _forbids_nulls(t: pa.DataType) -> bool:
+    if pa.types.is_map(t):
+        return True
+    return any(not t.field(i).nullable or _forbids_nulls(t.field(i).type) for i in range(t.num_fields))
+
+
+def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.Array]]:
+    """Yield the columns inside of one of the blind type of `t`, without what stands under a null."""
     if pa.types.is_struct(t):
         whole = column.filter(column.is_valid()) if column.null_count else column
         yield from zip(t, whole.flatten(), strict=True)
     elif pa.types.is_map(t):
-        whole = column.filter(column.is_valid()) if column.null_count else column
-        offsets = whole.offsets
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        yield t.key_field, whole.keys.slice(first, last - first)
-        yield t.item_field, whole.items.slice(first, last - first)
+        entries = column.flatten()
+        yield from zip((t.key_field, t.item_field), entries.flatten(), strict=True)
     elif pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t):
         yield t.value_field, column.flatten()
 
@@ -162,25 +180,22 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     if not is_same_kind(column.type, t):
         raise ValueError("a value of this type means something else than one of that")
     stored = column.cast(t)
-    for before, after in zip(_leaves(_decoded(column)), _leaves(stored), strict=True):
-        _require_equal(before, after)
+    given = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_nested(given.type):
+        given = given.view(blind_type(given.type))
+    _require_equal(given, stored.view(blind_type(t)))
     return stored
 
 
-def _decoded(column: pa.Array) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the columns of a nested one that have no others inside."""
-    if not pa.types.is_nested(column.type):
-        yield column
-    for _, child in _children(column):
-        yield from _leaves(_decoded(child))
-
-
 def _require_equal(before: pa.Array, after: pa.Array) -> None:
-    """Raise ValueError where Arrow has cast a number to another one without a word."""
+    """Raise ValueError where Arrow has cast a number, at any depth, to another one without a word."""
+    if pa.types.is_dictionary(before.type):
+        before = before.dictionary_decode()
+    if pa.types.is_null(before.type):
+        return
+    pairs = zip(_children(before, before.type), _children(after, after.type), strict=True)
+    for (_, child), (_, cast_child) in pairs:
+        _require_equal(child, cast_child)
     source, target = before.type, after.type
     if pa.types.is_floating(source) and pa.types.is_floating(target):
         if target.bit_width < source.bit_width:

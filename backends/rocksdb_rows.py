@@ -422,6 +422,8 @@ def _assemble_list(t: pa.DataType, n: int, validity: pa.Buffer | None, pieces: l
     elements = decode_values(binaries.from_buffers(ends, pieces[-1].buffers()[2]), schema)
     children = elements.columns
     if pa.types.is_map(t):
+        if children[0].null_count:  # Arrow would end the process
+            raise _corrupt("a map has a null among its keys")
         children = [pa.StructArray.from_arrays(children, fields=list(schema))]
     offset_type = pa.int64() if pa.types.is_large_list(t) else pa.int32()
     return pa.Array.from_buffers(t, n, [validity, pa.array(offsets, offset_type).buffers()[1]], children=children)

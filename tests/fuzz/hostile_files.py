@@ -26,7 +26,7 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.rocksdb_marker import Marker, Named
-from holdfast.backends.run import Run
+from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import HoldfastError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.catalogue import Headers, list_shard
@@ -34,10 +34,20 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, read_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.snapshotter.verification import verify_shard
-from holdfast.testing.state_rows import COUNTS, PAIRS, TABLES, keys_of, values_of
+from holdfast.testing import state_rows
+from holdfast.testing.state_rows import COUNTS, PAIRS, TYPES, VALUE_TYPES, keys_of, values_of
+from tests.fuzz.arrow_columns import exact
 from tests.fuzz.forge import digest_of, put_together, resealed, spoil_bytes, spoil_json, take_apart
 
 SHARD = "totals/shard-0003"
+_KINDS = [*TYPES, *VALUE_TYPES]
+THINGS = TableSchema.of(
+    "things",
+    pa.schema([("id", pa.int64())]),
+    pa.schema([(f"v{i}", kind) for i, (kind, _, _) in enumerate(_KINDS)]),
+)
+"""A table with a column of each type."""
+TABLES = {**state_rows.TABLES, "things": THINGS}
 ROOM_BYTES = 1 << 30
 """More than all of this needs, and less than any claim that is believed."""
 
@@ -58,6 +68,9 @@ class Shard:
                 attempt.put("counts", keys_of(COUNTS, users), values_of(COUNTS, [(i,) for i in range(len(users))]))
                 pairs = [(i, float(i), f"ü{i}") for i in range(30)]
                 attempt.put("pairs", keys_of(PAIRS, pairs), values_of(PAIRS, [("note" * i, None) for i in range(30)]))
+                ids = [(i,) for i in range(10)]
+                things = [tuple(kind[1 + (i + step) % 2] for kind in _KINDS) for i in range(9)]
+                attempt.put("things", keys_of(THINGS, ids), values_of(THINGS, [*things, None]))
                 pointer = attempt.commit()
             assert pointer is not None
             self.pointer = pointer
@@ -129,18 +142,30 @@ def _rename(value: Any, now: dict[str, tuple[str, int]]) -> bool:
 
 
 def read_through(run: Run) -> None:
-    """Touch every value; as bytes, since text may be anything."""
+    """Touch every value, bit by bit."""
     for column in run.batch.columns:
-        blind = pa.large_binary() if column.type == pa.large_string() else column.type
-        if pa.types.is_timestamp(blind):
-            blind = pa.int64()
-        column.view(blind).to_pylist()
+        exact(column)
+
+
+def unpacked(body: bytes, footer: dict[str, Any]) -> bytes:
+    """Return the sections of a commit with buffers that are not compressed: so each byte that is changed is a value."""
+    new = b""
+    for entry in footer["sections"]:
+        section = body[entry["offset"] : entry["offset"] + entry["size_bytes"]]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.open_stream(section) as reader, pa.ipc.new_stream(sink, reader.schema) as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+        plain = sink.getvalue().to_pybytes()
+        entry |= {"offset": len(new), "size_bytes": len(plain), "plain_bytes": len(plain)}
+        new += plain
+    return new
 
 
 def spoiled(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     """Return a file with something wrong and a right digest, and what is wrong."""
     body, footer = take_apart(data)
-    way = chance.randrange(4 if body else 3)
+    way = chance.randrange(6 if body else 3)
     if way == 0:
         said = spoil_json(footer["header"], chance) if footer["header"] else "nothing"
     elif way == 1:
@@ -150,6 +175,8 @@ def spoiled(data: bytes, chance: random.Random) -> tuple[bytes, str]:
         said = spoil_bytes(whole, chance, 0, len(whole) - 24)
         return resealed(bytes(whole)), said
     else:
+        if footer["kind"] == "commit" and chance.random() < 0.7:
+            body = unpacked(body, footer)
         changed = bytearray(body)
         said = spoil_bytes(changed, chance, 0, len(changed))
         body = bytes(changed)[: len(body)]

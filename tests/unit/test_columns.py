@@ -121,6 +121,34 @@ def test_nulls_where_none_are_declared_are_refused() -> None:
     assert conform_output(table, arrow_schema(declared, "it"), "totals").num_rows == 2
 
 
+def test_nulls_inside_of_columns_are_refused_where_none_are_declared() -> None:
+    """In elements and map values; and a dictionary that holds a null is no way around."""
+    declared = T.StructType(
+        [
+            T.StructField("n", T.LongType(), False),
+            T.StructField("l", T.ArrayType(T.LongType(), False)),
+            T.StructField("m", T.MapType(T.StringType(), T.LongType(), False)),
+        ]
+    )
+    schema = arrow_schema(declared, "outputStructType", keep_not_null=True)
+    maps = pa.map_(pa.string(), pa.int64())
+    good = {"n": pa.array([1]), "l": pa.array([[1]]), "m": pa.array([[("a", 1)]], maps)}
+    hidden = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([None], pa.int64()))
+    for name, bad in {"n": hidden, "l": pa.array([[None]]), "m": pa.array([[("a", None)]], maps)}.items():
+        with pytest.raises(SchemaMismatchError, match=f"column '{name}'"):
+            conform_output(pa.table({**good, name: bad}), schema, "totals")
+    nothing = pa.table({**good, "l": pa.nulls(1), "m": pa.nulls(1)})
+    assert conform_output(nothing, schema, "totals").num_rows == 1
+
+
+@pytest.mark.parametrize(("value", "declared"), [(1e300, T.FloatType()), (0.15, T.DecimalType(10, 1))])
+def test_numbers_that_do_not_fit_are_refused(value: float, declared: T.DataType) -> None:
+    """Arrow makes infinity of the one and drops a digit of the other."""
+    schema = arrow_schema(T.StructType([T.StructField("n", declared)]), "outputStructType")
+    with pytest.raises(SchemaMismatchError, match="'n' in a type that does not fit"):
+        conform_output(pa.table({"n": [value]}), schema, "totals")
+
+
 def test_a_column_of_nothing_but_nulls_needs_no_type() -> None:
     table = pa.table({"n": pa.nulls(2), "name": pa.nulls(2), "at": pa.nulls(2)})
     assert conform_output(table, OUTPUT, "totals").schema == OUTPUT

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -457,6 +457,31 @@ def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, stor
     assert elsewhere.state(last) == {f"u{i}": i for i in range(12)}
 
 
+def test_a_history_in_a_circle_ends(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Around a damaged snapshot each commit must be older than the one before."""
+    base = shard.grow(None, 2)
+    storage.delete([f"{PREFIX}/{shard.snapshot(base).key}"])
+    last = shard.grow(base, 1)
+    newer = lineage_of(shard, shard.grow(last, 3)).chain[-1]
+    path = f"{PREFIX}/commits/{last}"
+    altered = with_header(bytes(storage.get(path)), lambda header: header.update(last=asdict(newer)))
+    storage.delete([path])
+    storage.put(path, altered)
+    with pytest.raises(CorruptionError) as caught:
+        elsewhere.store.begin(last)
+    assert "a commit builds on a later one" in str(caught.value.__notes__)
+
+
+def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return a stored file with another header, and a right digest."""
+    size = struct.unpack("<I", data[-32:-28])[0]
+    footer = json.loads(data[-32 - size : -32])
+    change(footer["header"])
+    text = json.dumps(footer).encode()
+    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
+    return body + xxhash.xxh3_128(body).digest() + b"HOLDFAST"
+
+
 def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
     with shard.store.read_at(pointer) as view:
         return Lineage.of(view.properties)
@@ -480,13 +505,12 @@ def test_an_object_of_another_size_than_declared_is_refused(
     """Sizes are checked against what was declared outside of the object."""
     last = shard.grow(None, 2)
     data = bytes(storage.get(f"{PREFIX}/commits/{last}"))
-    size = struct.unpack("<I", data[-32:-28])[0]
-    footer = json.loads(data[-32 - size : -32])
-    footer["header"]["chain"][0][field] += 1
-    text = json.dumps(footer).encode()
-    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
+
+    def enlarge(header: dict[str, Any]) -> None:
+        header["chain"][0][field] += 1
+
     storage.delete([f"{PREFIX}/commits/{last}"])
-    storage.put(f"{PREFIX}/commits/{last}", body + xxhash.xxh3_128(body).digest() + b"HOLDFAST")
+    storage.put(f"{PREFIX}/commits/{last}", with_header(data, enlarge))
     with pytest.raises(CorruptionError, match="is not the object"):
         elsewhere.store.begin(last)
 
