@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
@@ -55,18 +55,27 @@ class RowsOutput:
         return self.schema
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        # In the forms that Spark converts without loss, nulls and times beyond 2262 included; and that stay as they
-        # are when Spark's worker puts one frame after another.
         for batch in batches:
-            yield batch.to_pandas(
-                integer_object_nulls=True, timestamp_as_object=True, date_as_object=True, maps_as_pydicts="strict"
-            )
+            columns = dict(enumerate(map(_to_series, batch.columns)))
+            frame = pd.DataFrame(columns, index=pd.RangeIndex(batch.num_rows), copy=False)
+            frame.columns = pd.Index(batch.schema.names, dtype=object)
+            yield frame
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         return self.send(batches)  # Spark's worker counts rows, and these are rows
 
     def receive(self, frame: DataFrame) -> DataFrame:
         return frame
+
+
+def _to_series(column: pa.Array) -> pd.Series[Any]:
+    """Return a column in the form that Spark converts without loss, nulls and all times that Arrow has included.
+
+    It is also one that stays as it is when Spark's worker puts frame after frame.
+    """
+    if pa.types.is_temporal(column.type):
+        return column.to_pandas(date_as_object=False)
+    return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
 
 
 @dataclass(frozen=True)

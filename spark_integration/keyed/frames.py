@@ -136,7 +136,7 @@ class KeyFrames:
 
     def empty(self) -> pd.DataFrame:
         """Return a frame without rows, as a function gets it for a key that has timed out."""
-        return pd.DataFrame(columns=self._names)
+        return pd.DataFrame(columns=self._names.view())
 
     def chunks_of(self, first: int, end: int) -> Iterator[Iterator[pd.DataFrame]]:
         """Yield for each key from `first` until `end` its frames."""
@@ -233,12 +233,21 @@ def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.Data
 
 
 def _pieces(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
-    """Cut a frame into consecutive frames, each with an index of its own."""
+    """Cut a frame into consecutive frames, each with an index from 0 on.
+
+    The index and the labels are shared, and cannot change but for their names: a function may set those.
+    """
     codes = np.repeat(np.arange(len(sizes)), sizes)
     index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
+    labels = frame.columns
     for _, piece in frame.groupby(codes, sort=False):
-        piece.index = index[len(piece)]
+        size = len(piece)
+        piece.index = index[size]
         yield piece
+        if index[size].name is not None:
+            index[size] = pd.RangeIndex(size)
+        if labels.name is not None:
+            labels.name = None
 
 
 def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:

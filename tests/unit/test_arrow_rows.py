@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.backends import arrow_rows
+from holdfast.backends.arrow_rows import order_rows
+from holdfast.backends.run import Keys
+from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.testing.state_rows import TYPES, plain
 
 INNER = pa.struct([("f", pa.float64()), ("l", pa.list_(pa.float32()))])
@@ -76,6 +79,22 @@ def test_order_among_keys_of_one_hash_for_every_type(case: tuple[pa.DataType, An
     assert order.first.sum() == 3
     groups = np.split(order.rows, np.flatnonzero(order.first)[1:])
     assert sorted(g.tolist() for g in groups) == [[0, 3, 6], [1, 5], [2, 4]]
+
+
+@pytest.mark.parametrize("nest", ["struct", "list"])
+def test_order_among_nested_keys_of_one_hash_with_times_that_python_has_not(nest: str) -> None:
+    """Spark's years go from -290308 to 294247, those of Python from 1 to 9999."""
+    times = pa.array([2**62, 2**61, 2**62], pa.int64()).view(pa.timestamp("us", "UTC"))
+    dates = pa.array([2**31 - 1, 5, 2**31 - 1], pa.int32()).view(pa.date32())
+    keys = pa.StructArray.from_arrays([times, dates], ["time", "date"])
+    if nest == "list":
+        keys = pa.LargeListArray.from_arrays(pa.array(range(4), pa.int64()), keys)
+    order = order_rows(np.ones(3, np.uint64), pa.RecordBatch.from_arrays([keys], ["key"]))
+    assert order.first.sum() == 2
+    assert [0, 2] in (order.rows[:2].tolist(), order.rows[1:].tolist())
+    assert (
+        len(KeyOrder.of(Keys(np.arange(3, dtype=np.uint64), pa.RecordBatch.from_arrays([keys], ["key"]))).starts) == 3
+    )
 
 
 def test_all_nan_and_zeros_become_one_bit_pattern() -> None:

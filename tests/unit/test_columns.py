@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T  # noqa: N812
@@ -108,6 +109,14 @@ def test_output_is_put_in_order_and_cast_where_nothing_is_lost() -> None:
     assert batch.column("at").view(pa.int64()).to_pylist() == [0, None]
     assert conform_output(batch, OUTPUT, "totals") == batch
     assert conform_output(table.slice(0, 0), OUTPUT, "totals").num_rows == 0
+
+
+def test_output_is_what_was_returned() -> None:
+    """A function may fill the same array of numpy for the next shard, while this output waits for its commit."""
+    n = np.array([1, 2])
+    batch = conform_output(pa.table({"n": n}), pa.schema([("n", pa.int64())]), "totals")
+    n *= 0
+    assert batch.column("n").to_pylist() == [1, 2]
 
 
 def test_nulls_where_none_are_declared_are_refused() -> None:

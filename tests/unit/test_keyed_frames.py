@@ -203,6 +203,20 @@ def test_a_function_may_change_its_frame() -> None:
     assert seen == [[["a", 1.5]], [["b", 2.5]], [["c", 3.5]]]
 
 
+def test_a_function_may_name_index_and_labels() -> None:
+    """No other key's frame has these names: `reset_index` would make columns of them."""
+    frames, _ = frames_of(k=["a", "b", "c"], v=[1.5, None, 3.5])
+    seen = []
+    for slab in frames.slabs():
+        for [frame] in slab:
+            seen.append((frame.index.name, frame.columns.name))
+            frame.index.name, frame.columns.name = "row", "column"
+    empty = frames.empty()
+    empty.columns.name = "column"
+    assert seen == [(None, None)] * 3
+    assert frames.empty().columns.name is None
+
+
 def test_the_frame_of_a_key_that_timed_out() -> None:
     """It has the columns, no rows and Spark's dtype, and is the function's own."""
     frames, _ = frames_of(k=["a"], v=[1])

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructType,
     TimestampType,
@@ -220,6 +221,32 @@ def test_the_key_of_one_frame_of_many_is_told(at: int) -> None:
     with pytest.raises(PySparkValueError, match="convertToArrowArraySafely"):
         list(output.finish())
     assert output.failed_key == (at,)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "good", "bad"),
+    [
+        (TimestampType(), pd.Timestamp("2024-03-10 01:30"), pd.Timestamp("2024-03-10 02:30")),
+        (MapType(StringType(), LongType()), {"a": 1}, 7),
+        (LongType(), 5, 2**70),
+    ],
+    ids=["in a gap of summer time", "no map", "too large"],
+)
+@pytest.mark.parametrize("at", range(3))
+def test_the_key_is_told_whatever_the_conversion_raises(data_type: DataType, good: Any, bad: Any, at: int) -> None:
+    """Also errors that are neither Spark's, nor Arrow's, nor a TypeError or a ValueError."""
+    output = OutputFrames(StructType().add("x", data_type), ZONE, 10)
+    for key in range(3):
+        assert not list(output.add_all([pd.DataFrame({"x": [bad if key == at else good]})], (key,)))
+    with pytest.raises(Exception, match=r"\w"):
+        list(output.finish())
+    assert output.failed_key == (at,)
+
+
+def test_frames_that_fit_alone_fit_together() -> None:
+    """Text that holds a number is one for Spark, where there is no number beside it."""
+    frames = [pd.DataFrame({"x": pd.Series([value], dtype=object)}) for value in ("5", 6, "7", 8, 9)]
+    assert gathered({"x": LongType()}, *([frame] for frame in frames)) == [[{"x": x} for x in range(5, 10)]]
 
 
 def test_an_error_of_the_function_is_its_own() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import os
 import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -45,6 +47,7 @@ from holdfast.backends.arrow_rows import storage_type
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.testing.ddl import parse_schema
 
 MICROS = st.integers(-(2**51), 2**52)
 WALL_CLOCK = MICROS.map(lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None))
@@ -134,6 +137,11 @@ def test_states_come_back_as_from_spark(data_type: DataType, values: st.SearchSt
         (BinaryType(), bytearray(b"ab"), b"ab"),
         (StringType(), 5, "5"),
         (StringType(), True, "true"),
+        (StringType(), 1e10, "1.0E10"),
+        (StringType(), Decimal("1.50"), "1.50"),
+        (DecimalType(3, 1), Decimal("nan"), None),
+        (LongType(), float("nan"), None),
+        (BooleanType(), pd.NA, None),
         (DecimalType(5, 1), Decimal("1.25"), Decimal("1.3")),
         (DecimalType(5, 1), Decimal("-1.25"), Decimal("-1.3")),
         (DateType(), dt.datetime(2024, 1, 2, 3), dt.date(2024, 1, 2)),  # noqa: DTZ001
@@ -165,10 +173,8 @@ def test_numbers_of_another_type_are_kept_where_nothing_is_lost(data_type: DataT
         (LongType(), 2**70),
         (ByteType(), 300),
         (IntegerType(), 2**40),
-        (StringType(), 1e10),
         (StringType(), b"a"),
         (DecimalType(3, 1), Decimal("1234.5")),
-        (DecimalType(3, 1), Decimal("nan")),
         (DecimalType(3, 1), 1.5),
         (TimestampType(), dt.date(2024, 1, 2)),
         (TimestampType(), pd.NaT),
@@ -180,6 +186,10 @@ def test_numbers_of_another_type_are_kept_where_nothing_is_lost(data_type: DataT
         (BooleanType(), 1),
         (POINT, (1, None)),
         (POINT, 7),
+        (POINT, {"x": 1, "nmae": "a"}),
+        (ArrayType(POINT), [{"x": 1}, {"z": 1}]),
+        (ArrayType(StringType()), "abc"),
+        (ArrayType(StringType()), {"a": 1}),
         (ArrayType(LongType()), 7),
         (ArrayType(LongType()), ["a"]),
         (MapType(StringType(), LongType()), [1]),
@@ -307,14 +317,41 @@ def test_a_timeout_conf_that_is_none_is_an_assertion() -> None:
         KeyStates(STATE, "Never", 1000, None)
 
 
-def test_a_list_that_the_function_goes_on_using_is_kept_as_it_was() -> None:
-    """States are written for many keys together, long after the call."""
-    shared: list[Any] = [1]
-    state = KeyStates(STATE, "NoTimeout", 1000, None).open(None)
-    state.update((0, shared))
+class Place:
+    """An object whose attributes are the fields of a struct, which Spark takes, too."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+# What a function may go on using after the call, and how it changes it.
+REUSED: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
+    "dict of a struct": ("struct<x:long>", {"x": 1}, lambda value: value.update(x=3)),
+    "list of a struct": ("struct<x:long>", [1], lambda value: value.__setitem__(0, 3)),
+    "object of a struct": ("struct<x:long>", Place(1), lambda value: setattr(value, "x", 3)),
+    "list": ("array<long>", [1], lambda value: value.append(3)),
+    "list in a list": ("array<array<long>>", [[1]], lambda value: value[0].append(3)),
+    "numpy's array": ("array<long>", np.array([1]), lambda value: value.fill(3)),
+    "deque": ("array<long>", deque([1]), lambda value: value.append(3)),
+    "dict": ("map<string,long>", {"x": 1}, lambda value: value.update(x=3)),
+    "list in a dict": ("map<string,array<long>>", {"x": [1]}, lambda value: value["x"].append(3)),
+    "bytearray": ("binary", bytearray(b"1"), lambda value: value.extend(b"3")),
+    "bytearray in a tuple": ("struct<x:binary>", (bytearray(b"1"),), lambda value: value[0].extend(b"3")),
+}
+
+
+@pytest.mark.parametrize("what", REUSED)
+def test_what_the_function_goes_on_using_is_kept_as_it_was_when_the_call_ended(what: str) -> None:
+    """States are written for many keys together, long after the call; Spark pickles each when its call ends."""
+    ddl, given_value, change = REUSED[what]
+    value = copy.deepcopy(given_value)
+    schema = parse_schema(f"v {ddl}")
+    state = KeyStates(schema, "NoTimeout", 1000, None).open(None)
+    state.update((value,))
     kept = state.value
-    shared.append(2)
-    assert kept == (0, [1])
+    change(value)
+    assert through_ours(schema, [kept]) == through_ours(schema, [(given_value,)])
+    assert through_ours(schema, [kept]) != through_ours(schema, [(value,)])
 
 
 def test_states_of_two_keys_are_apart() -> None:

@@ -164,6 +164,28 @@ def test_columns_may_come_as_arrow_numpy_pandas_or_lists(shard: Shard) -> None:
         shard.state.delete()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("given", ["column", "array", "table", "batch"])
+def test_what_is_put_is_put(tmp_path: Path, given: str, reads: bool) -> None:
+    """What the function does later to its arrays of numpy does not change the state."""
+    shard = Shard(tmp_path, state=pa.schema([("n", pa.int64())]))
+    shard.begin(["ann", "bob"])
+    n = np.array([1, 2])
+    if given == "column":
+        shard.state.put(n=n)
+    elif given == "array":
+        shard.state.put(n=pa.array(n))
+    else:
+        shard.state.put(pa.table({"n": n}) if given == "table" else pa.RecordBatch.from_pydict({"n": n}))
+    if reads:
+        shard.state.get()
+    n *= 0
+    assert sorted(shard.read().values()) == [(1,), (2,)]
+    shard.commit()
+    shard.begin(["ann", "bob"])
+    assert sorted(shard.read().values()) == [(1,), (2,)]
+
+
 def test_a_column_called_where_is_given_in_a_table(tmp_path: Path) -> None:
     shard = Shard(tmp_path, state=pa.schema([("where", pa.string()), ("self", pa.int64())]))
     shard.begin(["ann"])

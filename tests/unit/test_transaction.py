@@ -14,7 +14,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.rocksdb import RocksDBBackend
 from holdfast.backends.run import Keys, Run
-from holdfast.errors import ClosedError
+from holdfast.errors import ClosedError, InvalidArgumentError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES
 
@@ -74,6 +74,11 @@ def test_a_state_that_was_only_just_written_is_scanned_in_pieces(store: Versione
         assert first.hashes[0] == 10
         assert len(first) < ROWS / 2
         assert found(transaction.scan("counts")) == dict.fromkeys(range(10, ROWS), 1)
+
+
+def test_there_is_one_row_of_values_for_each_key(store: VersionedStore) -> None:
+    with store.begin(None) as transaction, pytest.raises(InvalidArgumentError, match=r"each key.*rows=3 keys=2"):
+        transaction.put("counts", keys(0, 2), pa.record_batch({"n": pa.array([1, 2, 3])}))
 
 
 def test_a_scan_ends_with_its_transaction(store: VersionedStore) -> None:
