@@ -14,8 +14,11 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.operator_record import OperatorRecord
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
 
+ALIVE_MS = 5 * 60_000
+"""A claim that is older was left by a run that ended, was killed, or had nothing to do."""
+
 _NAME = re.compile(
-    r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]+-[0-9]+)\.[^./]+"
+    r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
 )
 _STAMP = re.compile(r"now\.[^./]+")
 
@@ -128,18 +131,17 @@ def claim_header(storage: ObjectStorage, claim: ListedClaim) -> Mapping[str, Any
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     """Return how many versions back an operator's query may return to, as far as storage tells.
 
-    That is the greatest number that the record says, which is as old as the state, and the newest claim of each run.
+    That is the greatest number that the record says, which is as old as the state, and the newest claims: of the runs
+    that were at work at the end.
 
     Raises
     ------
     CorruptionError
         A claim is damaged.
     """
-    newest: dict[str, ListedClaim] = {}
-    for claim in list_claims(storage, record.operator)[0]:
-        if claim.query_id == record.query_id:
-            known = newest.setdefault(claim.run_id, claim)
-            newest[claim.run_id] = max(known, claim, key=lambda c: c.modified_ms)
+    claims = [c for c in list_claims(storage, record.operator)[0] if c.query_id == record.query_id]
+    last_ms = max((claim.modified_ms for claim in claims), default=0)
+    newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
     numbers = [record.retained_versions]
     for claim in newest.values():
         header = claim_header(storage, claim) or {}

@@ -42,6 +42,7 @@ from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, FencedError, UnavailableError
 from holdfast.snapshotter.claim_listing import (
+    ALIVE_MS,
     ListedClaim,
     claim_header,
     claim_name,
@@ -53,8 +54,6 @@ from holdfast.snapshotter.operator_record import OperatorRecord, check_operator,
 from holdfast.snapshotter.storage import ObjectStorage
 
 RENEW_EVERY_MS = 2 * 60_000
-ALIVE_MS = 5 * 60_000
-"""A claim that is older was left by a run that ended, was killed, or had nothing to do."""
 ENDING_MS = 60_000
 """So long executors may go on whose driver has died: what they claim then is no sign of life."""
 KEPT_MS = 24 * 3600_000
@@ -134,7 +133,7 @@ class Claims:
     operator : str
     me : Claimant
     is_alive : callable
-        Tells of a process of this machine whether it still runs.
+        Tells of a process of this machine whether it still runs; one that is ending may be given a moment.
     new_id, now_ms : callable, optional
         As in `holdfast.clock`.
 
@@ -264,19 +263,18 @@ class Claims:
         """
         me = self._me
         others = [c for c in listed if c.query_id == me.query_id and c.run_id != me.run_id]
-        ours = {c.run_id for c in others if c.application == self._application or self._place_of(c) == me.process}
+        ours = {c.run_id for c in others if self._is_ours(c) or self._process_of(c) == me.process}
         holder = max((c for c in others if c.epoch), key=lambda c: (c.epoch, c.run_id), default=None)
         if holder is not None and holder.run_id in ours:  # whoever is beside it is beside this run, too
             return []
-        return [
-            claim
-            for claim in others
-            if claim.run_id not in ours
-            and claim.modified_ms > since_ms
-            and ((process := self._place_of(claim)) is None or self._is_alive(process))
-        ]
+        others = [c for c in others if c.run_id not in ours and c.modified_ms > since_ms]
+        ended = {p for p in set(map(self._process_of, others)) if p is not None and not self._is_alive(p)}
+        return [claim for claim in others if self._process_of(claim) not in ended]
 
-    def _place_of(self, claim: ListedClaim) -> str | None:
+    def _is_ours(self, claim: ListedClaim) -> bool:
+        return bool(self._me.application) and claim.application == self._application
+
+    def _process_of(self, claim: ListedClaim) -> str | None:
         """Return the process that claims; None where it is one of another machine."""
         return claim.process if claim.machine == self._machine else None
 
@@ -296,7 +294,7 @@ class Claims:
             self._put(held)
             return held
         if held.since_ms is None:
-            known = [claim for claim in alive if self._place_of(claim) or claim.is_further_than(self._me.batch_id)]
+            known = [claim for claim in alive if self._process_of(claim) or claim.is_further_than(self._me.batch_id)]
             if known:
                 newest = max(known, key=lambda claim: claim.modified_ms)
                 raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+ENDS_WITHIN_SECONDS = 5.0
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
 
 
@@ -125,6 +126,9 @@ def machine() -> str:
 
 
 def is_alive(process: str) -> bool:
-    """Tell whether the process of this machine that `ProcessId` wrote as a text still runs."""
+    """Tell whether the process of this machine that `ProcessId` wrote as a text still runs.
+
+    One that is ending is given a moment: executors outlive their driver by a second or two.
+    """
     parsed = ProcessId.parse(process)
-    return parsed is not None and parsed.is_alive()
+    return parsed is not None and not parsed.wait(ENDS_WITHIN_SECONDS)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.claims import ALIVE_MS, RENEW_EVERY_MS
+from holdfast.snapshotter.claim_listing import ALIVE_MS
+from holdfast.snapshotter.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage import open_storage
 from tests.spark.conftest import Lab
@@ -130,14 +131,16 @@ def test_a_query_that_was_killed_before_it_stored_anything_makes_way(lab: Lab) -
 def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: Lab) -> None:
     """Somebody copied the checkpoint location: one query id, two applications, and Spark sees no conflict.
 
-    The copy begins, and the first one stops, only after that one had nothing to do for so long that it may be dead.
+    A copy that has the state copied with it runs. One that has not begins, and the first one stops, only after that one
+    had nothing to do for so long that it may be dead.
     """
     lab.feed([("a", 1)])
     with application(lab, "first") as first:
         first.wait_for("READY")
         while not (lab.folder / "first/commits/0").exists():
             time.sleep(0.05)
-        shutil.copytree(lab.folder / "first", lab.folder / "copy")
+        for copy in ("copy", "copy-with-state"):
+            shutil.copytree(lab.folder / "first", lab.folder / copy)
         lab.feed([("a", 10)])
         first.wait_for("READY", 2)
         before = objects(lab)
@@ -146,6 +149,11 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: 
         lab.feed([("a", 100)])
         first.wait_for("READY", 3)
         assert objects(lab) >= before
+        shutil.copytree(lab.folder / "durable", lab.folder / "own", ignore=shutil.ignore_patterns("claims"))
+        lab.configure({"checkpoint.dir": str(lab.folder / "own")})
+        lab.run(lab.totals(), query="copy-with-state")
+        assert lab.state(query="copy-with-state") == {"a": (3, 111)}
+        lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
         age(claims(lab), ALIVE_MS)
         lab.run(lab.totals(), query="copy")
         age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)

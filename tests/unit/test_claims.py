@@ -15,8 +15,8 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, FencedError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.claim_listing import claim_name, retained_versions
-from holdfast.snapshotter.claims import ALIVE_MS, ENDING_MS, KEPT_MS, Claimant, Claims, Held
+from holdfast.snapshotter.claim_listing import ALIVE_MS, claim_name, retained_versions
+from holdfast.snapshotter.claims import ENDING_MS, KEPT_MS, Claimant, Claims, Held
 from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -466,7 +466,7 @@ def test_stamps_that_were_left_behind_are_deleted(storage: ObjectStorage, tmp_pa
     assert [k for k in keys(storage) if "now." in k] == ["totals/claims/now.fedcba9876543210"]
 
 
-def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: ObjectStorage) -> None:
+def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: ObjectStorage, tmp_path: Path) -> None:
     """A query may be started with another minBatchesToRetain: then its claims say more than the record, or less."""
     whose = record()
     declare_operator(storage, whose)
@@ -474,6 +474,12 @@ def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: Ob
     for run, number, greatest in (("r1", 7, 100), ("r2", 500, 500), ("r3", 20, 500)):
         take_of(claims_of(storage, claimant(run=run, retained_versions=number)), run)
         assert retained_versions(storage, whose) == greatest
+    age(tmp_path, ALIVE_MS, "*.r2.*")
+    assert retained_versions(storage, whose) == 100, "a run that was at work long before the end"
+    age(tmp_path, KEPT_MS)
+    requests = storage.requests["get"]
+    assert retained_versions(storage, whose) == 100
+    assert storage.requests["get"] - requests == 2, "as many as runs were at work at the end"
     me = claimant(run="r3", retained_versions=20)
     key = f"totals/claims/{claim_name(9, 1, 'q1', 'r9', 0, 'a', ('m', '1-1'))}.1"
     storage.put(key, stored_file.encode("claim", {**asdict(me), "retained_versions": "many"})[0])

@@ -113,3 +113,26 @@ def test_the_executor_is_found_anew_after_a_fork(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "getpid", lambda: 4711)
     executor_process()
     assert asked == [4711]
+
+
+def test_a_process_is_told_by_its_text(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ending is given a moment; what is no process at all has ended."""
+    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.01)
+    text = str(ProcessId.of(child.pid))
+    assert processes.is_alive(text)
+    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 60.0)
+    threading.Timer(0.2, child.kill).start()
+    assert not processes.is_alive(text)
+    for nothing in ("", "x", "0-0", "999999999-1", f"{os.getpid()}-1"):
+        assert not processes.is_alive(nothing)
+
+
+def test_a_machine_is_the_same_for_processes_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another container has another process namespace, where the same number is another process."""
+    script = "from holdfast.spark_integration.processes import machine; print(machine())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == processes.machine()
+    processes.machine.cache_clear()
+    monkeypatch.setattr(os, "readlink", lambda _: "pid:[7]")
+    assert processes.machine() != done.stdout.strip()
+    processes.machine.cache_clear()
