@@ -286,7 +286,6 @@ class RocksDBBackend(Backend):
 
     def _own(self) -> IO[str]:
         """Lock the shard for this process; the lock goes with the process."""
-        self._memory.admit(self)
         path = self.directory / "owner"
         with local_files.writing(path):
             file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")  # noqa: SIM115
@@ -302,6 +301,7 @@ class RocksDBBackend(Backend):
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
+        self._memory.admit(self)
         return file
 
     @contextmanager

@@ -189,9 +189,10 @@ def scan_runs(runs: Sequence[Run], first_hash: int, last_hash: int) -> Iterator[
 
 
 def _live(runs: Sequence[Run]) -> Iterator[Run]:
-    merged = merge_runs(runs, drop_deletes=True) if runs else ()
-    if len(merged):
-        yield merged
+    if runs:
+        merged = merge_runs(runs, drop_deletes=True)
+        if len(merged):
+            yield merged
 
 
 def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:

@@ -98,3 +98,11 @@ def test_pack_output_and_unpack(benchmark: Benchmark) -> None:
             list(unpack_output([blob], 100_000))
 
     benchmark(there_and_back)
+
+
+def test_find_of_one_hash(benchmark: Benchmark) -> None:
+    """Look up keys that all share one hash, as the elements of a list do."""
+    n = 4_000
+    numbers = np.arange(n)
+    keys = Keys.of(_SCHEMA, np.full(n, 7, np.uint64), pa.table({"key": numbers}))
+    benchmark(_run(keys).find, keys)
