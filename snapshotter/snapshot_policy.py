@@ -37,7 +37,9 @@ class SnapshotPolicy:
             Time since the last snapshot was written; where there is none, since the shard was first seen.
         """
         commits, snapshot = lineage.commits, lineage.snapshot
-        if lineage.newest == (snapshot and snapshot.pointer):  # nothing was written since
+        # Carried commits stay in the lineage when a snapshot is made of the newest of them.
+        is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)
+        if not commits and not is_carried:  # nothing was written since
             return False
         return (
             len(commits) >= self.max_commits
