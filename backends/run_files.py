@@ -35,6 +35,7 @@ from typing import Any
 
 from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
+from holdfast.backends.folder_locks import hold
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
@@ -82,7 +83,8 @@ class RunFilesBackend(Backend):
     def view(self, pointer: Pointer) -> RunFilesView:
         folder = self._version_folder(pointer)
         with ExitStack() as undo:
-            held = undo.enter_context(local_files.held_folder(self.directory))
+            with local_files.reading(self.directory):
+                held = undo.enter_context(hold(self.directory))
             version = self._read_version(pointer)
             self._require_declared(version)
             stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}

@@ -146,12 +146,6 @@ class Lineage:
         return self.chain[0] if self.chain and self.chain[0].kind == "snapshot" else None
 
     @property
-    def newest(self) -> str | None:
-        """The version itself, as text; None where nothing was ever written."""
-        names = self.since or [entry.pointer for entry in self.chain]
-        return names[-1] if names else None
-
-    @property
     def commits(self) -> Chain:
         """The commit objects since the snapshot."""
         return [entry for entry in self.chain if entry.kind == "commit"]

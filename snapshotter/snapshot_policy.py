@@ -44,7 +44,9 @@ class SnapshotPolicy:
             Time since the last snapshot was written; where there is none, since the shard was first seen.
         """
         snapshot = lineage.snapshot
-        if lineage.newest == (snapshot and snapshot.pointer):  # nothing was written since
+        # Carried commits stay in the lineage when a snapshot is made of the newest of them.
+        is_carried = bool(lineage.since) and (snapshot is None or lineage.since[-1] != snapshot.pointer)
+        if not lineage.commits and not is_carried:  # nothing was written since
             return False
         return self._is_longer(lineage, 1, self.max_bytes or _bytes_of_state(lineage)) or (
             self.interval_seconds is not None and age_seconds >= self.interval_seconds

@@ -29,13 +29,16 @@ def test_there_is_a_sample() -> None:
     assert SAMPLES
 
 
-def test_an_old_directory_restores_to_the_same_state(folder: Path, tmp_path: Path) -> None:
+def test_an_old_directory_restores_to_the_same_state(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Snapshot, commits, a delete and an all-null value, with every kind of column, read as they were written."""
     pointer = Pointer.parse((folder / "pointer").read_text().strip())
     with ThreadPoolExecutor(2) as threads:
         log = ObjectCommitLog(open_storage(str(folder)), sample.SHARD, sample.TABLES, threads, tmp_path)
         with log.restore(pointer) as restored:
             pass
+    assert caplog.text == "", "nothing was taken for damaged"
     assert [e["kind"] for e in restored.properties["chain"]] == ["snapshot", "commit", "commit"]
     run = restored.runs["state"]
     rows = {key["user"]: value for key, value in zip(run.keys.to_pylist(), run.values.to_pylist(), strict=True)}
