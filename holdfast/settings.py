@@ -110,7 +110,8 @@ class Settings:
     snapshot_max_commits : int
         ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
     snapshot_max_bytes : int or None
-        ``spark.holdfast.snapshot.maxBytes``: bytes of such commits after which a snapshot is written.
+        ``spark.holdfast.snapshot.maxBytes``: bytes of such commits after which a snapshot is written;
+        None follows the size of the state.
     snapshot_interval_seconds : int or None
         ``spark.holdfast.snapshot.intervalSeconds``: time after which a snapshot is written if there were commits.
     carried_bytes : int
