@@ -1,7 +1,8 @@
 """The rows of one micro-batch by key, and reductions over each key's rows.
 
 Rows are sorted by key once; a reduction is then one pass over contiguous stretches, for all keys together.
-Nulls are left out as in SQL's aggregates: the result is null only where a key has no other value.
+Nulls are left out as in SQL's aggregates: the result is null only where a key has no other value. `first` and `last`
+are of rows, as Spark's are by default: where the value of that row is null, so is the result.
 """
 
 from __future__ import annotations
@@ -94,11 +95,11 @@ class Groups:
         return self._extreme(column, "max")
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value of the first row: by `order_by`, null last, else as rows arrived (which Spark does not fix)."""
+        """Value, maybe null, of the first row: by `order_by`, null last, else as rows arrived (Spark fixes no order)."""
         return self._column(column).take(pa.array(self._picked(order_by, last=False)))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value of the last row: by `order_by`, null first, else as rows arrived (which Spark does not fix)."""
+        """Value, maybe null, of the last row: by `order_by`, null first, else as rows arrived (Spark fixes no order)."""
         return self._column(column).take(pa.array(self._picked(order_by, last=True)))
 
     def _numbers(self, column: str | pa.Array) -> pa.Array:

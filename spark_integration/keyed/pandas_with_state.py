@@ -149,10 +149,10 @@ class _KeyCalls:
             state = open_state(value, has_timed_out=has_timed_out)
             try:
                 yield from output.add_all(function(key, frames, state), key)
+                changes.take(at, state, existed=value is not None)
             except Exception as exc:
                 self._note_key(exc, output.failed_key or key)
                 raise
-            changes.take(at, state, existed=value is not None)
         self._write(keys, changes, old_timers_ms)
 
     def _write(self, keys: Keys, changes: _Changes, old_timers_ms: IntArray) -> None:

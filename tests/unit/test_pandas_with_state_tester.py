@@ -164,6 +164,41 @@ def test_output_that_does_not_fit_tells_its_key() -> None:
     assert "('b',)" in caught.value.__notes__[0]
 
 
+def test_a_dict_that_the_function_fills_again_for_each_key() -> None:
+    """Each key keeps what the dict held when its call ended."""
+    shared: dict[str, int] = {}
+
+    def fill(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        shared["x"] = sum(int(frame["v"].sum()) for frame in frames)
+        state.update((shared,))
+        return []
+
+    tester = PandasWithStateTester(fill, "user", INPUT, OUTPUT, "last struct<x:long>")
+    tester.test([row("a", 1), row("b", 2), row("c", 3)])
+    assert [tester.peekState(key) for key in "abc"] == [(Row(x=1),), (Row(x=2),), (Row(x=3),)]
+
+
+def test_a_time_that_the_zone_leaves_out_tells_its_key() -> None:
+    def late(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        hour = 2 if key[0] == "b" else 1
+        return [pd.DataFrame({"at": [pd.Timestamp(2024, 3, 10, hour, 30)]})]
+
+    tester = PandasWithStateTester(late, "user", INPUT, "at timestamp", "n long", timezone="America/New_York")
+    with pytest.raises(Exception, match="2024-03-10 02:30") as caught:
+        tester.test([row("a"), row("b"), row("c")])
+    assert caught.value.__notes__ == ["raised in operator 'late' for key ('b',)"]
+
+
+def test_a_state_that_cannot_be_kept_tells_its_key() -> None:
+    def generate(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        state.update(((n for n in [1]) if key[0] == "b" else [1],))
+        return []
+
+    with pytest.raises(TypeError, match="generator") as caught:
+        PandasWithStateTester(generate, "user", INPUT, OUTPUT, "n array<int>").test([row("a"), row("b"), row("c")])
+    assert caught.value.__notes__ == ["raised in operator 'generate' for key ('b',)"]
+
+
 def test_a_timeout_that_nobody_clears() -> None:
     """P7: what Spark documents is the default, what Spark does can be asked for."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,42 @@ def test_what_may_be_returned(engine: Engine, spark: SparkSession, tmp_path: Pat
         run.run(frame)
         assert sorted(run.batches[0], key=repr) == sorted((r for _, rows in GOOD.values() for r in rows), key=repr)
         assert run.state() == dict.fromkeys(GOOD, ((1,), None))
+
+
+# Each a column of one frame: its type, what the function returns in it, and the value of the row.
+CONVERTED: dict[str, tuple[str, Any, Any]] = {
+    "int as decimal": ("decimal(10,2)", pd.Series([5]), Decimal("5.00")),
+    "int as date": ("date", pd.Series([5]), dt.date(1970, 1, 6)),
+    "int as timestamp": ("timestamp_ntz", pd.Series([5]), dt.datetime(1970, 1, 1, 0, 0, 0, 5)),  # noqa: DTZ001
+    "datetime as bigint": ("bigint", pd.Series([dt.datetime(2024, 1, 1)], dtype=object), 1_704_067_200_000_000),  # noqa: DTZ001
+    "text as bigint": ("bigint", pd.Series(["5"]), 5),
+    "float as bigint": ("bigint", pd.Series([2.0], dtype=object), 2),
+    "NaN as text": ("string", pd.Series([float("nan")]), None),
+    "NaN as date": ("date", pd.Series([float("nan")]), None),
+    "NaN as timestamp": ("timestamp", pd.Series([float("nan")]), None),
+    "NaT as text": ("string", pd.Series([pd.NaT]), None),
+    "NaT as bigint": ("bigint", pd.Series([pd.NaT]), None),
+    "NaT as interval": ("interval day to second", pd.Series([pd.NaT]), None),
+    "NA as bigint": ("bigint", pd.Series([None], dtype="Int64"), None),
+    "naive object": ("timestamp", pd.Series([dt.datetime(2024, 1, 1)], dtype=object), dt.datetime(2024, 1, 1)),  # noqa: DTZ001
+    "category": ("string", pd.Series(["x"], dtype="category"), "x"),
+    "tuple as struct": ("struct<a:long,b:string>", pd.Series([(1, "x")]), (1, "x")),
+    "list with null": ("array<double>", pd.Series([[1.5, None]]), [1.5, None]),
+    "dict as map": ("map<string,long>", pd.Series([{"a": 1}]), {"a": 1}),
+}
+
+
+@engines(SPARK, MEMORY)
+def test_conversions(engine: Engine, spark: SparkSession, tmp_path: Path, local_state: Path) -> None:
+    """R5: a frame with columns of many kinds. All pairs of type and kind: `tests/fuzz/test_conversions.py`."""
+    frame = pd.DataFrame({f"c{at}": values for at, (_, values, _) in enumerate(CONVERTED.values())})
+    output = ", ".join(f"c{at} {data_type}" for at, (data_type, _, _) in enumerate(CONVERTED.values()))
+    with trial(spark, engine, tmp_path, local_state) as run:
+        run.feed([("key", 1, "")])
+        arguments = (Returning({"key": [frame]}), output, STATE, "update", "NoTimeout")
+        run.run(run.apply(run.source(delay=None), ["key"], *arguments))
+    [[row]] = run.batches
+    assert dict(zip(CONVERTED, row, strict=True)) == {what: value for what, (_, _, value) in CONVERTED.items()}
 
 
 # Each takes a query that starts and fails. The words are Spark's; of its own operator every run asks one of each kind.
