@@ -124,7 +124,7 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _ServerLog(RotatingFileHandler):
+class ServerLog(RotatingFileHandler):
     """The server's log, of which one older file is kept; what native code writes goes into it, too."""
 
     def doRollover(self) -> None:
@@ -147,7 +147,7 @@ def main() -> None:
     _convert_without_pandas()
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
-    log = _ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    log = ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
     threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])

@@ -17,11 +17,12 @@ from click.testing import CliRunner, Result
 
 from holdfast.backends import stored_file
 from holdfast.cli import group
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.claim_listing import claim_name
 from holdfast.snapshotter.claims import Claimant, Claims
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.troubles import Troubles
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS
 from tests.model.shard_history import ShardHistory
@@ -426,6 +427,37 @@ def test_inspect_shows_operators_tables_shards_and_sizes(
     shown = run("inspect", root, "--shards").stdout
     assert "1 of 4 shards hold state" in shown
     assert shard.prefix in shown
+
+
+def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """How far behind snapshots are, and why; nothing that is over."""
+    troubles = Troubles(storage, shard.prefix)
+    troubles.tell("snapshot", UnavailableError("over [red]long[/] ago"), 3, "host-1", 0)
+    age(root)
+    last = shard.grow(None, 3)[-1]
+    shard.snapshot(last)
+    (operator,) = document("inspect", root)["operators"]
+    assert operator["troubles"] == [], "a newer snapshot was stored"
+    assert operator["shards"][0]["commits_since_snapshot"] == 0
+    time.sleep(0.01)  # the store's clock has milliseconds
+    shard.grow(last, 7)
+    for n in (1, 2):
+        troubles.tell("snapshot", UnavailableError("the disk of [red]moon[/] is full"), n, "host-2", 0)
+    troubles.tell("clean-up", CorruptionError("commits/7-aa is missing"), 9, "host-3", 0)
+    (operator,) = document("inspect", root)["operators"]
+    assert operator["shards"][0]["commits_since_snapshot"] == 7
+    told = {t["what"]: (t["in_a_row"], t["host"], t["error"]) for t in operator["troubles"]}
+    assert told == {
+        "snapshot": (2, "host-2", "the disk of [red]moon[/] is full"),
+        "clean-up": (9, "host-3", "commits/7-aa is missing"),
+    }
+    shown = run("inspect", root, "--shards").stdout
+    assert f"{shard.prefix}: snapshot fails, 2 times in a row, last at" in shown
+    assert "the disk of [red]moon[/] is full" in shown
+    assert "at most 7 commits since a shard's newest snapshot" in shown
+    storage.put(f"{shard.prefix}/troubles/snapshot-00000000", b"no stored file")
+    (operator,) = document("inspect", root)["operators"]
+    assert any("not a whole holdfast file" in t["error"] for t in operator["troubles"])
 
 
 def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:

@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -213,3 +215,63 @@ def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path
     os.utime(new, (8 * day_s, 8 * day_s))
     local_dirs.remove_old_logs(9 * day_s * 1000)
     assert [p.exists() for p in (old, new, other)] == [False, True, True]
+
+
+def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) -> None:
+    """A quiet server still writes to it."""
+    local_dirs.make_log_directory()
+    mine = local_dirs.log_path(Path(f"executor-{ProcessId.of(os.getpid())}"))
+    for path in (mine, local_dirs.log_path(Path(f"executor-{DEAD}")), mine.with_name(f"{mine.name}.1")):
+        path.write_text("said long ago")
+        os.utime(path, (1, 1))
+    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
+    assert sorted(p.name for p in mine.parent.iterdir()) == [mine.name, f"{mine.name}.1"]
+
+
+LOGS = """
+import logging, os, sys
+from holdfast.spark_integration.state_server import ServerLog
+logging.basicConfig(handlers=[ServerLog(sys.argv[1], maxBytes=2000, backupCount=1)], level=logging.INFO)
+for i in range(500):
+    logging.info("line %d", i)
+os.write(2, b"native code says something\\n")
+"""
+
+
+def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> None:
+    """A server runs for weeks; gRPC and a dying interpreter write to the error output, past any handler."""
+    path = tmp_path / "server.log"
+    with path.open("ab") as log:
+        subprocess.run([sys.executable, "-c", LOGS, path], stdout=log, stderr=log, check=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["server.log", "server.log.1"]
+    assert all(p.stat().st_size <= 2100 for p in tmp_path.iterdir())
+    assert path.read_text().endswith("native code says something\n")
+    assert "line 499" in path.read_text()
+
+
+# Notes of runs
+
+
+def test_the_notes_of_former_runs_go(tmp_path: Path) -> None:
+    """A query that is started again and again leaves two files each time."""
+    runs = tmp_path / local_dirs.RUNS
+    runs.mkdir()
+    for i in range(5):
+        for name in (f"run-{i}", f"run-{i}{local_dirs.CLAIM_SUFFIX}"):
+            (runs / name).write_text("")
+            os.utime(runs / name, (i, i))
+    os.utime(runs / f"run-1{local_dirs.CLAIM_SUFFIX}", (99, 99))  # a long run: its claim was renewed just now
+    local_dirs.remove_old_runs(tmp_path)
+    assert {p.name.removesuffix(local_dirs.CLAIM_SUFFIX) for p in runs.iterdir()} == {"run-1", "run-4"}
+    local_dirs.remove_old_runs(tmp_path / "absent")
+
+
+def test_an_operator_without_shards_leaves_no_folder(tmp_path: Path) -> None:
+    operator, other = tmp_path / "query" / "totals", tmp_path / "query" / "other"
+    (operator / local_dirs.RUNS).mkdir(parents=True)
+    (operator / local_dirs.RUNS / "run-1").write_text("")
+    (other / "shard-0000-aa").mkdir(parents=True)
+    local_dirs.remove_if_empty(other)
+    local_dirs.remove_if_empty(operator)
+    assert [p.name for p in (tmp_path / "query").iterdir()] == ["other"]
+    assert (other / "shard-0000-aa").is_dir()
