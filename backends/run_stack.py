@@ -34,8 +34,8 @@ FIRST_STRETCH_BYTES = 256 << 10
 _STRETCH_GROWTH = 4
 # A stretch ends after so many blocks, each this fraction of it; what other runs have begun of theirs comes on top.
 _BLOCKS, _BLOCKS_PER_STRETCH = 12, 16
-# So many rows of one hash, as timers due at one time, are not read at once; and how many of them are, at most.
-_CROWD_ROWS, _CROWD_PIECE_ROWS = 4096, 65536
+# So many rows of one hash, as timers due at one time, are not read at once.
+_CROWD_ROWS = 4096
 
 
 def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
@@ -198,10 +198,10 @@ def _live(runs: Sequence[Run]) -> Iterator[Run]:
 def _scan_crowd(runs: Sequence[Run]) -> Iterator[Run]:
     """Yield the live rows of runs that have one hash only, oldest run first; none is read before it is asked for."""
     for i, run in enumerate(runs):
-        start, rows = 0, _CROWD_ROWS // 4
+        start, rows, most = 0, _CROWD_ROWS // 4, max(_CROWD_ROWS, len(run) * STRETCH_BYTES // run.size_bytes)
         while start < len(run):
             found = Run(run.schema, run.batch.slice(start, rows))
-            start, rows = start + rows, min(rows * _STRETCH_GROWTH, _CROWD_PIECE_ROWS)
+            start, rows = start + rows, min(rows * _STRETCH_GROWTH, most)
             keys, is_left = Keys(found.hashes, found.keys), ~found.deleted
             for newer in runs[i + 1 :]:
                 is_left &= newer.find(keys) < 0
