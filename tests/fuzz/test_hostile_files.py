@@ -28,6 +28,7 @@ from tests.repetitions import LONG, repetitions
 FILES = 2000 if LONG else 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", repetitions(1, 20))
 @pytest.mark.timeout(1800)
 def test_a_hostile_file_is_an_error_of_ours_or_harmless(seed: int) -> None:
@@ -92,6 +93,7 @@ def frame_of_zeros(blocks: int) -> bytes:
     return one[:7] + one[7:-4] * blocks + one[-4:]
 
 
+@pytest.mark.slow
 def test_a_claim_is_checked_before_memory_is_asked_for() -> None:
     """Two megabytes never become more than somebody has declared outside of them."""
     command = [sys.executable, "-c", "import tests.fuzz.test_hostile_files as t; t.make_claims()"]

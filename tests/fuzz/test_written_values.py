@@ -68,16 +68,16 @@ def values_of(batch: pa.RecordBatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", repetitions(4, 200))
-def test_whatever_is_put_is_restored_bit_by_bit(seed: int, tmp_path: Path) -> None:
+def test_whatever_is_put_is_restored_bit_by_bit(seed: int, ram_path: Path) -> None:
     """Text that is not UTF-8, NaN of any bits, dates that Python does not know, at any depth, in keys and values."""
     written = Written(random.Random(seed))
-    storage = open_storage(f"file://{tmp_path}/durable")
+    storage = open_storage(f"memory://conversions/{ram_path.name}")
     with ThreadPoolExecutor(2) as threads:
         for name in BACKENDS:
             tables, shard = {"state": written.schema}, f"{name}/shard-0000"
 
             def opened(place: str, name: str = name, tables: Any = tables, shard: str = shard) -> Any:
-                folder = tmp_path / f"{name}-{place}"
+                folder = ram_path / f"{name}-{place}"
                 backend = find_backend(name)(folder, tables, clock.new_id)
                 log = ObjectCommitLog(storage, shard, tables, threads, folder, name, step_bytes=1)
                 return backend, VersionedStore(backend, log), log
@@ -99,7 +99,7 @@ def test_whatever_is_put_is_restored_bit_by_bit(seed: int, tmp_path: Path) -> No
             with store.read_at(pointer) as view:
                 written.check(view)
             backend.close()
-            rows_only = ObjectCommitLog(storage, shard, tables, threads, tmp_path / f"{name}-rows")
+            rows_only = ObjectCommitLog(storage, shard, tables, threads, ram_path / f"{name}-rows")
             with rows_only.restore(pointer) as restored:
                 assert restored.pointer == pointer
                 run = restored.runs["state"]
