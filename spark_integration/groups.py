@@ -95,11 +95,11 @@ class Groups:
         return self._extreme(column, "max")
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value, maybe null, of the first row: by `order_by`, null last, else as rows arrived (Spark fixes no order)."""
+        """Value, maybe null, of the first row: by `order_by`, null last; else as rows arrived, in no fixed order."""
         return self._column(column).take(pa.array(self._picked(order_by, last=False)))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value, maybe null, of the last row: by `order_by`, null first, else as rows arrived (Spark fixes no order)."""
+        """Value, maybe null, of the last row: by `order_by`, null first; else as rows arrived, in no fixed order."""
         return self._column(column).take(pa.array(self._picked(order_by, last=True)))
 
     def _numbers(self, column: str | pa.Array) -> pa.Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -231,9 +231,11 @@ def _gathered_by_spark(columns: list[Array]) -> list[pd.Series[Any]]:
     return [gathered[at] if at in gathered else series[at] for at in series]
 
 
-def _in_one_piece(column: Array) -> Array:
+def _in_one_piece(column: Any) -> Array:
     """Return a column that Arrow can take as one array: of several pieces, as they all are in Spark, it makes none."""
-    return type(column)(column.__arrow_array__().combine_chunks()) if _is_of_arrow(column) else column
+    if not _is_of_arrow(column):
+        return cast("Array", column)
+    return cast("Array", type(column)(column.__arrow_array__().combine_chunks()))
 
 
 def _is_of_arrow(column: Array) -> bool:
