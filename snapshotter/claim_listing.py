@@ -1,4 +1,4 @@
-"""What the claims of an operator say by their names, so that one listing is enough to decide by."""
+"""Who claims an operator's directory, and what claims say of it by their names: one listing is enough to decide by."""
 
 from __future__ import annotations
 
@@ -21,6 +21,41 @@ _NAME = re.compile(
     r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
 )
 _STAMP = re.compile(r"now\.[^./]+")
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """Who claims.
+
+    Attributes
+    ----------
+    query_id, run_id : str
+        Of Spark.
+    query_name : str or None
+        As the user named the query.
+    application : str
+        Spark's id of the application.
+    host : str
+        Where the executor runs.
+    machine : str
+        Tells the processes that `process` is one of from those of another machine or container.
+    process : str
+        The executor's: number and start, on that machine.
+    batch_id : int or None
+        The micro-batch that the run is at; None where that is not known.
+    retained_versions : int
+        How many versions back the query may return to.
+    """
+
+    query_id: str
+    run_id: str
+    query_name: str | None
+    application: str
+    host: str
+    machine: str
+    process: str
+    batch_id: int | None
+    retained_versions: int
 
 
 @dataclass(frozen=True)
@@ -65,18 +100,11 @@ def claims_folder(operator: str) -> str:
     return f"{operator}/claims/"
 
 
-def claim_name(
-    epoch: int,
-    started_ms: int,
-    query_id: str,
-    run_id: str,
-    batch_id: int | None,
-    application: str,
-    place: tuple[str, str],
-) -> str:
-    """Return the name of a claim, without what makes it unique; `place` is machine and process."""
-    (machine, process), at = place, "unknown" if batch_id is None else batch_id
-    return f"{epoch:08d}.{started_ms}.{query_id}.{run_id}.{at}.{digest(application)}.{digest(machine)}.{process}"
+def claim_name(me: Claimant, epoch: int, started_ms: int) -> str:
+    """Return the name of a claim, without what makes it unique."""
+    place = f"{digest(me.application)}.{digest(me.machine)}.{me.process}"
+    at = "unknown" if me.batch_id is None else me.batch_id
+    return f"{epoch:08d}.{started_ms}.{me.query_id}.{me.run_id}.{at}.{place}"
 
 
 def digest(text: str) -> str:

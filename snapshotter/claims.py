@@ -33,6 +33,7 @@ Beside another run 1 list more, and 1 put when its place is taken.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -43,6 +44,7 @@ from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, FencedError, UnavailableError
 from holdfast.snapshotter.claim_listing import (
     ALIVE_MS,
+    Claimant,
     ListedClaim,
     claim_header,
     claim_name,
@@ -60,39 +62,7 @@ KEPT_MS = 24 * 3600_000
 """Claims of earlier runs stay so long: an executor that such a run gets late must see what came after it."""
 
 
-@dataclass(frozen=True)
-class Claimant:
-    """Who claims.
-
-    Attributes
-    ----------
-    query_id, run_id : str
-        Of Spark.
-    query_name : str or None
-        As the user named the query.
-    application : str
-        Spark's id of the application.
-    host : str
-        Where the executor runs.
-    machine : str
-        Tells the processes that `process` is one of from those of another machine or container.
-    process : str
-        The executor's: number and start, on that machine.
-    batch_id : int or None
-        The micro-batch that the run is at; None where that is not known.
-    retained_versions : int
-        How many versions back the query may return to.
-    """
-
-    query_id: str
-    run_id: str
-    query_name: str | None
-    application: str
-    host: str
-    machine: str
-    process: str
-    batch_id: int | None
-    retained_versions: int
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -248,11 +218,8 @@ class Claims:
         return Held(1 + max((claim.epoch for claim in listed), default=0), started_ms)
 
     def _put(self, held: Held) -> str:
-        me = self._me
-        place = (me.machine, me.process)
-        name = claim_name(held.epoch, held.started_ms, me.query_id, me.run_id, me.batch_id, me.application, place)
-        key = f"{self._folder}{name}.{self._new_id()}"
-        header = {"operator": self._operator, **asdict(me), "started_ms": held.started_ms}
+        key = f"{self._folder}{claim_name(self._me, held.epoch, held.started_ms)}.{self._new_id()}"
+        header = {"operator": self._operator, **asdict(self._me), "started_ms": held.started_ms}
         self._storage.put(key, stored_file.encode("claim", header)[0])
         return key
 
@@ -298,6 +265,11 @@ class Claims:
             if known:
                 newest = max(known, key=lambda claim: claim.modified_ms)
                 raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
+            _log.warning(
+                "%r begins beside run %s of its query, which may be at work on another machine: it stops when that one "
+                "shows that it lives",
+                *(self._operator, alive[0].run_id),
+            )
         since_ms = now_ms if held.since_ms is None else held.since_ms
         reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
         reached += [self._me.batch_id] if held.from_batch_id is None else [held.from_batch_id]

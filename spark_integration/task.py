@@ -16,7 +16,8 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.errors import ConflictError, UnavailableError
 from holdfast.settings import STORAGE_PREFIX, Settings
-from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claimant, Claims, Held
+from holdfast.snapshotter.claim_listing import Claimant
+from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claims, Held
 from holdfast.snapshotter.operator_record import OperatorRecord, check_operator, declare_operator, find_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.snapshotter.storage_probe import probe_storage

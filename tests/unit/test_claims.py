@@ -15,8 +15,8 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, FencedError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.claim_listing import ALIVE_MS, claim_name, retained_versions
-from holdfast.snapshotter.claims import ENDING_MS, KEPT_MS, Claimant, Claims, Held
+from holdfast.snapshotter.claim_listing import ALIVE_MS, Claimant, claim_name, retained_versions
+from holdfast.snapshotter.claims import ENDING_MS, KEPT_MS, Claims, Held
 from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -354,13 +354,14 @@ def test_of_an_application_one_executor_that_is_known_tells_of_all(storage: Obje
 
 
 def test_where_nothing_is_known_a_run_begins_beside_and_stops_at_a_sign_of_life(
-    storage: ObjectStorage, tmp_path: Path
+    storage: ObjectStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On another machine: a restart must not wait, and a copy must not stop what is at work."""
     first = claims_of(storage, claimant(batch_id=7))
     held = take_of(first, "r1")
     second = copy(storage, 8)
     beside = take_of(second)
+    assert "'totals' begins beside run r1 of its query" in caplog.text
     assert (beside.epoch, beside.from_batch_id) == (0, 7)
     assert copy(storage, 30).renew(beside).from_batch_id == 7, "and keeps what both had then"
     age(tmp_path, ENDING_MS + 1000)
@@ -480,8 +481,8 @@ def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: Ob
     requests = storage.requests["get"]
     assert retained_versions(storage, whose) == 100
     assert storage.requests["get"] - requests == 2, "as many as runs were at work at the end"
-    me = claimant(run="r3", retained_versions=20)
-    key = f"totals/claims/{claim_name(9, 1, 'q1', 'r9', 0, 'a', ('m', '1-1'))}.1"
+    me = claimant(run="r9", retained_versions=20)
+    key = f"totals/claims/{claim_name(me, 9, 1)}.1"
     storage.put(key, stored_file.encode("claim", {**asdict(me), "retained_versions": "many"})[0])
     with pytest.raises(CorruptionError, match="no number of retained versions"):
         retained_versions(storage, whose)

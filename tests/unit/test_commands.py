@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from holdfast.backends import stored_file
 from holdfast.cli import group
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.claim_listing import claim_name
-from holdfast.snapshotter.claims import Claimant, Claims
+from holdfast.snapshotter.claim_listing import Claimant, claim_name
+from holdfast.snapshotter.claims import Claims
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.snapshotter.troubles import Troubles
@@ -118,8 +118,8 @@ def test_gc_keeps_what_the_query_may_return_to_without_being_told(
 def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, shard: ShardHistory) -> None:
     """A claim is damaged: that it says a greater number cannot be ruled out. Being told is another way."""
     (root / "totals/claims").mkdir()
-    name = claim_name(1, 1, "query-1", "run-2", 0, "app", ("machine", "1-1"))
-    (root / f"totals/claims/{name}.1").write_bytes(b"?")
+    me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, 100)
+    (root / f"totals/claims/{claim_name(me, 1, 1)}.1").write_bytes(b"?")
     (root / "totals/claims/now.1").write_bytes(b"")
     age(root)
     before = files(root)

@@ -18,7 +18,8 @@ from click.testing import CliRunner, Result
 from holdfast.backends import stored_file
 from holdfast.cli import group
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.claims import Claimant, Claims
+from holdfast.snapshotter.claim_listing import Claimant
+from holdfast.snapshotter.claims import Claims
 from holdfast.snapshotter.operator_record import read_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
