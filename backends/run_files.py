@@ -27,7 +27,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
@@ -38,9 +37,10 @@ from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Point
 from holdfast.backends.folder_locks import hold
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
+from holdfast.backends.run_damage import DamagedRuns
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
 from holdfast.backends.run_view import RunFilesView
-from holdfast.backends.version_file import MERGE, VERSION, Merge, RunFile, Version
+from holdfast.backends.version_file import VERSION, Merge, RunFile, Version
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -48,8 +48,6 @@ from holdfast.errors import (
     NotFoundError,
     SchemaMismatchError,
 )
-
-_log = logging.getLogger(__name__)
 
 
 def _is_high(stack: list[RunFile]) -> bool:
@@ -73,7 +71,8 @@ class RunFilesBackend(Backend):
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
-        self._set_aside_folder = directory / "set-aside"
+        self._set_aside = directory / "set-aside"
+        self._damaged = DamagedRuns(self._versions, self._merges, self._set_aside, new_id)
         # Runs, and their inodes, that were whole when this process last froze a version.
         self._frozen: set[tuple[str, int | None]] = set()
         for folder in (self._versions, self._merges, self._staging):
@@ -150,7 +149,7 @@ class RunFilesBackend(Backend):
         paths = [folder / file.name for file in files]
         for path, file in zip(paths, files, strict=True):
             if (file.id, local_files.sealed_inode(path, file.note)) not in self._frozen:
-                self._check(path, file)
+                self._damaged.check(path, file)
         inodes = [local_files.sealed_inode(path, file.note) for path, file in zip(paths, files, strict=True)]
         self._frozen = {(file.id, inode) for file, inode in zip(files, inodes, strict=True) if inode is not None}
         return [*paths, folder / VERSION]
@@ -234,54 +233,7 @@ class RunFilesBackend(Backend):
         -----
         Cost: one full read of the shard, without a copy in memory.
         """
-        damaged: list[Path] = []
-        checked: set[str] = set()
-        for parent, read in ((self._versions, _files_of_version), (self._merges, _files_of_merge)):
-            for name in local_files.list_folder(parent):
-                damaged += self._verify_folder(parent / name, read, checked)
-        return damaged
-
-    def _verify_folder(self, folder: Path, read: Callable[[Path], list[RunFile]], checked: set[str]) -> list[Path]:
-        try:
-            files = read(folder)
-        except (NotFoundError, CorruptionError):
-            # Gone where it held a damaged run that was found in another folder.
-            note = folder / (VERSION if folder.parent == self._versions else MERGE)
-            return [note] if self._set_aside([folder]) else []
-        damaged = []
-        for file in files:
-            path = folder / file.name
-            if not path.exists():
-                damaged += [path] if self._set_aside([folder]) else []
-            elif file.id not in checked:
-                checked.add(file.id)
-                try:
-                    self._check(path, file)
-                except CorruptionError:
-                    damaged.append(path)
-        return damaged
-
-    def _check(self, path: Path, file: RunFile) -> None:
-        """Read a whole run file; see `_open_run` for what is raised."""
-        try:
-            local_files.map_stored_file(path, "run", file.note, verify=True)
-        except CorruptionError:
-            self._set_aside(self._folders_with(file))
-            raise
-
-    def _set_aside(self, folders: Iterable[Path]) -> list[Path]:
-        """Move folders out of the way; return those that were still there."""
-        moved = []
-        for folder in folders:
-            if local_files.move_folder(folder, self._set_aside_folder / f"{self.new_id()}-{folder.name}"):
-                _log.warning("set aside %s, which holds a damaged file", folder)
-                moved.append(folder)
-        return moved
-
-    def _folders_with(self, file: RunFile) -> list[Path]:
-        """Return the versions and merges that hold a run: one file, with a link in each."""
-        folders = [p / name for p in (self._versions, self._merges) for name in local_files.list_folder(p)]
-        return [folder for folder in folders if (folder / file.name).exists()]
+        return self._damaged.verify()
 
     def remove_leftovers(self, before_ns: int) -> int:
         """Remove what killed attempts left and what was set aside, last written before `before_ns`.
@@ -293,7 +245,7 @@ class RunFilesBackend(Backend):
         int
             Folders removed.
         """
-        return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside_folder))
+        return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
 
     def statistics(self) -> BackendStatistics:
         versions = self.versions()
@@ -367,7 +319,7 @@ class RunFilesBackend(Backend):
             except NotFoundError:
                 continue  # dropped meanwhile
             except CorruptionError:  # its inputs still do
-                self._set_aside([self._merges / name])
+                self._damaged.set_aside([self._merges / name])
         return merges
 
     def _held_runs(self) -> set[str]:
@@ -382,7 +334,7 @@ class RunFilesBackend(Backend):
         try:
             return Version.read(folder, folder.name)
         except CorruptionError:
-            self._set_aside([folder])
+            self._damaged.set_aside([folder])
             raise
 
     def _write_run(self, table: str, wanted_bytes: int, runs: Iterable[Run], staged: StagedFolder) -> RunFile:
@@ -429,10 +381,10 @@ class RunFilesBackend(Backend):
         try:
             return self._read_run(path, file, table, verify=verify, trusted=True)
         except CorruptionError:
-            self._set_aside(self._folders_with(file))
+            self._damaged.set_aside_holders(file)
             raise
         except SchemaMismatchError:
-            self._check(path, file)  # damage may look like another schema
+            self._damaged.check(path, file)  # damage may look like another schema
             raise
 
     def _read_run(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> list[Run]:
@@ -443,11 +395,3 @@ class RunFilesBackend(Backend):
         if sum(len(run) for run in runs) != file.rows:
             raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
         return runs
-
-
-def _files_of_version(folder: Path) -> list[RunFile]:
-    return Version.read(folder, folder.name).files
-
-
-def _files_of_merge(folder: Path) -> list[RunFile]:
-    return [Merge.read(folder).output]
