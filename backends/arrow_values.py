@@ -37,15 +37,17 @@ def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[
     SchemaMismatchError
         It has another type, or a value that cannot be stored in it without loss.
     """
-    facts = {"table": table, "given": str(column.type), "expected": str(field.type)}
-    if not is_same_kind(column.type, field.type):
-        raise SchemaMismatchError(
-            f"column {field.name!r} has another type than the state table: convert it first", **facts
-        )
-    try:
-        column = cast(column, field.type)
-    except (ValueError, pa.ArrowNotImplementedError) as exc:
-        raise SchemaMismatchError(f"column {field.name!r} cannot be stored: {exc}", **facts) from exc
+    given = column.type
+    facts: dict[str, object] = {"table": table, "given": given, "expected": field.type}
+    if given != field.type:
+        if not is_same_kind(given, field.type):
+            raise SchemaMismatchError(
+                f"column {field.name!r} has another type than the state table: convert it first", **facts
+            )
+        try:
+            column = cast(column, field.type)
+        except (ValueError, pa.ArrowNotImplementedError) as exc:
+            raise SchemaMismatchError(f"column {field.name!r} cannot be stored: {exc}", **facts) from exc
     try:
         validate(column)
     except ValueError as exc:
@@ -76,8 +78,12 @@ def validate(column: pa.Array) -> None:
     ValueError
         Memory would be read that is not the column's, or a value is none of its type, or a null stands where none may.
     """
-    column.validate()  # viewing needs the buffers to be there
-    validate_blind(column.view(blind_type(column.type)), column.type)
+    t = column.type
+    blind = blind_type(t)
+    if blind is not t:
+        column.validate()  # viewing needs the buffers to be there
+        column = column.view(blind)
+    validate_blind(column, t)
 
 
 def validate_blind(column: pa.Array, t: pa.DataType) -> None:
@@ -136,7 +142,8 @@ def null_where_none_may_be(column: pa.Array) -> str | None:
     column : pyarrow.Array
         Valid.
     """
-    return _forbidden_null(column.view(blind_type(column.type)), column.type)
+    t = column.type
+    return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
 
 
 def _forbidden_null(column: pa.Array, t: pa.DataType) -> str | None:
@@ -168,7 +175,12 @@ def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.A
 
 
 def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return a column in another type of the same kind; see the module for what may change.
+    """Return a column in another type; see the module for what may change.
+
+    Parameters
+    ----------
+    t : pyarrow.DataType
+        Of the same kind: `holdfast.backends.arrow_rows.is_same_kind`.
 
     Raises
     ------
@@ -177,14 +189,22 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     """
     if column.type == t:
         return column
-    if not is_same_kind(column.type, t):
-        raise ValueError("a value of this type means something else than one of that")
     stored = column.cast(t)
+    if not _has_fractions(column.type):
+        return stored
     given = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     if pa.types.is_nested(given.type):
         given = given.view(blind_type(given.type))
     _require_equal(given, stored.view(blind_type(t)))
     return stored
+
+
+def _has_fractions(t: pa.DataType) -> bool:
+    """Tell whether a column has numbers of which Arrow casts some without a word to others."""
+    if pa.types.is_dictionary(t):
+        return _has_fractions(t.value_type)
+    is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)
+    return is_one or any(_has_fractions(t.field(i).type) for i in range(t.num_fields))
 
 
 def _require_equal(before: pa.Array, after: pa.Array) -> None:

@@ -535,3 +535,13 @@ def test_a_string_has_the_bytes_that_were_put() -> None:
     assert decode_values(encode_values(rows), schema).equals(rows)
     hashes = np.arange(4, dtype=np.uint64)
     assert decode_keys(encode_keys(1, hashes, rows), schema)[1].equals(rows)
+
+
+def test_a_map_with_a_null_among_its_keys_is_corrupt() -> None:
+    """Arrow would end the process."""
+    schema = pa.schema([("m", pa.map_(pa.int64(), pa.int64()))])
+    good = encode_values(pa.RecordBatch.from_arrays([pa.array([[(1, 2)]], schema[0].type)], schema=schema))
+    row = bytearray(good.to_pylist()[0])
+    row[1 + 4] |= 1  # after the row's null bits and the length of its piece: those of the first element
+    with pytest.raises(CorruptionError, match="null among its keys"):
+        decode_values(binaries([bytes(row)]), schema)

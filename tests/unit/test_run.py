@@ -251,3 +251,20 @@ def test_values_of_deleted_rows_are_not_kept() -> None:
     run = Run.build(COUNTS, keys, values_of(COUNTS, [(1,), (2,)]), np.array([True, False]))
     assert content(run) == {"a": "delete", "b": 2}
     assert content(Run.build(COUNTS, keys, None)) == {"a": "delete", "b": "delete"}
+
+
+def test_a_map_with_a_null_among_its_keys_is_corrupt() -> None:
+    """Arrow ends the process where it makes such a map; from storage it may come."""
+    schema = TableSchema.of("t", pa.schema([("k", pa.int64())]), pa.schema([("m", pa.map_(pa.string(), pa.int64()))]))
+    pairs = pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.int64())]))
+    columns = [
+        pa.array([1], pa.uint64()),
+        pa.array([False]),
+        pa.array([1]),
+        pa.array([[{"key": None, "value": 1}]], pairs),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, names=schema.columns.names)
+    # The columns that are declared, and then a batch of the same layout.
+    data = schema.columns.serialize().to_pybytes() + batch.serialize().to_pybytes() + b"\xff\xff\xff\xff\0\0\0\0"
+    with pytest.raises(CorruptionError, match="null in 'key', which is NOT NULL"):
+        Run.read(pa.py_buffer(data), schema, source="x")

@@ -134,6 +134,21 @@ def test_another_format_version_says_what_to_do() -> None:
             )
         ),
         b"[" * 100_000,
+        {"kind": "run", "encoding": ["plain"], "header": {}, "sections": []},
+        {"kind": ["run"], "encoding": "plain", "header": {}, "sections": []},
+        {"kind": "run", "encoding": "plain", "header": {"a": "\ud800"}, "sections": []},
+        b'{"kind": "run", "encoding": "plain", "header": {"a": Infinity}, "sections": []}',
+        *(
+            {"kind": "run", "encoding": encoding, "header": {}, "sections": sections}
+            for encoding, sections in (
+                ("plain", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": 2}]),
+                ("plain", [{"name": "a", "offset": 0, "size_bytes": 1}]),
+                ("lz4", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": 2**46}]),
+                ("lz4", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": -1}]),
+                ("plain", [{"name": n, "offset": 0, "size_bytes": 9, "plain_bytes": 9} for n in "ab"]),
+                ("plain", [{"name": "a", "offset": o, "size_bytes": 9, "plain_bytes": 9} for o in (0, 9)]),
+            )
+        ),
     ],
     ids=lambda footer: str(footer)[:80],
 )
