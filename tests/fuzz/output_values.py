@@ -150,7 +150,6 @@ _OF_ARROW: list[tuple[Any, list[Any]]] = [
     *(
         (pa.decimal128(10, 2), [Decimal("1.50"), None]),
         (pa.binary(), [b"a", None]),
-        (pa.list_(pa.int64()), [[1]]),
     ),
     (pa.duration("us"), [dt.timedelta(1), None]),
 ]
