@@ -7,6 +7,7 @@
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
             memory/                                 of backends that keep state in RAM: gone when it ends
+            going/                                  shards that are not in use any more, being removed
             disk/                                   of all others: kept for the next executor
                 <query id>/<operator>/
                     runs/<run id>                   which operator definition runs under this name
