@@ -166,6 +166,36 @@ class Snapshots:
                     shard=self._shard,
                 )
 
+    def discover(self, lineage: Lineage) -> None:
+        """Note the newest stored snapshot of a version's lineage, where another executor has written it last of all.
+
+        The commit that would name it was never made there: an application ends with a snapshot after its last commit.
+
+        Raises
+        ------
+        UnavailableError
+            The storage did not answer, or local storage is full or failing.
+
+        Notes
+        -----
+        Cost: a listing of the shard's snapshots; where there is one, a get.
+        """
+        wanted = {*lineage.since, *(entry.pointer for entry in lineage.commits)}
+        keys = [info.key for info in self._storage.list(f"{self._shard}/snapshots/")]
+        names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}
+        found = [(Pointer.parse(name), key) for key, name in names.items() if name in wanted]
+        if not found:
+            return
+        pointer, key = max(found)
+        try:
+            data = self._storage.get(key)
+            stored = stored_file.decode(data, source=f"{self._storage.url}/{key}", kind=KIND)
+            entry = ChainEntry("snapshot", str(pointer), len(data), stored.digest)
+            if f"{self._shard}/{entry.key}" == key:
+                self.notes.leave(entry, self.read_manifest(entry), [])
+        except (NotFoundError, CorruptionError):  # it is as good as none
+            return
+
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
         """Return what the snapshot that a version builds on knows of clean-ups.
 

@@ -42,6 +42,7 @@ KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
 WAIT_MS = 25_000
 _FOUND_DEAD = "found-dead"
+_TAKING_OVER = "taking-over"
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
             damaged = backend.verify()
         local_files.make_private_folder(directory.parent)
         os.rename(path, directory)
+        (directory / _TAKING_OVER).unlink(missing_ok=True)
     except (HoldfastError, OSError) as exc:
         _log.warning("%s cannot be taken over: %s", path, exc)
         return False
@@ -200,9 +202,13 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Hold a lock on a directory while the context lasts; False where it is not there any more."""
+    """Let nobody else take a directory over while the context lasts; False where it is not there any more.
+
+    The lock is on a file in it: the directory itself is held by the backend that verifies it.
+    """
+    note = path / _TAKING_OVER
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as exc:
         _log.warning("%s cannot be taken over: %s", path, exc)
         yield False
@@ -210,7 +216,7 @@ def _shard_lock(path: Path) -> Iterator[bool]:
     try:
         has_lock = _wait_for(lambda: try_lock(descriptor) or None, WAIT_MS)
         # The lock goes with the directory when another worker renames it, and the path is then free.
-        yield bool(has_lock) and path.is_dir() and os.path.samestat(os.fstat(descriptor), path.stat())
+        yield bool(has_lock) and note.exists() and os.path.samestat(os.fstat(descriptor), note.stat())
     finally:
         os.close(descriptor)
 

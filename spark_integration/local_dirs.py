@@ -8,6 +8,7 @@
             state-server.sock                       where that listens
             memory-held/                            what is in memory/, see holdfast.backends.held_bytes
             memory/                                 of backends that keep state in RAM: gone when it ends
+            going/                                  shards that are not in use any more, being removed
             disk/                                   of all others: kept for the next executor
                 <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name

@@ -227,13 +227,12 @@ class OpenShards:
         with self._slot(directory) as slot, slot.changed:
             if slot.users:
                 return False
+            _close(slot)
             if directory.exists():
                 with alone(directory) as is_unused:
                     if not is_unused:
                         return False
-                    _close(slot)
                     local_files.move_folder(directory, going)
-            _close(slot)
         shutil.rmtree(going, ignore_errors=True)
         return True
 

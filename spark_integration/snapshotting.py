@@ -54,13 +54,22 @@ class _Progress:
         When the shard was first seen, or its last snapshot was written.
     failures : dict of str to int
         By what failed, how often in a row.
+    missed : int
+        Versions in a row that were gone before their turn came.
+    has_looked : bool
+        Whether it was looked for a snapshot that another executor wrote after its last commit.
+    retry_ms : int
+        Before this nothing is tried again.
     error : str or None
         Why the last snapshot failed.
+    headers : Headers or None
+        What clean-ups have read.
     """
 
     seen_ms: int
     failures: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     missed: int = 0
+    has_looked: bool = False
     retry_ms: int = 0
     error: str | None = None
     headers: Headers | None = None
@@ -144,6 +153,11 @@ class Snapshotting:
             progress.missed = 0
             if not self._is_wanted(message, log, lineage, progress, forced=forced):
                 return False
+            if not progress.has_looked:
+                log.snapshots.discover(lineage)
+                progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
+                if not self._is_wanted(message, log, lineage, progress, forced=forced):
+                    return False
             started_ms = self._monotonic_ms()
             cleaned = self._clean_up(message, log, progress, lineage, written)
             entry, manifest = log.write_snapshot(backend, pointer, cleaned)

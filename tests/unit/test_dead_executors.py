@@ -18,6 +18,7 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.filesystem import FilesystemBackend
+from holdfast.backends.rocksdb import RocksDBBackend
 from holdfast.errors import NotFoundError
 from holdfast.spark_integration import dead_executors, local_dirs
 from holdfast.spark_integration.processes import ProcessId
@@ -84,6 +85,23 @@ def test_a_shard_of_a_dead_executor_is_taken_over_once(tmp_path: Path, living: P
     assert [users_of(shard, p) for p in (FIRST, SECOND)] == [1, 2]
     assert not (dead / SHARD).exists()
     assert adopt(tmp_path, living) == (False, shard), "it is here now"
+
+
+@pytest.mark.timeout(60)
+def test_a_database_is_verified_by_who_takes_it_over(tmp_path: Path, living: ProcessId) -> None:
+    """Its backend holds the shard's directory while it makes a folder there: that must not wait for its own process."""
+    dead = local_dirs.executor_directory(tmp_path, DEAD)
+    with RocksDBBackend(dead / SHARD, TABLES, clock.new_id) as backend:
+        backend.apply(None, FIRST, counts(("user 1", 1)), {})
+    directory = local_dirs.executor_directory(tmp_path, living)
+
+    def open_database(path: Path) -> RocksDBBackend:
+        return RocksDBBackend(path, TABLES, clock.new_id)
+
+    assert dead_executors.adopt_shard(directory / SHARD, directory, open_database)
+    with open_database(directory / SHARD) as backend:
+        assert backend.versions() == [FIRST]
+    assert not (directory / SHARD / "taking-over").exists()
 
 
 def test_nothing_is_taken_from_a_living_executor(tmp_path: Path, living: ProcessId) -> None:
@@ -168,7 +186,7 @@ def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
     """A lock stays with what another worker moved away; a worker of the dead executor may have made its place anew."""
     monkeypatch.setattr(dead_executors, "WAIT_MS", 20_000)
     shard = leave_shard(tmp_path, DEAD) / SHARD
-    held = os.open(shard, os.O_RDONLY)
+    held = os.open(shard / "taking-over", os.O_RDWR | os.O_CREAT)
     assert local_dirs.try_lock(held)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(adopt, tmp_path, living)

@@ -288,6 +288,22 @@ def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> No
     assert asked[0].total() < asked[1].total() + 6 * 60
 
 
+def test_a_job_of_one_micro_batch_uses_the_snapshots_of_the_one_before(bench: Bench) -> None:
+    """A snapshot after the last commit of an application is in no commit: the next ones wrote the whole shard again."""
+    query = bench.query()
+    written = cleaned = 0
+    for _ in range(60):
+        executor = bench.executor()
+        bench.run(query, executor, step_ms=HOUR_MS)
+        written += counters(executor)["snapshots"]
+        cleaned += counters(executor)["clean_ups"]
+        assert executor.failures() == {}
+        bench.end(executor)
+    assert 10 <= written <= 14
+    assert cleaned >= 2
+    query.check(bench.path, bench.threads)
+
+
 def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
