@@ -62,7 +62,8 @@ def shown(value: pa.Scalar) -> str:
     try:
         return repr(value.as_py())[:80]
     except (ValueError, OverflowError):  # not UTF-8, or a time that Python does not know
-        return str(value)[:80]
+        is_text = pa.types.is_string(value.type) or pa.types.is_large_string(value.type)
+        return repr(value.as_buffer().to_pybytes())[:80] if is_text else f"({value.type})"
 
 
 def validate(column: pa.Array) -> None:

@@ -118,8 +118,8 @@ class SnapshotNotes:
     def _entry(self, pointer: str) -> ChainEntry | None:
         header = self._read(pointer)
         try:
-            return None if header is None else ChainEntry(**header["entry"])
-        except (KeyError, TypeError):
+            return None if header is None else ChainEntry.decode(header["entry"])
+        except (KeyError, TypeError, ValueError):
             return None
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:

@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from holdfast import clock
 from holdfast.backends import local_files, stored_file
@@ -186,15 +187,13 @@ class Snapshots:
         found = [(Pointer.parse(name), key) for key, name in names.items() if name in wanted]
         if not found:
             return
-        pointer, key = max(found)
+        key = max(found)[1]
         try:
-            data = self._storage.get(key)
-            stored = stored_file.decode(data, source=f"{self._storage.url}/{key}", kind=KIND)
-            entry = ChainEntry("snapshot", str(pointer), len(data), stored.digest)
-            if f"{self._shard}/{entry.key}" == key:
-                self.notes.leave(entry, self.read_manifest(entry), [])
+            entry, manifest = self._decode(self._storage.get(key), f"{self._storage.url}/{key}")
         except (NotFoundError, CorruptionError):  # it is as good as none
             return
+        if f"{self._shard}/{entry.key}" == key and manifest.shard == self._shard:
+            self.notes.leave(entry, manifest, [])
 
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
         """Return what the snapshot that a version builds on knows of clean-ups.
@@ -229,12 +228,18 @@ class Snapshots:
             data = self._storage.get(f"{self._shard}/{entry.key}")
         except NotFoundError as exc:
             raise CorruptionError(f"{source} is missing, and a commit builds on it") from exc
-        stored = stored_file.decode(data, source=source, kind=KIND)
-        manifest = Manifest.decode(stored, source)
-        found = ChainEntry("snapshot", str(manifest.pointer), stored.size_bytes, stored.digest, manifest.stored_bytes)
+        found, manifest = self._decode(data, source)
         if found != entry or manifest.shard != self._shard:
             raise CorruptionError(f"{source} is not the object that a commit builds on: it was replaced")
         return manifest
+
+    @staticmethod
+    def _decode(data: Any, source: str) -> tuple[ChainEntry, Manifest]:
+        """Return what a chain would name a manifest by, and the manifest."""
+        stored = stored_file.decode(data, source=source, kind=KIND)
+        manifest = Manifest.decode(stored, source)
+        entry = ChainEntry("snapshot", str(manifest.pointer), stored.size_bytes, stored.digest, manifest.stored_bytes)
+        return entry, manifest
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:

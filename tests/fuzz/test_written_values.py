@@ -244,3 +244,19 @@ def test_keys_of_one_hash_may_hold_anything() -> None:
     run = Run.build(schema, keys, None)
     assert len(run) == 4
     assert (run.find(keys) >= 0).all()
+
+
+def test_an_error_shows_any_key() -> None:
+    """Also one that Python has no text or time for."""
+    columns = {
+        "text": pa.array([b"\xff"], pa.binary()).view(pa.string()),
+        "texts": pa.array([[b"\xff"]], pa.list_(pa.binary())).view(pa.list_(pa.string())),
+        "time": pa.array([2**62]).view(pa.timestamp("us")),
+    }
+    schema = TableSchema.of(
+        "t", pa.schema([(n, c.type) for n, c in columns.items()]), pa.schema([("d", pa.decimal128(5, 0))])
+    )
+    keys = Keys.of(schema, np.zeros(1, np.uint64), pa.table(columns))
+    with pytest.raises(SchemaMismatchError, match=r"'d' cannot be stored.*xff.*texts=.*time=") as caught:
+        schema.conform(pa.table({"d": beyond(pa.decimal128(5, 0), 1, 0)}), "value", keys)
+    assert str(caught.value).encode()

@@ -48,6 +48,8 @@ class Loop:
             timeout_rule=rule,
             frame_format=FrameFormat("UTC"),
             rows_each=rows_each,
+            shown_keys=[0],
+            shown_columns=["key", "v"],
         )
         self.backend = MemoryBackend(folder, self.step.tables(), clock.new_id)
         self.store = VersionedStore(self.backend)

@@ -46,7 +46,7 @@ def open_shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Open]:
             log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, backend_name, 0) if durable else None
             address = ShardAddress.of(directory, backend_name, {}, TABLES)
             store = VersionedStore(backend, log)
-            return ShardStore(address, tmp_path, PREFIX, backend, log, None, store, SnapshotPolicy())
+            return ShardStore(address, tmp_path, PREFIX, backend, log, None, store, SnapshotPolicy(), 100)
 
         yield opened
         for backend in backends:
