@@ -59,7 +59,7 @@ RENEW_EVERY_MS = 2 * 60_000
 ENDING_MS = 60_000
 """So long executors may go on whose driver has died: what they claim then is no sign of life."""
 KEPT_MS = 24 * 3600_000
-"""Claims of earlier runs stay so long: an executor that such a run gets late must see what came after it."""
+"""The last claim of an earlier run stays so long: an executor that it gets late must see what came after it."""
 
 
 _log = logging.getLogger(__name__)
@@ -363,11 +363,13 @@ class Claims:
         }
 
     def _delete_old(self, listed: list[ListedClaim], stamps: dict[str, int]) -> None:
-        """Delete this run's claims that newer ones have replaced, those of runs long past, and stamps left behind."""
+        """Delete claims that newer ones of their run have replaced, those of runs long past, and stamps left behind."""
         newest_ms = max((claim.modified_ms for claim in listed), default=0)
+        # One is enough to tell a late executor of an ended run its place: what stays grows with runs, not executors.
+        last = {claim.run_id: claim for claim in sorted(listed, key=lambda claim: (claim.epoch, claim.modified_ms))}
 
         def is_old(claim: ListedClaim) -> bool:
-            kept_ms = ALIVE_MS if claim.run_id == self._me.run_id else KEPT_MS
+            kept_ms = KEPT_MS if claim is last[claim.run_id] else ALIVE_MS
             return newest_ms - claim.modified_ms > kept_ms
 
         old = [claim.key for claim in listed if is_old(claim)]

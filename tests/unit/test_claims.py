@@ -242,6 +242,21 @@ def test_claims_do_not_pile_up(storage: ObjectStorage, tmp_path: Path) -> None:
     assert len(keys(storage, "r1")) <= 1 + ALIVE_MS // 120_000 + 1
 
 
+def test_of_a_run_that_has_ended_one_claim_stays_however_many_executors_it_had(
+    storage: ObjectStorage, tmp_path: Path
+) -> None:
+    """A job that runs every minute on many executors: what each start lists is one claim a run, and no more."""
+    executors = [{"process": f"{number}-1"} for number in range(10, 20)]
+    for run in ("r1", "r2", "r3"):
+        for executor in executors:
+            claims_of(storage, claimant(run=run, application="", **executor)).take(record(run=run))
+        age(tmp_path, ALIVE_MS + 20_000)
+    take(storage, run="r4")
+    assert [len(keys(storage, run)) for run in ("r1", "r2", "r3", "r4")] == [1, 1, 1, 1]
+    with pytest.raises(FencedError):
+        take(storage, run="r1")
+
+
 def test_requests_of_a_run(storage: ObjectStorage, tmp_path: Path) -> None:
     take(storage)
     before = storage.requests
