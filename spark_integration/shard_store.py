@@ -90,8 +90,10 @@ class ShardStore:
             raise StateLostError(
                 "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
                 "from its own checkpoint location, whole. Only where it was set back to a micro-batch before the shard "
-                "began: delete what is stored of the shard",
+                "began, or a micro-batch that failed was repeated over other input: delete what is stored of the shard "
+                "in the checkpoint directory and on the executors",
                 shard=self.prefix,
+                on_executors=self.shard.directory,
                 micro_batch=batch_id,
                 newest=max(history),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,20 @@ def test_attempts_at_this_micro_batch_prove_nothing(open_shard: Open) -> None:
     for version in (4, 4, 9):
         commit(shard, version)
     shard.require_no_history(3)
+
+
+@pytest.mark.parametrize("where", ["one", "two"])
+def test_what_the_error_names_is_what_keeps_the_shard_from_beginning(
+    open_shard: Open, storage: FaultyStorage, where: str
+) -> None:
+    """An attempt that nobody accepted, and a repetition without rows of the shard: whoever deletes both can go on."""
+    commit(open_shard("one"), 4)
+    with pytest.raises(StateLostError, match="failed was repeated over other input") as raised:
+        open_shard(where).require_no_history(4)
+    named = raised.value.facts
+    storage.delete([info.key for info in storage.list(f"{named['shard']}/")])
+    shutil.rmtree(str(named["on_executors"]))
+    open_shard(where).require_no_history(4)
 
 
 def test_where_the_micro_batch_is_not_known_its_attempts_are_version_1(open_shard: Open) -> None:
