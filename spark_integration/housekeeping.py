@@ -113,8 +113,8 @@ class Housekeeping:
         for directory in list(self._known):
             if not Path(directory).exists():
                 self._forget(directory)
-        for operator in {Path(directory).parent for directory in self._known}:
-            local_dirs.remove_old_runs(operator)
+        for query in {Path(directory).parent.parent for directory in self._known}:
+            local_dirs.remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 

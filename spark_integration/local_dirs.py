@@ -142,18 +142,33 @@ def shard_name(shard: int, shards: int, backend: str, checkpoint_dir: str | None
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove the directory of an operator that has no shards here any more, and that of its query."""
-    if not any(operator_directory.glob(f"{SHARD_PREFIX}*")):
-        shutil.rmtree(operator_directory / RUNS, ignore_errors=True)
-        for folder in (operator_directory, operator_directory.parent):
-            with suppress(OSError):  # something else is there
-                folder.rmdir()
+    """Remove the directory of an operator that has no shards here any more; of a query without any, all that is left.
+
+    A query notes its runs under an operator's name even where the operator's shards lie in another directory; see
+    `holdfast.spark_integration.operator_directory`.
+    """
+    query = operator_directory.parent
+    if not any(query.glob(f"*/{SHARD_PREFIX}*")):
+        going = [*query.glob("*"), query]
+    elif not any(operator_directory.glob(f"{SHARD_PREFIX}*")):
+        going = [operator_directory]
+    else:
+        return
+    for folder in going:
+        shutil.rmtree(folder / RUNS, ignore_errors=True)
+        with suppress(OSError):  # something else is there
+            folder.rmdir()
 
 
-def remove_old_runs(operator_directory: Path) -> None:
+def remove_old_runs(query_directory: Path) -> None:
     """Remove the notes of all but the newest runs of a query."""
+    for runs in query_directory.glob(f"*/{RUNS}"):
+        _remove_old_notes(runs)
+
+
+def _remove_old_notes(runs: Path) -> None:
     modified: dict[str, float] = {}
-    notes = list((operator_directory / RUNS).glob("*"))
+    notes = list(runs.glob("*"))
     for note in notes:
         with suppress(OSError):
             run = note.name.removesuffix(CLAIM_SUFFIX)

@@ -254,8 +254,8 @@ def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> N
 
 def test_the_notes_of_former_runs_go(tmp_path: Path) -> None:
     """A query that is started again and again leaves two files each time."""
-    runs = tmp_path / local_dirs.RUNS
-    runs.mkdir()
+    runs = tmp_path / "totals" / local_dirs.RUNS
+    runs.mkdir(parents=True)
     for i in range(5):
         for name in (f"run-{i}", f"run-{i}{local_dirs.CLAIM_SUFFIX}"):
             (runs / name).write_text("")
@@ -275,3 +275,19 @@ def test_an_operator_without_shards_leaves_no_folder(tmp_path: Path) -> None:
     local_dirs.remove_if_empty(operator)
     assert [p.name for p in (tmp_path / "query").iterdir()] == ["other"]
     assert (other / "shard-0000-aa").is_dir()
+
+
+def test_a_query_without_shards_leaves_no_folder(tmp_path: Path) -> None:
+    """One that was second keeps its shards in a directory of its own, and has notes in the first one's, too."""
+    first, own = tmp_path / "query" / "totals", tmp_path / "query" / "totals@query"
+    for operator in (first, own):
+        (operator / local_dirs.RUNS).mkdir(parents=True)
+        for run in ("run-1", "run-2", "run-3"):
+            (operator / local_dirs.RUNS / run).write_text("")
+    shard = own / "shard-0000-aa"
+    shard.mkdir()
+    local_dirs.remove_old_runs(own.parent)
+    assert [len(list((operator / local_dirs.RUNS).iterdir())) for operator in (first, own)] == [2, 2]
+    shard.rmdir()
+    local_dirs.remove_if_empty(own)
+    assert not any(tmp_path.iterdir())
