@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from holdfast.errors import ConflictError, FencedError
+from holdfast.errors import ConflictError
 from holdfast.snapshotter.operator_record import find_operator
 from holdfast.snapshotter.storage import ObjectStorage
 
@@ -61,7 +61,7 @@ def begin_directory(
     Raises
     ------
     ConflictError
-        Another operator of this query has the name.
+        Another operator of this query has the name; or another application is at work on the query.
     FencedError
         A newer run of this query is at work.
     SchemaMismatchError
@@ -73,13 +73,10 @@ def begin_directory(
     if is_ours or (is_run_known and stored is None and find_operator(storage, own) is None):
         try:
             return operator, claim(operator)
-        except FencedError:
-            raise
         except ConflictError as exc:
-            if is_ours:
-                raise
-            stored = find_operator(storage, operator)
-            if stored is not None and stored.query_id == query_id:
+            # Only from another query there is a way out: a copy of this one, a newer run, or another of its operators
+            # would be met in the other directory, too.
+            if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)
     _log.warning("the directory %r is another query's: the state of query %s goes to %r", operator, query_id, own)

@@ -13,10 +13,13 @@ import pytest
 
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.claim_listing import Claimant
+from holdfast.snapshotter.claims import Claims
 from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.storage import open_storage
-from holdfast.spark_integration import task
+from holdfast.spark_integration import processes, task
 from holdfast.spark_integration.operator_directory import begin_directory, operator_of, own_directory
+from holdfast.spark_integration.processes import ProcessId, machine
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
@@ -64,6 +67,20 @@ def test_the_first_query_takes_the_name_and_each_other_one_a_directory_of_its_ow
         assert begin(storage, tmp_path, "q2", run) == "totals@q2"
         assert begin(storage, tmp_path, "q1", run) == "totals"
     assert begin(storage, tmp_path, "q3") == "totals@q3"
+
+
+def test_a_copy_of_a_query_that_has_no_state_yet_is_refused_too(
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the directory that is the query's own, and the first application would be the one to stop."""
+    monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.0)
+    first = Claimant("q1", "first", None, "other", "host", machine(), str(ProcessId.of(os.getpid())), 0, 100)
+    claims = Claims(storage, "totals", first, lambda process: True)
+    held = claims.take(record("q1", "first"))
+    with pytest.raises(ConflictError, match="another application is at work on this query"):
+        begin(storage, tmp_path, "q1")
+    assert not [info.key for info in storage.list("totals@q1/")]
+    claims.renew(held)
 
 
 def test_it_stays_there_when_the_name_becomes_free(storage: FaultyStorage, tmp_path: Path) -> None:
