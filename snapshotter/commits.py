@@ -135,6 +135,8 @@ class ObjectCommitLog:
     before_part: Callable[[int], None] = send_at_once
     now_ms: Callable[[], int] = clock.now_ms
     step_bytes: int = RESTORE_STEP_BYTES
+    # By snapshot how it was found damaged: a restore in steps comes to it again and again.
+    _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def _objects(self) -> CommitObjects:
@@ -278,7 +280,13 @@ class ObjectCommitLog:
             return _Way(Pointer.parse(chain[places[-1]].pointer), chain, chain[places[-1] + 1 :])
         if not chain or chain[0].kind != "snapshot":
             return _Way(None, chain, chain)
-        return _Way(None, chain, chain[1:], folders.enter_context(self.snapshots.downloaded(chain[0])))
+        if chain[0] in self._damaged:
+            raise self._damaged[chain[0]]
+        try:
+            return _Way(None, chain, chain[1:], folders.enter_context(self.snapshots.downloaded(chain[0])))
+        except CorruptionError as exc:
+            self._damaged[chain[0]] = exc
+            raise
 
     def _around(self, chain: Chain, commit: StoredFile) -> tuple[Chain, StoredFile]:
         """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain."""

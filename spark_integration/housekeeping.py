@@ -113,7 +113,7 @@ class Housekeeping:
         for directory in list(self._known):
             if not Path(directory).exists():
                 self._forget(directory)
-        for query in {Path(directory).parent.parent for directory in self._known}:
+        for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
             local_dirs.remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
@@ -121,7 +121,13 @@ class Housekeeping:
     def _let_go(self, directories: Iterable[str]) -> None:
         """Remove the local state of shards, unless somebody is at work on them at this moment."""
         for directory in directories:
-            if self._shards.remove(Path(directory)):
+            try:
+                is_gone = self._shards.remove(Path(directory))
+            except HoldfastError as exc:  # one that cannot go holds up no other
+                self.counters["errors"] += 1
+                _log.warning("%s is not in use here any more, and is still here: %s", directory, exc)
+                continue
+            if is_gone:
                 self.counters["let_go"] += 1
                 self._forget(directory)
                 local_dirs.remove_if_empty(Path(directory).parent)

@@ -14,7 +14,7 @@
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files
     <temporary directory>/holdfast-<user id>/
-        logs/state-server-executor-….log            stays when the executor ends, for `LOG_KEPT_MS`
+        logs/state-server-executor-….<digest>.log   stays when the executor ends, for `LOG_KEPT_MS`
         <digest of that place>.sock                 the socket, where its own place has too long a name
 
 The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend that keeps state in RAM takes
@@ -185,14 +185,20 @@ def socket_path(executor_directory: Path) -> Path:
     path = executor_directory / "state-server.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
-    # An executor may have several: one in RAM, one on disk, one for each spark.holdfast.local.dir.
-    name = xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
-    return user_directory(Path(tempfile.gettempdir())) / f"{name}.sock"
+    return user_directory(Path(tempfile.gettempdir())) / f"{_digest(executor_directory)}.sock"
 
 
 def log_path(executor_directory: Path) -> Path:
     """Return the state server's log file, which outlives the executor."""
-    return _log_directory() / f"state-server-{executor_directory.name}.log"
+    return _log_directory() / f"state-server-{executor_directory.name}.{_digest(executor_directory)}.log"
+
+
+def _digest(executor_directory: Path) -> str:
+    """Tell an executor's directories apart: one in RAM, one on disk, one for each ``spark.holdfast.local.dir``.
+
+    Each has a state server of its own.
+    """
+    return xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
 
 
 def make_log_directory() -> None:

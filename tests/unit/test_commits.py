@@ -457,6 +457,21 @@ def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, stor
     assert elsewhere.state(last) == {f"u{i}": i for i in range(12)}
 
 
+def test_a_damaged_snapshot_is_read_once(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """It may be as large as the state, and the way around it may have many steps."""
+    middle = shard.grow(shard.grow(None, 3), 5)
+    shard.snapshot(middle)
+    parts = [info.key for info in storage.list(f"{PREFIX}/files/")]
+    storage.delete(parts[-1:])
+    last = shard.grow(middle, 3)
+    watched = FaultyStorage(storage, [])
+    elsewhere.log.storage, elsewhere.log.step_bytes = watched, 1
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(11)}
+    read = [key for operation in watched.operations if operation.action == "get" for key in operation.keys]
+    assert {read.count(key) for key in parts} <= {0, 1}
+    assert read.count(parts[-1]) == 1
+
+
 def test_a_history_in_a_circle_ends(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
     """Around a damaged snapshot each commit must be older than the one before."""
     base = shard.grow(None, 2)

@@ -217,6 +217,18 @@ def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path
     assert [p.exists() for p in (old, new, other)] == [False, True, True]
 
 
+def test_state_servers_of_one_executor_have_logs_of_their_own(own_temporary_directory: Path) -> None:
+    """One in RAM, one on disk: each would move the other's log away while that writes to it."""
+    in_ram, on_disk = (local_dirs.log_path(Path(root) / f"executor-{DEAD}") for root in ("/dev/shm/me", "/disk/me"))
+    assert in_ram != on_disk
+    local_dirs.make_log_directory()
+    for path in (in_ram, on_disk):
+        path.write_text("said long ago")
+        os.utime(path, (1, 1))
+    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
+    assert list(in_ram.parent.iterdir()) == [], "and both are known as a dead executor's"
+
+
 def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) -> None:
     """A quiet server still writes to it."""
     local_dirs.make_log_directory()

@@ -9,8 +9,10 @@ import itertools
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
 from holdfast.snapshotter.troubles import read_trouble
 from holdfast.spark_integration import snapshotting as snapshotting_module
 from holdfast.spark_integration.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
+from holdfast.spark_integration.state_messages import Committed, ShardAddress
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.soak.cluster import Clock, ClockedStorage, Executor, Place, Query
 
@@ -404,6 +407,47 @@ def test_a_shard_in_use_is_not_let_go(bench: Bench) -> None:
     view.close()
     executor.housekeeping.tidy_up()
     assert local_shards(executor) == set()
+
+
+def test_a_shard_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
+    """A disk that is full or failing must not end the state server, which looks after all other shards."""
+    executor, query, lasting = bench.executor(), bench.query(), bench.query("lasting")
+    bench.run(query, executor)
+    bench.clock.ms += 2 * SILENT_MS
+    going = executor.directory / "going"
+    going.write_text("no directory can be made here")
+    bench.run(lasting, executor)
+    executor.housekeeping.tidy_up()
+    assert counters(executor)["let_go"] == 0
+    assert counters(executor)["errors"] == 1
+    going.unlink()
+    executor.housekeeping.tidy_up()
+    assert counters(executor)["let_go"] == 1
+
+
+def test_announcements_may_come_while_the_server_tidies_up(bench: Bench) -> None:
+    """Queries with many shards announce all the time; an error there would end the server."""
+    executor, query = bench.executor(), bench.query()
+    bench.run(query, executor)
+    (message,) = executor.housekeeping._known.values()
+    others = [replace(message.shard, directory=f"{executor.directory}/memory/q/o/shard-{i:04d}") for i in range(3000)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            coming = [bench.threads.submit(_come_and_go, executor, message, others) for _ in range(2)]
+            while not all(done.done() for done in coming):
+                executor.housekeeping.tidy_up()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _come_and_go(executor: Executor, message: Committed, shards: list[ShardAddress]) -> None:
+    known = executor.housekeeping._known
+    for shard in shards:
+        known[shard.directory] = replace(message, shard=shard)
+    for shard in shards:
+        known.pop(shard.directory, None)
 
 
 def test_without_a_checkpoint_directory_nothing_is_let_go(bench: Bench) -> None:
