@@ -19,18 +19,17 @@ The marker is part of each batch that is written, so it tells the truth after an
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-import pyarrow.ipc as ipc
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
+from holdfast.backends.stored_schema import decode_schema, encode_schema
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 MARKER_KEY = b"\x00m"
@@ -111,8 +110,8 @@ class Marker:
     def encode(self) -> bytes:
         """Return the marker's value."""
         tables = {
-            name: {"id": table_id, "key": _text(self.schemas[name].key), "value": _text(self.schemas[name].value)}
-            for name, table_id in self.tables.items()
+            name: {"id": self.tables[name], "key": encode_schema(schema.key), "value": encode_schema(schema.value)}
+            for name, schema in self.schemas.items()
         }
         version = _named(self.version) or {"pointer": None, "properties": None}
         header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _named(self.undo)}
@@ -140,7 +139,7 @@ class Marker:
             )
         try:
             tables = header["tables"]
-            schemas = {n: TableSchema(n, _schema(t["key"]), _schema(t["value"])) for n, t in tables.items()}
+            schemas = {n: TableSchema(n, decode_schema(t["key"]), decode_schema(t["value"])) for n, t in tables.items()}
             ids = {name: _table_id(table["id"]) for name, table in tables.items()}
             if len(set(ids.values())) != len(ids):
                 raise ValueError("two tables have one id")
@@ -164,14 +163,6 @@ def _table_id(value: object) -> int:
     if type(value) is not int or not 0 < value <= _TABLE_IDS_MAX:
         raise ValueError("not the id of a table")
     return value
-
-
-def _text(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def _schema(text: str) -> pa.Schema:
-    return ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def _shown(schema: TableSchema) -> str:

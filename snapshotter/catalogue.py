@@ -31,15 +31,14 @@ from typing import Any, TypeVar
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import DIGEST, PART_NAME, Manifest
+from holdfast.snapshotter.lineage import POINTER, ChainEntry, Lineage
+from holdfast.snapshotter.manifest import PART_NAME, Manifest
 from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.troubles import NAME as TROUBLE_NAME
 
 _T = TypeVar("_T")
 _SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
-_POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]+")
-_SNAPSHOT = re.compile(rf"({_POINTER.pattern})-[0-9a-f]{{16}}")
+_SNAPSHOT = re.compile(rf"({POINTER.pattern})-[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
     key = info.key.removeprefix(f"{prefix}/")
     folder, _, name = key.partition("/")
     kind, pointer = "unknown", None
-    if folder == "commits" and _POINTER.fullmatch(name):
+    if folder == "commits" and POINTER.fullmatch(name):
         kind, pointer = "commit", Pointer.parse(name)
     elif folder == "snapshots" and (match := _SNAPSHOT.fullmatch(name)):
         kind, pointer = "snapshot", Pointer.parse(match[1])
@@ -329,9 +328,7 @@ def decode_commit(storage: ObjectStorage, prefix: str, key: str, data: memoryvie
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise CorruptionError(f"{source} has no header of a commit") from exc
     _check_place(source, key, prefix, f"commits/{pointer}", stored.header.get("shard"))
-    chain = checked(lineage.chain, source)
-    last = checked([lineage.last], source)[0] if lineage.last else None
-    return CommitHeader(pointer, chain, since or (pointer,), last, rows, stored.digest)
+    return CommitHeader(pointer, tuple(lineage.chain), since or (pointer,), lineage.last, rows, stored.digest)
 
 
 def decode_manifest(storage: ObjectStorage, prefix: str, key: str, data: memoryview) -> Manifest:
@@ -345,37 +342,13 @@ def decode_manifest(storage: ObjectStorage, prefix: str, key: str, data: memoryv
 
 
 def replaced_by(manifest: Manifest, source: str = "a manifest") -> tuple[ChainEntry, ...]:
-    """Return the chain that a snapshot stands for; raises as `checked`."""
-    return checked(Lineage.of({"chain": manifest.replaced}, source).chain, source)
+    """Return the chain that a snapshot stands for; raises as `Lineage.of`."""
+    return tuple(Lineage.of({"chain": manifest.replaced}, source).chain)
 
 
 def _check_place(source: str, key: str, prefix: str, own_key: str, own_shard: object) -> None:
     if (key, prefix) != (own_key, own_shard):
         raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", key=own_key, shard=own_shard)
-
-
-def checked(chain: Iterable[ChainEntry], source: str) -> tuple[ChainEntry, ...]:
-    """Return chain entries of which each names an object that can be: kind, pointer, size and digest.
-
-    Raises
-    ------
-    CorruptionError
-        One does not; the message calls its place `source`.
-    """
-    chain = tuple(chain)
-    for entry in chain:
-        names = (
-            entry.kind in ("commit", "snapshot"),
-            _is_text(_POINTER, entry.pointer),
-            _is_text(DIGEST, entry.digest),
-        )
-        if not all(names) or type(entry.size_bytes) is not int:
-            raise CorruptionError(f"{source} names an object that cannot be: {ascii(entry)[:160]}")
-    return chain
-
-
-def _is_text(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 @dataclass(frozen=True)
@@ -397,5 +370,5 @@ class Link:
 
 
 def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
-    """Return the links of a chain that `checked` has returned."""
+    """Return the links of a chain."""
     return tuple(Link(e.key, e.kind, Pointer.parse(e.pointer).version) for e in chain)

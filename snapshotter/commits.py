@@ -43,7 +43,7 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.backends.stored_file import StoredFile
-from holdfast.errors import CorruptionError, StateLostError
+from holdfast.errors import CorruptionError, InvalidArgumentError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
 from holdfast.snapshotter.commit_objects import CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
@@ -283,10 +283,23 @@ class ObjectCommitLog:
         if chain[0] in self._damaged:
             raise self._damaged[chain[0]]
         try:
-            return _Way(None, chain, chain[1:], folders.enter_context(self.snapshots.downloaded(chain[0])))
+            snapshot = folders.enter_context(self.snapshots.downloaded(chain[0]))
+            self._require_backend(snapshot.manifest, chain[0])
         except CorruptionError as exc:
             self._damaged[chain[0]] = exc
             raise
+        return _Way(None, chain, chain[1:], snapshot)
+
+    def _require_backend(self, manifest: Manifest, entry: ChainEntry) -> None:
+        """Raise `CorruptionError` where nothing here opens the files of a snapshot."""
+        try:
+            find_backend(manifest.backend)
+        except InvalidArgumentError as exc:
+            raise CorruptionError(
+                f"a snapshot was written by a backend that cannot be used here: {exc}",
+                key=f"{self.shard}/{entry.key}",
+                storage=self.storage.url,
+            ) from exc
 
     def _around(self, chain: Chain, commit: StoredFile) -> tuple[Chain, StoredFile]:
         """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain."""

@@ -20,7 +20,7 @@ from typing import Any
 from holdfast.errors import CorruptionError
 
 _KINDS = ("commit", "snapshot")
-_POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]{1,64}")
+POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _SIZE_MAX = 1 << 62
 
@@ -58,7 +58,7 @@ class ChainEntry:
             They describe none, or name an object that cannot be.
         """
         entry = cls(**values)
-        if not (entry.kind in _KINDS and _POINTER.fullmatch(entry.pointer) and _DIGEST.fullmatch(entry.digest)):
+        if not (entry.kind in _KINDS and POINTER.fullmatch(entry.pointer) and _DIGEST.fullmatch(entry.digest)):
             raise ValueError(f"an object that cannot be: {ascii(entry)[:160]}")
         if not all(type(size) is int and 0 <= size < _SIZE_MAX for size in (entry.size_bytes, entry.content_bytes)):
             raise ValueError(f"an object of a size that cannot be: {ascii(entry)[:160]}")
@@ -133,7 +133,7 @@ class Lineage:
         ascend = all(a.version < b.version for a, b in pairwise(commits))
         if not ascend or (self.snapshot and commits and commits[0].version < self.snapshot.version):
             raise ValueError("its versions do not ascend")
-        if not all(_POINTER.fullmatch(pointer) for pointer in self.since):
+        if not all(POINTER.fullmatch(pointer) for pointer in self.since):
             raise ValueError("it names a version that cannot be")
 
     def to_json(self) -> dict[str, Any]:

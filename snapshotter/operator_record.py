@@ -8,15 +8,14 @@ of shards.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
-import pyarrow.ipc as ipc
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
+from holdfast.backends.stored_schema import decode_schema, encode_schema
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -86,10 +85,7 @@ class OperatorRecord:
 
 def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
     """Return by table its key and value schema, each as base64 of Arrow's IPC form."""
-    return {
-        name: [base64.b64encode(side.serialize()).decode() for side in (schema.key, schema.value)]
-        for name, schema in tables.items()
-    }
+    return {name: [encode_schema(side) for side in (schema.key, schema.value)] for name, schema in tables.items()}
 
 
 def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
@@ -101,10 +97,7 @@ def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
         They are none.
     """
     try:
-        return {
-            name: TableSchema(name, *(ipc.read_schema(pa.py_buffer(base64.b64decode(s, validate=True))) for s in sides))
-            for name, sides in encoded.items()
-        }
+        return {name: TableSchema(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
     except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
         raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
 

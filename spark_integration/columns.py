@@ -147,6 +147,24 @@ def _require_key(data_type: DataType, column: str) -> None:
             _require_key(part.dataType, f"{column}.{part.name}")
 
 
+def require_utf8(rows: pa.Table | pa.RecordBatch, what: str) -> None:
+    """Check that Python and pandas can hold the text of some columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column, or a part of it, has text that is not UTF-8, as Spark's may be.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except ValueError as exc:
+            raise InvalidArgumentError(
+                f"column {name!r} of {what} has text that is not UTF-8, which Python and pandas cannot hold: make it "
+                "valid with make_valid_utf8(column), or keep it as binary"
+            ) from exc
+
+
 def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column in memory of its own: Arrow's arrays may lie over numpy's, which their owner goes on changing."""
     whole = one_chunk(column)

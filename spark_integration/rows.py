@@ -8,7 +8,8 @@ clocks go back. So each column travels in a form that pandas carries unharmed, a
 integers, floats, booleans             the value, 0 where null, and a null flag
 date                                   days since 1970 and a null flag
 timestamp                              microseconds since 1970 and a null flag
-string, binary, decimal                as they are
+string                                 its bytes, which need not be UTF-8
+binary, decimal                        as they are
 =====================================  =============================================
 """
 
@@ -40,12 +41,12 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.routes import route_column
 from holdfast.spark_integration.transport import EVENT_TIME, ROUTE, EventTime, quoted
 
-_AS_THEY_ARE = (StringType, BinaryType, DecimalType)
+_AS_THEY_ARE = (BinaryType, DecimalType)
 
 
 def carries(data_type: DataType) -> bool:
     """Whether the `rows` transport carries columns of this type."""
-    carried = (NumericType, BooleanType, DateType, TimestampType, *_AS_THEY_ARE)
+    carried = (NumericType, BooleanType, DateType, TimestampType, StringType, *_AS_THEY_ARE)
     return isinstance(data_type, carried)
 
 
@@ -97,7 +98,9 @@ class RowsTransport:
         columns = []
         for i, field in enumerate(self.arrow_schema):
             values, nulls = chunk[f"c{i}"], chunk.get(f"c{i}n")
-            if nulls is None:
+            if pa.types.is_string(field.type):
+                columns.append(pa.Array.from_pandas(values, type=pa.binary()).view(field.type))
+            elif nulls is None:
                 columns.append(pa.Array.from_pandas(values, type=field.type))
             else:
                 plain = pa.array(values.to_numpy(), mask=nulls.to_numpy())
@@ -118,6 +121,8 @@ def _encode(column: Column, field: StructField, name: str) -> list[Column]:
     t = field.dataType
     if isinstance(t, _AS_THEY_ARE):
         return [column.alias(name)]
+    if isinstance(t, StringType):
+        return [column.cast("binary").alias(name)]
     if isinstance(t, DateType):
         value = F.unix_date(column)
     elif isinstance(t, TimestampType):

@@ -50,7 +50,7 @@ class PandasWithStateTester:
     ----------
     func : callable
     groupBy : str or sequence of str
-        Names of the key columns.
+        Names of the key columns; one that is given twice stands twice in the function's key.
     inputStructType, outputStructType, stateStructType : StructType or str
         Columns of the input, of the frames that `func` returns, and of each key's state.
     timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
@@ -105,7 +105,8 @@ class PandasWithStateTester:
                 raise InvalidArgumentError(f"the input has no column {name!r}", columns=self._input.names)
         if timeoutConf == "EventTimeTimeout" and eventTime is None:
             raise InvalidArgumentError("EventTimeTimeout needs a watermark: name its column in eventTime")
-        self._key = StructType([self._input[name] for name in names])
+        distinct = list(dict.fromkeys(names))
+        self._key = StructType([self._input[name] for name in distinct])
         require_key_types(self._key.fields)
         self._event_time = eventTime
         self._timezone = timezone
@@ -118,7 +119,7 @@ class PandasWithStateTester:
             timeout_rule=timeouts,
             frame_format=FrameFormat(timezone),
             rows_each=rowsEach,
-            shown_keys=[*range(len(names))],
+            shown_keys=[distinct.index(name) for name in names],
             shown_columns=self._input.names,
         )
         self._name = getattr(func, "__name__", type(func).__name__)
@@ -212,8 +213,13 @@ class PandasWithStateTester:
         return ValueState(transaction, STATE_TABLE, RowValues(self._step.state))
 
     def _keys_of(self, key: Any) -> Keys:
-        values = key if isinstance(key, tuple) else (key,)
-        shown = LocalDataToArrowConversion.convert([values], self._key, False).cast(self._step.key_types)
+        given, places = key if isinstance(key, tuple) else (key,), self._step.shown_keys
+        if len(given) != len(places):
+            raise InvalidArgumentError(
+                "a key has one value for each key column", values=len(given), columns=len(places)
+            )
+        distinct = tuple(dict(zip(places, given, strict=True)).values())
+        shown = LocalDataToArrowConversion.convert([distinct], self._key, False).cast(self._step.key_types)
         return Keys.of(self._store.tables[STATE_TABLE], self._hashes(shown).view(np.uint64), shown)
 
     def _hashes(self, shown: pa.Table) -> IntArray:

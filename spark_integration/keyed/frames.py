@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer
 
 from holdfast.backends.arrow_rows import BoolArray, IntArray, one_chunk
+from holdfast.spark_integration.columns import require_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,15 +70,24 @@ class FrameFormat:
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
-        """Return each column as Spark's worker would show it, converted together."""
+        """Return each column as Spark's worker would show it, converted together.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A column has text that is not UTF-8. Spark's worker fails then, too, and does not say which.
+        """
         columns = [one_chunk(column) for column in rows.columns]
         types = [_in_zone(column.type, self.timezone) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
-        series: list[pd.Series[Any]] = ArrowBatchTransformer.to_pandas(  # type: ignore[assignment]
-            pa.RecordBatch.from_arrays(columns, names=rows.column_names),
-            timezone=self.timezone,
-            prefer_int_ext_dtype=self.prefer_int_ext_dtype,
-        )
+        batch = pa.RecordBatch.from_arrays(columns, names=rows.column_names)
+        try:
+            series: list[pd.Series[Any]] = ArrowBatchTransformer.to_pandas(  # type: ignore[assignment]
+                batch, timezone=self.timezone, prefer_int_ext_dtype=self.prefer_int_ext_dtype
+            )
+        except (UnicodeDecodeError, pa.ArrowException):
+            require_utf8(batch, "the input")
+            raise
         if self.prefer_int_ext_dtype:
             return [_with_all_digits(s, c) for s, c in zip(series, columns, strict=True)]
         return series

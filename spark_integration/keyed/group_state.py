@@ -126,9 +126,10 @@ def _copied(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list):
-        return [_copied(v) for v in value]
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [_copied(v) for v in value]
     if isinstance(value, dict):
-        return {k: _copied(v) for k, v in value.items()}
+        is_flat = _PLAIN.issuperset(map(type, value.values()))
+        return dict(value) if is_flat else {k: _copied(v) for k, v in value.items()}
     if isinstance(value, tuple):
         return tuple(_copied(v) for v in value)
     if isinstance(value, bytearray):

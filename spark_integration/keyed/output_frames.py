@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow_rows import IntArray
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.columns import arrow_schema
+from holdfast.spark_integration.columns import arrow_schema, require_utf8
 from holdfast.spark_integration.keyed.frames import FrameFormat
 
 # A function's frames are let go after so many: their memory, still in the cache, is what the next ones are made in.
@@ -67,6 +67,8 @@ class OutputFrames:
             Values of a type that cannot become the output's, or that it cannot hold.
         SchemaMismatchError
             Nulls where the output declares NOT NULL.
+        InvalidArgumentError
+            Text that is not UTF-8, in a column of pyarrow's.
         """
         for frame in _iterable(returned):
             self._check(frame)
@@ -145,6 +147,8 @@ class OutputFrames:
             assign_cols_by_name=self._format.assign_cols_by_name,
             int_to_decimal_coercion_enabled=self._format.int_to_decimal_coercion_enabled,
         )
+        if frames.are_of_arrow:  # text of Python's is UTF-8
+            require_utf8(batch, "the output")
         for column, field in zip(batch.columns, self._arrow, strict=True):
             if column.null_count and not field.nullable:
                 raise SchemaMismatchError(
@@ -171,6 +175,11 @@ class _AlikeFrames:
     @property
     def rows(self) -> int:
         return sum(self._sizes)
+
+    @property
+    def are_of_arrow(self) -> bool:
+        """Whether some column comes in memory of Arrow's."""
+        return any(_is_of_arrow(column) for column in self._arrays())
 
     def add(self, columns: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
         """Take a frame of a key, whose rows have the numbers from `start` on."""

@@ -126,7 +126,8 @@ class _KeyCalls:
         try:
             yield from self._output.finish()
         except Exception as exc:
-            self._note_key(exc, self._output.failed_key)
+            if self._output.failed_key is not None:
+                self._note_key(exc, self._output.failed_key)
             raise
 
     def earliest_timer_ms(self) -> int | None:
@@ -164,7 +165,7 @@ class _KeyCalls:
         self._values.delete(keys.take(np.array(changes.deleted, np.int64)))
         self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
 
-    def _note_key(self, exc: Exception, key: tuple[Any, ...] | None) -> None:
+    def _note_key(self, exc: Exception, key: tuple[Any, ...]) -> None:
         exc.add_note(f"raised in operator {self._operator!r} for key {key!r}")
 
 

@@ -45,7 +45,7 @@ from pyspark.sql.types import (
 
 from holdfast.backends.arrow_rows import one_chunk
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.columns import arrow_schema
+from holdfast.spark_integration.columns import arrow_schema, require_utf8
 
 # The JVM's decimals have at most 38 digits, and round half up.
 _DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
@@ -91,8 +91,17 @@ class RowValues:
         ----------
         batch : pyarrow.RecordBatch or pyarrow.Table
             The columns of the schema in its order, in these types or those in which they are stored.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A column has text that is not UTF-8, which a vectorised operator may have kept.
         """
-        columns = [_to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
+        try:
+            columns = [_to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
+        except UnicodeDecodeError:
+            require_utf8(batch, "the state")
+            raise
         return list(zip(*columns, strict=True))
 
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

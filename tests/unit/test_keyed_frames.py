@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.conversion import ArrowBatchTransformer
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.keyed import frames as keyed_frames
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 
@@ -275,3 +276,17 @@ def test_a_large_key_is_converted_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch
 def test_decimal_keys_keep_their_scale() -> None:
     keys = pa.table({"k": pa.array([Decimal("1.50")], pa.decimal128(5, 2))})
     assert str(key_tuples(keys, FORMATS[0])[0][0]) == "1.50"
+
+
+def nested(text: pa.Array) -> pa.Array:
+    return pa.StructArray.from_arrays([pa.array([1, 2]), text], ["n", "t"])
+
+
+@pytest.mark.parametrize("wrap", [lambda text: text, nested], ids=["plain", "nested"])
+def test_text_that_is_not_utf8_is_an_error_that_names_the_column(wrap: Any) -> None:
+    """Spark's worker fails too, with UnicodeDecodeError or Arrow's "Wrapping … failed", which name nothing."""
+    text = wrap(pa.array([b"fine", b"\xff\xfe"]).view(pa.string()))
+    rows = pa.table({"v": [1, 2], "raw": text})
+    for shown in (lambda: FORMATS[0].to_frame(rows), lambda: key_tuples(rows, FORMATS[0])):
+        with pytest.raises(InvalidArgumentError, match=r"column 'raw' of the input has text .*make_valid_utf8"):
+            shown()

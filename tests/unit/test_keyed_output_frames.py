@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.errors import SchemaMismatchError
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.output_frames import GATHERED_FRAMES, OutputFrames
 
@@ -273,3 +274,11 @@ def test_numpy_and_extension_columns_with_zones_and_categories() -> None:
     expected = {"t": dt.datetime(2023, 12, 31, 15, tzinfo=dt.UTC), "s": "a"}
     assert gathered(columns, [zoned, zoned]) == [[expected] * 2]
     assert gathered({"x": LongType()}, [pd.DataFrame({"x": np.array([], np.int64)})]) == []
+
+
+def test_text_of_arrow_that_is_not_utf8_is_refused_by_column() -> None:
+    """Spark's worker fails too, and names nothing; Arrow's conversion would let it pass, for pandas to fail later."""
+    text = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
+    frame = pd.DataFrame({"s": pd.Series(text, dtype=pd.ArrowDtype(pa.string()))})
+    with pytest.raises(InvalidArgumentError, match=r"column 's' of the output has text that is not UTF-8"):
+        gathered({"s": StringType()}, [frame])

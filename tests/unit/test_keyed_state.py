@@ -360,3 +360,19 @@ def test_states_of_two_keys_are_apart() -> None:
     first.update((1, []))
     first.setTimeoutDuration(5)
     assert (second.exists, second.changed_value, second.timer_ms) == (False, None, None)
+
+
+@pytest.mark.parametrize("ddl", ["string", "array<string>", "struct<t string>", "map<int, string>"])
+def test_text_that_a_vectorised_operator_has_kept_and_python_cannot_hold_is_named(ddl: str) -> None:
+    """An operator may change its API between two runs: both have one table of state."""
+    schema = parse_schema(f"n long, raw {ddl}")
+    binary = pa.array([b"\xff\xfe"])
+    text = binary.view(pa.string())
+    of_type = {
+        "string": text,
+        "array<string>": pa.ListArray.from_arrays([0, 1], text),
+        "struct<t string>": pa.StructArray.from_arrays([text], ["t"]),
+        "map<int, string>": pa.MapArray.from_arrays([0, 1], pa.array([1], pa.int32()), text),
+    }
+    with pytest.raises(InvalidArgumentError, match="column 'raw' of the state has text that is not UTF-8"):
+        RowValues(schema).to_tuples(pa.table({"n": [1], "raw": of_type[ddl]}))

@@ -304,3 +304,18 @@ def test_other_strings_are_refused(ddl: str) -> None:
 def test_ddl_means_the_same_to_spark(spark: Any) -> None:
     for ddl in ("a int, b string not null", "a: decimal(5,2), b map<string,array<struct<x:int,y:timestamp_ntz>>>"):
         assert parse_schema(ddl) == StructType.fromDDL(ddl)
+
+
+def test_a_key_that_is_given_twice_is_one_key_that_is_shown_twice() -> None:
+    """As in a query, whose ``groupBy`` takes what Spark's takes."""
+
+    def count(key: Any, frames: Any, state: Any) -> Any:
+        n = (state.getOption or (0,))[0] + sum(map(len, frames))
+        state.update((n,))
+        yield pd.DataFrame({"key": [repr([str(part) for part in key])], "n": [n]})
+
+    tester = PandasWithStateTester(count, ["b", "a", "b"], "a string, b long", "key string, n long", "n long")
+    assert tester.test([("x", 1), ("x", 1)]) == [Row(key="['1', 'x', '1']", n=2)]
+    assert tester.peekState((1, "x", 1)) == (2,)
+    with pytest.raises(InvalidArgumentError, match="one value for each key column, values=1 columns=3"):
+        tester.peekState(1)

@@ -227,12 +227,14 @@ def test_neighbours_and_strangers_are_left_alone(storage: TimedStorage, shard: S
     others = [f"{PREFIX}1/commits/1-aa", "totals/shard-0004/files/0123456789abcdef-0", "totals2/shard-0003/x", "mine"]
     for key in others:
         storage.put(key, b"?")
-    storage.put(f"{PREFIX}/notes.txt", b"?")
+    strange = ["notes.txt", f"commits/7-{'a' * 65}", f"snapshots/7-{'a' * 65}-{'0' * 16}"]
+    for key in strange:
+        storage.put(f"{PREFIX}/{key}", b"?")
     storage.now_ms += 2 * GRACE_MS
     storage.put(f"{PREFIX}/commits/07-aa", b"?")
     done = clean(storage, made[-1])
     assert set(others) <= set(storage.objects)
-    assert "nothing that holdfast has put" in done.delete["notes.txt"]
+    assert all("nothing that holdfast has put" in done.delete[key] for key in strange)
     assert "younger than the grace period" in done.keep["commits/07-aa"]
 
 

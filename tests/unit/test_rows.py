@@ -79,7 +79,9 @@ def test_carried_types(data_type: T.DataType) -> None:
 def encoded(column: pa.ChunkedArray, i: int) -> dict[str, pd.Series]:
     """Return a column as Spark hands it over."""
     t = column.type
-    if pa.types.is_string(t) or pa.types.is_binary(t) or pa.types.is_decimal(t):
+    if pa.types.is_string(t):
+        return encoded(column.cast(pa.binary()), i)
+    if pa.types.is_binary(t) or pa.types.is_decimal(t):
         return {f"c{i}": pd.Series(column.to_pylist(), dtype=object)}
     if pa.types.is_date(t):
         column = column.cast(pa.int32())
@@ -103,6 +105,15 @@ def test_frames_are_decoded_as_what_was_sent(rows: slice) -> None:
     assert exact(pa.concat_tables(received, promote_options="none") if received else ARROW.empty_table()) == exact(
         pa.concat_tables([part, part])
     )
+
+
+def test_text_may_have_any_bytes() -> None:
+    """Spark validates no string, and pandas takes none that is not UTF-8."""
+    schema = T.StructType([T.StructField("text", T.StringType())])
+    given = pa.array([b"\xff\xfe", None, b"", b"caf\xe9"]).view(pa.string())
+    transport = RowsTransport([0], schema, arrow_schema(schema, "the input"), None)
+    (received,) = transport.receive([pd.DataFrame(encoded(pa.chunked_array([given.view(pa.binary())]), 0))])
+    assert received["text"].combine_chunks().equals(given)
 
 
 @pytest.mark.spark

@@ -252,6 +252,23 @@ def test_an_older_snapshot_and_the_commits_stand_in_for_a_damaged_one(
     assert other.state(other.write(last, range(1), 5)) == wanted | states((range(1), 5))
 
 
+def test_a_snapshot_of_a_backend_that_is_not_installed_is_gone_around(
+    shard_of: Opener, storage: ObjectStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plug-in may be gone, and a file may say anything: the commits do."""
+    one = shard_of()
+    base = one.write(None, range(30), 1)
+    one.log.backend_name = "gone"
+    entry, _ = one.snapshot(base)
+    last = one.write(base, range(10), 2)
+    assert one.lineage(last).chain[0] == entry
+    assert shard_of().state(last) == states((range(30), 1), (range(10), 2))
+    assert "no backend named 'gone'" in caplog.text
+    storage.delete([f"{SHARD}/commits/{base}"])
+    with pytest.raises(CorruptionError, match=r"a backend that cannot be used here: no backend named 'gone'"):
+        shard_of().store.begin(last)
+
+
 def test_where_nothing_stands_in_the_damaged_object_is_named_and_nothing_local_changes(
     shard_of: Opener, storage: ObjectStorage, tmp_path: Path
 ) -> None:
