@@ -384,10 +384,17 @@ def _seal(file: int | Path, modified_ns: int) -> int:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user only."""
-    if not path.is_dir():
-        for folder in reversed([path, *(p for p in path.parents if not p.exists())]):
-            folder.mkdir(mode=0o700, exist_ok=True)
+    """Make a folder, and those above it that are missing, for this user only.
+
+    Those above may be taken away meanwhile: a shard comes back at the moment when it is let go.
+    """
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            if not path.is_dir():
+                for folder in reversed([path, *(p for p in path.parents if not p.exists())]):
+                    folder.mkdir(mode=0o700, exist_ok=True)
+            return
+    path.mkdir(mode=0o700)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -189,3 +189,20 @@ def test_entries_are_read_whatever_else_lies_there(tmp_path: Path) -> None:
         (tmp_path / "held" / name).touch()
     assert held.note(24) == 1024
     assert held.note() == held.recount() == 1000
+
+
+def test_a_shard_opens_though_it_is_let_go_at_this_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state server moves its directory away between two steps of a worker that opens it: no call fails for it."""
+    taken: list[Path] = []
+    mkdir = Path.mkdir
+
+    def racing(path: Path, *args: Any, **how: Any) -> None:
+        if path.name == "merges" and not taken:
+            taken.append(path.parent.rename(tmp_path / "going"))
+        mkdir(path, *args, **how)
+
+    monkeypatch.setattr(Path, "mkdir", racing)
+    backend = MemoryBackend(tmp_path / "query" / "totals" / "shard-0000", TABLES, clock.new_id)
+    backend.load(P1, counts(("ann", 1)), {})
+    assert taken
+    assert backend.versions() == [P1]
