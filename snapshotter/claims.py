@@ -8,9 +8,9 @@
 Each executor of a run puts a claim before it writes anything else, and a new one every `RENEW_EVERY_MS` as long as
 micro-batches run. What follows from them:
 
-another query     is refused, by name and start of the first one, as long as that one has renewed within `ALIVE_MS`.
-                  Afterwards it takes the place of one that has no record, and so no state; the state of another query
-                  is never taken over
+another query     is refused, by name and start of the first one, as long as that one has renewed within `ALIVE_MS`; it
+                  then claims a directory of its own (docs/decisions/0018-task-identity.md). Afterwards it takes the
+                  place of one that has no record, and so no state; the state of another query is never taken over
 the same query    begins at once after runs of the same application, and of processes that have ended on this machine:
                   it takes the next epoch. A run of an older epoch that still lives sees it when it renews, and stops
 a copy of it      has the same query id: somebody copied the checkpoint location. It is refused where the other run
