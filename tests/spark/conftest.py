@@ -117,3 +117,14 @@ def lab(spark: SparkSession, tmp_path: Path, local_state: Path) -> Iterator[Lab]
     for name in dict(spark.conf.getAll):
         if name.startswith("spark.holdfast."):
             spark.conf.unset(name)
+
+
+def age(paths: Iterator[Path], milliseconds: int) -> None:
+    """Let time pass for these files."""
+    for path in paths:
+        seconds = path.stat().st_mtime - milliseconds / 1000
+        os.utime(path, (seconds, seconds))
+
+
+def claims(lab: Lab) -> Iterator[Path]:
+    return (lab.folder / "durable/totals/claims").iterdir()

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from holdfast.snapshotter.claim_listing import ALIVE_MS
 from tests.spark import partitions_query
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, age, claims
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(600)]
 
@@ -124,11 +125,15 @@ def test_another_number_of_shards_than_stored_is_refused(lab: Lab) -> None:
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in (replace(SHRINKING, shards=None),)])
 def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
-    """Its run before had set a job group of its own, which Spark uses for its run id."""
+    """Its run before had set a job group of its own, which Spark uses for its run id.
+
+    The former application lives on, so its claims must have grown old before another one may begin.
+    """
     case.configure(lab, case.first)
     lab.feed([(key, 1) for key in KEYS])
     lab.run(lab.totals(), group="nightly: a/b.c")
     lab.feed([(key, 1) for key in KEYS])
+    age(claims(lab), ALIVE_MS)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, partitions_query.__file__, str(lab.folder), str(case.then)]
     done = subprocess.run(command, cwd=lab.folder, env=environment, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ from holdfast.snapshotter.claim_listing import ALIVE_MS
 from holdfast.snapshotter.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage import open_storage
-from tests.spark.conftest import Lab
+from tests.spark.conftest import Lab, age, claims
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -65,17 +65,6 @@ def application(lab: Lab, *arguments: str) -> Iterator[Application]:
     finally:
         if running._process.returncode is None:
             running.kill()
-
-
-def age(paths: Iterator[Path], milliseconds: int) -> None:
-    """Let time pass for these files."""
-    for path in paths:
-        seconds = path.stat().st_mtime - milliseconds / 1000
-        os.utime(path, (seconds, seconds))
-
-
-def claims(lab: Lab) -> Iterator[Path]:
-    return (lab.folder / "durable/totals/claims").iterdir()
 
 
 def record_of(lab: Lab, directory: str) -> OperatorRecord:
