@@ -34,7 +34,7 @@ Beside another run 1 list more, and 1 put when its place is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -102,8 +102,8 @@ class Claims:
     storage : ObjectStorage
     operator : str
     me : Claimant
-    is_alive : callable
-        Tells of a process of this machine whether it still runs; one that is ending may be given a moment.
+    living : callable
+        Takes processes of this machine, and returns those that still run; ending ones may be given a moment.
     new_id, now_ms : callable, optional
         As in `holdfast.clock`.
 
@@ -117,14 +117,14 @@ class Claims:
         storage: ObjectStorage,
         operator: str,
         me: Claimant,
-        is_alive: Callable[[str], bool],
+        living: Callable[[Iterable[str]], Collection[str]],
         new_id: Callable[[], str] = clock.new_id,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._storage = storage
         self._operator = operator
         self._me = me
-        self._is_alive = is_alive
+        self._living = living
         self._new_id, self._now_ms = new_id, now_ms
         self._folder = claims_folder(operator)
         self._application, self._machine = digest(me.application), digest(me.machine)
@@ -235,7 +235,8 @@ class Claims:
         if holder is not None and holder.run_id in ours:  # whoever is beside it is beside this run, too
             return []
         others = [c for c in others if c.run_id not in ours and c.modified_ms > since_ms]
-        ended = {p for p in set(map(self._process_of, others)) if p is not None and not self._is_alive(p)}
+        here = {process for claim in others if (process := self._process_of(claim)) is not None}
+        ended = here.difference(self._living(here))
         return [claim for claim in others if self._process_of(claim) not in ended]
 
     def _is_ours(self, claim: ListedClaim) -> bool:

@@ -6,11 +6,14 @@ import os
 import select
 import socket
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import psutil
+
+from holdfast import clock
 
 ENDS_WITHIN_SECONDS = 5.0
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
@@ -125,10 +128,15 @@ def machine() -> str:
         return host
 
 
-def is_alive(process: str) -> bool:
-    """Tell whether the process of this machine that `ProcessId` wrote as a text still runs.
+def living(processes: Iterable[str]) -> set[str]:
+    """Return those of some processes of this machine, as `ProcessId` wrote them as texts, that still run.
 
-    One that is ending is given a moment: executors outlive their driver by a second or two.
+    Those that are ending are given a moment, all of them together: executors outlive their driver by a second or two.
     """
-    parsed = ProcessId.parse(process)
-    return parsed is not None and not parsed.wait(ENDS_WITHIN_SECONDS)
+    end_ms = clock.monotonic_ms() + int(ENDS_WITHIN_SECONDS * 1000)
+    found = set()
+    for text in processes:
+        parsed = ProcessId.parse(text)
+        if parsed is not None and not parsed.wait(max(0, end_ms - clock.monotonic_ms()) / 1000):
+            found.add(text)
+    return found

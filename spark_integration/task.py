@@ -23,7 +23,7 @@ from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_stor
 from holdfast.snapshotter.storage_probe import probe_storage
 from holdfast.spark_integration.claim_note import ClaimNote
 from holdfast.spark_integration.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
-from holdfast.spark_integration.processes import executor_process, is_alive, machine
+from holdfast.spark_integration.processes import executor_process, living, machine
 
 _log = logging.getLogger(__name__)
 _IO_THREADS = 8
@@ -105,7 +105,7 @@ def keep_claim(
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
-    claims = Claims(storage, record.operator, claimant(record, batch_id, application), is_alive, now_ms=now_ms)
+    claims = Claims(storage, record.operator, claimant(record, batch_id, application), living, now_ms=now_ms)
     note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
     process = _of_process(storage, record)
     renewed_ms = note.modified_ms()

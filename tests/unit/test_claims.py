@@ -42,7 +42,7 @@ def claimant(query: str = "q1", run: str = "r1", **changed: Any) -> Claimant:
 def claims_of(storage: ObjectStorage, me: Claimant, alive: Collection[str] = ()) -> Claims:
     """Return the claims of a run; of other executors on its machine only those of `alive` still run."""
     new_id = lambda: f"{next(_numbers):016x}"  # noqa: E731
-    return Claims(storage, "totals", me, alive.__contains__, new_id=new_id, now_ms=lambda: STARTED_MS)
+    return Claims(storage, "totals", me, set(alive).intersection, new_id=new_id, now_ms=lambda: STARTED_MS)
 
 
 def claims(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Claims:
@@ -181,7 +181,7 @@ def test_a_new_run_begins_at_once_and_the_old_one_stops(storage: ObjectStorage) 
 def test_an_executor_that_comes_late_shares_the_place_of_its_run(storage: ObjectStorage) -> None:
     first = take(storage)
     me = claimant(host="host-2", machine="machine-2", process="7-7")
-    late = Claims(storage, "totals", me, lambda process: True, now_ms=lambda: STARTED_MS + 60_000)
+    late = Claims(storage, "totals", me, set, now_ms=lambda: STARTED_MS + 60_000)
     assert late.take(record()) == first
     assert len(keys(storage)) == 2
 
@@ -300,7 +300,7 @@ def test_operators_beside_each_other_do_not_meet(storage: ObjectStorage) -> None
     take(storage)
     storage.put("totals-2/shard-0000/commits/1-0123456789abcdef", b"a neighbour's")
     other = replace(record("q2", "r2"), operator="totals-2")
-    Claims(storage, "totals-2", claimant("q2", "r2"), lambda process: False).take(other)
+    Claims(storage, "totals-2", claimant("q2", "r2"), lambda _: ()).take(other)
 
 
 def copy(storage: ObjectStorage, batch_id: int, alive: Collection[str] = (), **changed: Any) -> Claims:

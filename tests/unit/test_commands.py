@@ -107,7 +107,7 @@ def test_gc_keeps_what_the_query_may_return_to_without_being_told(
     shard.grow(None, 30, snapshot_every=10)
     if in_claim is not None:
         me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, in_claim)
-        Claims(storage, "totals", me, lambda _: False).take(read_operator(storage, "totals"))
+        Claims(storage, "totals", me, lambda _: ()).take(read_operator(storage, "totals"))
     age(root)
     found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
     assert found[shard.prefix]["needed_from"] == needed_from

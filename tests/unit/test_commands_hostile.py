@@ -47,7 +47,7 @@ def storage(root: Path) -> Iterator[ObjectStorage]:
         put_record(opened)
         ShardHistory(opened).grow(None, 4, snapshot_every=2)
         me = Claimant("query-1", "run-1", None, "app", "host", "machine", "1-1", 4, 100)
-        Claims(opened, "totals", me, lambda _: False).take(read_operator(opened, "totals"))
+        Claims(opened, "totals", me, lambda _: ()).take(read_operator(opened, "totals"))
         yield opened
 
 

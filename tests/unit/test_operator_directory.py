@@ -75,7 +75,7 @@ def test_a_copy_of_a_query_that_has_no_state_yet_is_refused_too(
     """It would take the directory that is the query's own, and the first application would be the one to stop."""
     monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.0)
     first = Claimant("q1", "first", None, "other", "host", machine(), str(ProcessId.of(os.getpid())), 0, 100)
-    claims = Claims(storage, "totals", first, lambda process: True)
+    claims = Claims(storage, "totals", first, set)
     held = claims.take(record("q1", "first"))
     with pytest.raises(ConflictError, match="another application is at work on this query"):
         begin(storage, tmp_path, "q1")

@@ -119,12 +119,26 @@ def test_a_process_is_told_by_its_text(child: subprocess.Popen[bytes], monkeypat
     """One that is ending is given a moment; what is no process at all has ended."""
     monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 0.01)
     text = str(ProcessId.of(child.pid))
-    assert processes.is_alive(text)
+    assert processes.living([text]) == {text}
     monkeypatch.setattr(processes, "ENDS_WITHIN_SECONDS", 60.0)
     threading.Timer(0.2, child.kill).start()
-    assert not processes.is_alive(text)
-    for nothing in ("", "x", "0-0", "999999999-1", f"{os.getpid()}-1"):
-        assert not processes.is_alive(nothing)
+    assert not processes.living([text, "", "x", "0-0", "999999999-1", f"{os.getpid()}-1"])
+
+
+def test_processes_that_are_ending_share_their_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start waits as long for twenty executors that live as for one."""
+    now_ms, waited = 0, []
+
+    def wait(_: ProcessId, timeout_seconds: float) -> bool:
+        nonlocal now_ms
+        waited.append(timeout_seconds)
+        now_ms += int(timeout_seconds * 1000)
+        return False
+
+    monkeypatch.setattr(ProcessId, "wait", wait)
+    monkeypatch.setattr("holdfast.clock.monotonic_ms", lambda: now_ms)
+    assert processes.living(["1-1", "2-1", "3-1"]) == {"1-1", "2-1", "3-1"}
+    assert waited == [processes.ENDS_WITHIN_SECONDS, 0, 0]
 
 
 def test_a_machine_is_the_same_for_processes_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

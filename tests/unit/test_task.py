@@ -148,7 +148,7 @@ def test_an_older_run_stops_when_it_renews(
 def test_a_run_beside_another_keeps_what_that_one_may_return_to(storage: FaultyStorage, tmp_path: Path) -> None:
     """Every process of the executor is told so with each micro-batch, until the other one has died."""
     elsewhere = replace(task.claimant(RECORD, 40, "app-of-another"), machine="another machine")
-    Claims(storage, "totals", elsewhere, lambda _: False).take(RECORD)
+    Claims(storage, "totals", elsewhere, lambda _: ()).take(RECORD)
     copy = replace(RECORD, run_id="run-2", definition_id="def-2")
     for batch_id, retained in ((50, 110), (300, 360)):
         held = task.keep_claim(storage, copy, tmp_path, batch_id, APP)
