@@ -86,7 +86,7 @@ class PointerRow(NamedTuple):
         pointer = _pointer(version, commit_id)
         if not (isinstance(query, str) and QUERY_ID.fullmatch(query)):
             raise _no_pointer("query")
-        if directory is not None and operator_of(directory) is None:
+        if directory is not None and not (isinstance(directory, str) and operator_of(directory)):
             raise _no_pointer("directory")
         if not (_is_number(shard) and _is_number(shards) and 0 <= shard < shards < _MAX_SHARDS):
             raise _no_pointer("shard and shards")

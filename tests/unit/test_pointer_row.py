@@ -57,6 +57,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("shard", None, "shard"),
     ("shards", 0, "shard"),
     ("shards", 2**31, "shard"),
+    ("directory", b"totals", "directory"),
+    ("directory", 0, "directory"),
     ("version", None, "version"),
     ("version", -1, "version"),
     ("commit", None, "version"),
