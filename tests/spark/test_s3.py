@@ -51,7 +51,7 @@ def test_places_that_cannot_be_used(lab: Lab, server: S3Server) -> None:
     lab.feed([("a", 1)])
     use(lab, server, server.options(), "places")
     lab.configure({"checkpoint.dir": "s3://no-such-bucket/app"})
-    with pytest.raises(StreamingQueryException, match=r"(?s)no such bucket: create it.*action=put key=totals/probes/"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)no such bucket: create it.*action=get key=totals/operator"):
         lab.run(lab.totals())
     with server.user_without("s3:PutObject") as limited:
         use(lab, server, limited, "places")
