@@ -128,6 +128,13 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     check_operator(stored, record, storage.url)
 
 
+def check_stored(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Check that the stored record, if there is one, allows `record` to go on; raises as `check_operator`."""
+    stored = find_operator(storage, record.operator)
+    if stored is not None:
+        check_operator(stored, record, storage.url)
+
+
 def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
     """Check that a stored record allows `record` to go on.
 

@@ -80,7 +80,7 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
             read_operator(storage, operator)  # says so where nobody has an operator of this name
             raise
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
-        schema = parts[0][0] if parts else _table(read_operator(storage, operator), table)
+        schema = parts[0][0] if parts else _tables(read_operator(storage, operator), table)[table]
     return _as_table(schema, [run for _, runs in parts for run in runs])
 
 
@@ -153,8 +153,7 @@ def _restore(
 ) -> tuple[TableSchema, list[Run]]:
     """Return the schema and the live rows of a table in one of the operator's directories."""
     record = read_operator(storage, directory)
-    schema = _table(record, table)
-    schemas = decode_schemas(record.schemas)
+    schemas = _tables(record, table)
     # Two pools: a shard waits for its requests, and must not take the threads they need.
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
@@ -170,16 +169,17 @@ def _restore(
             log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{row.shard}", carried=carried)
             return read_rows(log, row.pointer, table)
 
-        return schema, [run for runs in shards.map(restore, rows) for run in runs]
+        return schemas[table], [run for runs in shards.map(restore, rows) for run in runs]
 
 
-def _table(record: OperatorRecord, table: str) -> TableSchema:
+def _tables(record: OperatorRecord, table: str) -> dict[str, TableSchema]:
+    """Return the operator's tables, of which one must have this name."""
     schemas = decode_schemas(record.schemas)
     if table not in schemas:
         raise NotFoundError(
             "the operator has no such table", operator=record.operator, table=table, tables=list(schemas)
         )
-    return schemas[table]
+    return schemas
 
 
 def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:

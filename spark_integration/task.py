@@ -18,7 +18,7 @@ from holdfast.errors import ConflictError, UnavailableError
 from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.claim_listing import Claimant
 from holdfast.snapshotter.claims import RENEW_EVERY_MS, Claims, Held
-from holdfast.snapshotter.operator_record import OperatorRecord, check_operator, declare_operator, find_operator
+from holdfast.snapshotter.operator_record import OperatorRecord, check_stored, declare_operator
 from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.snapshotter.storage_probe import probe_storage
 from holdfast.spark_integration.claim_note import ClaimNote
@@ -115,8 +115,8 @@ def keep_claim(
             if held is None:
                 probe_storage(storage, f"{record.operator}/probes")
                 note.write(claims.take(record))
-            elif (stored := find_operator(storage, record.operator)) is not None:
-                check_operator(stored, record, storage.url)
+            else:
+                check_stored(storage, record)
         _claimed.add(process)
     if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         _renew(claims, note)
@@ -135,8 +135,7 @@ def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
     """
     process = _of_process(storage, record)
     if process not in _claimed:
-        if (stored := find_operator(storage, record.operator)) is not None:
-            check_operator(stored, record, storage.url)
+        check_stored(storage, record)
         _claimed.add(process)
 
 
