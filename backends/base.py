@@ -36,7 +36,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow_rows import BoolArray
+from holdfast.backends.arrow.rows import BoolArray
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow_rows import HashArray, IntArray, from_columns, order_rows, rows_equal, take, to_bools
+from holdfast.backends.arrow.rows import HashArray, IntArray, from_columns, order_rows, rows_equal, take, to_bools
 
 
 def rows_of(hashes: HashArray, wanted: HashArray) -> IntArray:

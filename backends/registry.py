@@ -12,9 +12,9 @@ from holdfast.errors import InvalidArgumentError
 GROUP = "holdfast.backends"
 # Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
 _BUILT_IN = (
-    EntryPoint("filesystem", "holdfast.backends.filesystem:FilesystemBackend", GROUP),
-    EntryPoint("memory", "holdfast.backends.memory:MemoryBackend", GROUP),
-    EntryPoint("rocksdb", "holdfast.backends.rocksdb:RocksDBBackend", GROUP),
+    EntryPoint("filesystem", "holdfast.backends.run_files.filesystem:FilesystemBackend", GROUP),
+    EntryPoint("memory", "holdfast.backends.run_files.memory:MemoryBackend", GROUP),
+    EntryPoint("rocksdb", "holdfast.backends.rocksdb.backend:RocksDBBackend", GROUP),
 )
 
 

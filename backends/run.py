@@ -27,8 +27,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from holdfast.backends import arrow_rows, arrow_stream, arrow_values
-from holdfast.backends.arrow_rows import (
+from holdfast.backends.arrow import rows as arrow_rows
+from holdfast.backends.arrow import streams as arrow_stream
+from holdfast.backends.arrow import values as arrow_values
+from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
     IntArray,
@@ -102,7 +104,7 @@ class TableSchema:
         ------
         SchemaMismatchError
             A column is missing, is not in the schema, or cannot be stored in its type without loss: see
-            `holdfast.backends.arrow_values`. The error names the first key that is at fault, if it is known.
+            `holdfast.backends.arrow.values`. The error names the first key that is at fault, if it is known.
         """
         schema = self.key if side == "key" else self.value
         if sorted(data.schema.names) != sorted(schema.names):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.state import GroupState
 
-    from holdfast.spark_integration.shard_timeout import TimeoutConf
+    from holdfast.spark_integration.shard.timeout import TimeoutConf
 
 _BATCH_S = 60
 _FAR_MS = 10 * 365 * 86_400_000

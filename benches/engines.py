@@ -19,7 +19,7 @@ from holdfast.benches.job import Job, SparkJob, StoreJob
 from holdfast.benches.measured import Measured, Places
 from holdfast.benches.request_counts import RequestCounts
 from holdfast.benches.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.storage.object_storage import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

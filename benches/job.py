@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from holdfast.benches.measured import Measured, Places
-    from holdfast.spark_integration.shard_batch import ShardBatch
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
 def option(default: Any, description: str, kind: Any = None) -> Any:

@@ -19,7 +19,7 @@ from holdfast.benches.job import SparkJob
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from holdfast.spark_integration.shard_batch import ShardBatch
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
 @dataclass(frozen=True)

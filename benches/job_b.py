@@ -31,7 +31,7 @@ from holdfast.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from holdfast.spark_integration.shard_batch import ShardBatch
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
 @dataclass(frozen=True)

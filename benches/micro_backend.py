@@ -35,7 +35,7 @@ from holdfast.backends.registry import backend_names, find_backend
 from holdfast.backends.run import Keys, Run
 from holdfast.benches.rows import TABLE, keys_of, table_of, values_of
 from holdfast.mvcc import Transaction, VersionedStore
-from holdfast.spark_integration.local_dirs import choose_root
+from holdfast.spark_integration.executor.local_dirs import choose_root
 
 TOUCHED = 10_000
 FULL = os.environ.get("HOLDFAST_BENCH_MATRIX") == "full"

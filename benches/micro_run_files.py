@@ -21,9 +21,9 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.spark_integration.local_dirs import choose_root
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.spark_integration.executor.local_dirs import choose_root
 
 ROWS, CHANGED = 1_000_000, 1_000
 _SCHEMA = TableSchema.of("state", pa.schema([("key", pa.int64())]), pa.schema([("text", pa.string())]))

@@ -26,13 +26,13 @@ import pyarrow as pa
 import pytest
 
 from holdfast import clock
-from holdfast.backends.arrow_rows import IntArray
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.backends.run import Keys
 from holdfast.mvcc import VersionedStore
+from holdfast.spark_integration.executor.local_dirs import choose_root
 from holdfast.spark_integration.keyed.timers import Timers, timers_schema
-from holdfast.spark_integration.local_dirs import choose_root
 
 TABLE = "timers"
 TIMERS, FIRED = 500_000, 1_000

@@ -24,7 +24,7 @@ from typing import Any
 from holdfast.benches import spans
 from holdfast.benches.job import Job
 from holdfast.errors import HoldfastError
-from holdfast.spark_integration.local_dirs import choose_root
+from holdfast.spark_integration.executor.local_dirs import choose_root
 
 Run = dict[str, Any]
 _ERROR_LINES = 40

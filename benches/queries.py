@@ -84,7 +84,7 @@ def live_bytes(local_dir: Path, backend_class: type[Backend], job: SparkJob) -> 
         The ``spark.holdfast.local.dir`` of a run of `with_state`, whose Spark still runs.
     """
     from holdfast import clock
-    from holdfast.spark_integration.shard_batch import STATE_TABLE
+    from holdfast.spark_integration.vectorised.batch import STATE_TABLE
 
     table = _state_table(job, STATE_TABLE)
     total = 0
@@ -99,7 +99,7 @@ def live_bytes(local_dir: Path, backend_class: type[Backend], job: SparkJob) -> 
 def _state_table(job: SparkJob, name: str) -> TableSchema:
     from pyspark.sql.types import StructType
 
-    from holdfast.spark_integration.columns import arrow_schema, parse_struct
+    from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 
     key = StructType(parse_struct(job.output, "output").fields[:1])
     return TableSchema.of(name, arrow_schema(key, "the key"), arrow_schema(parse_struct(job.state, "state"), "state"))

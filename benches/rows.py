@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow_rows import HashArray, IntArray
+from holdfast.backends.arrow.rows import HashArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 
 TABLE = "state"

@@ -31,7 +31,7 @@ from holdfast.benches.store_watch import StoreWatch
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
 
 FULL_BYTES, NEW_BYTES = "bytes of a snapshot", "bytes sent for it"
 _THREADS = 8

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
-    from holdfast.spark_integration.groups import Groups as Groups
-    from holdfast.spark_integration.shard_batch import ShardBatch as ShardBatch
-    from holdfast.spark_integration.shard_batch import ShardState as ShardState
-    from holdfast.spark_integration.state_reader import read_state as read_state
+    from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.stream import stream as stream
+    from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
+    from holdfast.spark_integration.vectorised.batch import ShardState as ShardState
+    from holdfast.spark_integration.vectorised.groups import Groups as Groups
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -35,18 +35,18 @@ _EXPORTS = {
     "ConflictError": "holdfast.errors",
     "CorruptionError": "holdfast.errors",
     "FencedError": "holdfast.errors",
-    "Groups": "holdfast.spark_integration.groups",
+    "Groups": "holdfast.spark_integration.vectorised.groups",
     "HoldfastError": "holdfast.errors",
     "InvalidArgumentError": "holdfast.errors",
     "NotFoundError": "holdfast.errors",
     "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
-    "ShardBatch": "holdfast.spark_integration.shard_batch",
-    "ShardState": "holdfast.spark_integration.shard_batch",
+    "ShardBatch": "holdfast.spark_integration.vectorised.batch",
+    "ShardState": "holdfast.spark_integration.vectorised.batch",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
-    "read_state": "holdfast.spark_integration.state_reader",
+    "read_state": "holdfast.spark_integration.read_state",
     "stream": "holdfast.spark_integration.stream",
 }
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow_rows import BoolArray, from_columns, take
+from holdfast.backends.arrow.rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over

@@ -18,7 +18,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.storage import ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 KIND = "commit"
 

@@ -4,7 +4,7 @@
 
     <operator>/shard-0003/
         commits/<version>-<commit id>               what was written since the commit object before it
-        snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots`
+        snapshots/<version>-<commit id>-<digest>    see `holdfast.snapshotter.snapshots.snapshots`
 
 A commit is an object of its own, or **carried**: a small one travels in the row of the query's pointer, which Spark
 makes durable anyway. The next commit holds what the carried one holds, too, and becomes an object when together
@@ -47,9 +47,9 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, StateLostErro
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
 from holdfast.snapshotter.commit_objects import CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
-from holdfast.snapshotter.snapshots import Downloaded, Snapshots, send_at_once
-from holdfast.snapshotter.storage import ObjectStorage
+from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
+from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots, send_at_once
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 #: How much of a chain of commits is restored at a time; the memory that it takes is a few times this.
 RESTORE_STEP_BYTES = 64 << 20
@@ -117,7 +117,7 @@ class ObjectCommitLog:
     new_id : callable
         Returns a new unique name each time.
     before_part, now_ms : callable
-        See `holdfast.snapshotter.snapshots.Snapshots`.
+        See `holdfast.snapshotter.snapshots.snapshots.Snapshots`.
     step_bytes : int
         How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may
         have more.
@@ -188,7 +188,7 @@ class ObjectCommitLog:
     def write_snapshot(
         self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
     ) -> tuple[ChainEntry, Manifest]:
-        """Store one version; see `holdfast.snapshotter.snapshots.Snapshots.write`.
+        """Store one version; see `holdfast.snapshotter.snapshots.snapshots.Snapshots.write`.
 
         Parameters
         ----------

@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.arrow_with_state import ArrowFunction, ArrowWithState
-from holdfast.spark_integration.columns import arrow_schema, parse_struct
-from holdfast.spark_integration.definition import (
+from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.plan.definition import (
     Definition,
     checked_settings,
     declared_struct,
@@ -21,11 +21,11 @@ from holdfast.spark_integration.definition import (
     rows_each,
     with_watermark,
 )
-from holdfast.spark_integration.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
-from holdfast.spark_integration.output import PackedOutput, RowsOutput
-from holdfast.spark_integration.shard_timeout import TimeoutConf
+from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput
+from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
 
 
 def stream(df: DataFrame) -> StatefulStream:

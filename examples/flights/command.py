@@ -24,8 +24,8 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.examples.flights import data, report
 from holdfast.examples.flights.query import Job, encode, storage_values
-from holdfast.snapshotter.storage import open_storage, parse_storage_options
-from holdfast.spark_integration import local_dirs
+from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.java import ensure_java
 
 _LOCAL_DIR = "spark.holdfast.local.dir"

@@ -29,7 +29,7 @@ from holdfast import clock, read_state
 from holdfast.examples.flights.data import FLIGHT_COLUMNS
 from holdfast.examples.flights.totals import OPERATOR, running_totals
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.storage import open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
 from holdfast.spark_integration.java import ensure_java
 
 if TYPE_CHECKING:

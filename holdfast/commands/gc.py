@@ -12,10 +12,10 @@ import click
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.catalogue import Headers, OperatorListing, ShardListing, list_shard
-from holdfast.snapshotter.claim_listing import claims_folder, retained_versions
-from holdfast.snapshotter.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.retention import (
+from holdfast.snapshotter.ownership.claim_listing import claims_folder, retained_versions
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
+from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
+from holdfast.snapshotter.upkeep.retention import (
     History,
     Plan,
     carry_out,

@@ -9,9 +9,9 @@ import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.catalogue import OperatorListing, ShardListing
-from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.troubles import read_trouble
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
+from holdfast.snapshotter.upkeep.troubles import read_trouble
 
 _KINDS = ("commit", "snapshot", "part", "probe", "trouble", "unknown")
 _TROUBLES_SHOWN = 20

@@ -8,7 +8,7 @@ import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.catalogue import Headers, ShardListing, StoredObject
+from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, StoredObject
 
 
 @click.command()

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.catalogue import CheckpointListing, ShardListing, list_checkpoint
-from holdfast.snapshotter.storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListing, list_checkpoint
 
 _THREADS = 16
 # Of what goes into a file or a pipe, where rich would take 80 and cut names.

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.claim_listing import retained_versions
-from holdfast.snapshotter.operator_record import read_operator
-from holdfast.snapshotter.retention import RETAINED_VERSIONS
-from holdfast.snapshotter.verification import Damage, verify_shard
+from holdfast.snapshotter.ownership.claim_listing import retained_versions
+from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS
+from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 
 _RANGES_SHOWN = 6
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.arrow_rows import IntArray
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import NotFoundError

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

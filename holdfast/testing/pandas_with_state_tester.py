@@ -21,23 +21,23 @@ from pyspark.sql.conversion import (
 )
 from pyspark.sql.types import Row, StructType
 
-from holdfast.backends.arrow_rows import IntArray
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.backends.run_view import RunFilesView
+from holdfast.backends.run_files.view import RunFilesView
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
-from holdfast.spark_integration.columns import arrow_schema, require_key_types
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.keyed.timeouts import NEVER, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard_batch import STATE_TABLE
-from holdfast.spark_integration.shard_timeout import TimeoutConf
-from holdfast.spark_integration.stateful_operator import BatchTimes, ShardInput
-from holdfast.spark_integration.transport import moments_of
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
+from holdfast.spark_integration.transport.transport import moments_of
+from holdfast.spark_integration.vectorised.batch import STATE_TABLE
 from holdfast.testing.ddl import parse_schema
 
 

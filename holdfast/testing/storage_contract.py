@@ -28,7 +28,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

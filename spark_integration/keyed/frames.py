@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowBatchTransformer
 
-from holdfast.backends.arrow_rows import BoolArray, IntArray, one_chunk
-from holdfast.spark_integration.columns import require_utf8
+from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
+from holdfast.spark_integration.spark_types import require_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow_rows import IntArray, order_rows, sortable, take
+from holdfast.backends.arrow.rows import IntArray, order_rows, sortable, take
 from holdfast.backends.run import Keys
 
 _LARGEST = np.int64(np.iinfo(np.int64).max)

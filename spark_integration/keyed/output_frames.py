@@ -17,10 +17,10 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
-from holdfast.backends.arrow_rows import IntArray
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.columns import arrow_schema, require_utf8
 from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
 # A function's frames are let go after so many: their memory, still in the cache, is what the next ones are made in.
 GATHERED_FRAMES = 256

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
 
-from holdfast.backends.arrow_rows import BoolArray, IntArray
+from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
@@ -34,9 +34,9 @@ from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.keyed.timeouts import NEVER, NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard_batch import STATE_TABLE
-from holdfast.spark_integration.shard_timeout import TimeoutConf
-from holdfast.spark_integration.stateful_operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.vectorised.batch import STATE_TABLE
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 

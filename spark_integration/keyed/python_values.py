@@ -43,9 +43,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.backends.arrow_rows import one_chunk
+from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import SchemaMismatchError
-from holdfast.spark_integration.columns import arrow_schema, require_utf8
+from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
 # The JVM's decimals have at most 38 digits, and round half up.
 _DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.backends.arrow_rows import HashArray, IntArray
+from holdfast.backends.arrow.rows import HashArray, IntArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.mvcc import Transaction

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-SERVER = "holdfast.spark_integration.state_server"
+SERVER = "holdfast.spark_integration.server.state_server"
 START_S = 120
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import clock
-from holdfast.backends import run_files, run_stack
-from holdfast.backends.filesystem import FilesystemBackend
-from holdfast.backends.run_view import RunFilesView
+from holdfast.backends import run_stack
+from holdfast.backends.run_files import backend as run_files
+from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.view import RunFilesView
 from holdfast.testing import BackendContract, MakeBackend
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, no_counts, users
 

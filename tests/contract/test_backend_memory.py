@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import clock
-from holdfast.backends import run_files
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files import backend as run_files
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.testing import BackendContract, MakeBackend
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import clock
-from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.testing import BackendContract, MakeBackend
 
 

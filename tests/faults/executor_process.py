@@ -19,11 +19,12 @@ import pytest
 
 from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration import local_dirs, state_client
-from holdfast.spark_integration.processes import ProcessId
-from holdfast.spark_integration.remote_backend import RemoteBackend
-from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import ShardAddress
+from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing import MakeBackend
 
 PATIENCE_SECONDS = 30.0

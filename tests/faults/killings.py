@@ -178,7 +178,7 @@ class Killings:
         return [pid for pid, parent in daemons_and_workers.items() if parent in daemons_and_workers]
 
     def _servers(self) -> list[int]:
-        return list(self.processes("holdfast.spark_integration.state_server"))
+        return list(self.processes("holdfast.spark_integration.server.state_server"))
 
     def processes(self, module: str) -> dict[int, int]:
         """Return the processes of this run that were started with ``-m module``, each with its parent."""

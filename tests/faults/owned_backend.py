@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 
 
 class OwnedBackend(MemoryBackend):

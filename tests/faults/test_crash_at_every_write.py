@@ -15,9 +15,9 @@ from pathlib import Path
 import pandas as pd  # noqa: F401  pyarrow imports it when it is first needed: once here, not in every victim
 import pytest
 
-from holdfast.backends import run_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import find_backend
+from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of

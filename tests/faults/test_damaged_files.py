@@ -23,9 +23,9 @@ from typing import NamedTuple
 import pytest
 from rocksdict import Options
 
-from holdfast.backends import rocksdb_options
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
+from holdfast.backends.rocksdb import options as rocksdb_options
 from holdfast.errors import CorruptionError, HoldfastError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 def shard(request: pytest.FixtureRequest, ram_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     """Make a shard with several versions, merges and frozen files, closed cleanly or as a kill leaves it."""
     backend_name, end = request.param
-    monkeypatch.setattr("holdfast.backends.run_files.COMMIT_MERGE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("holdfast.backends.run_files.backend.COMMIT_MERGE_LIMIT_BYTES", 0)
     pointers: dict[int, Pointer] = {}
     with commit_log(ram_path, backend_name) as log:
         with open_backend(backend_name, ram_path / "shard", TABLES) as backend:

@@ -31,11 +31,14 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.spark_integration import local_dirs, open_shards, state_client, state_streams
-from holdfast.spark_integration.open_shards import OpenShards
-from holdfast.spark_integration.remote_backend import RemoteBackend
-from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import ServerLostError, ShardAddress, decode_error, encode_error
+from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client import streams as state_streams
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.messages import ServerLostError, ShardAddress, decode_error, encode_error
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server import open_shards
+from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.testing import MakeBackend
 from holdfast.testing.state_rows import COUNTS, P1, P2, PAIRS, contents, counts, users
 from tests.faults.executor_process import (
@@ -191,9 +194,9 @@ HOLDER = """
 import sys
 from pathlib import Path
 from holdfast.backends.base import Pointer
-from holdfast.spark_integration.remote_backend import RemoteBackend
-from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import ShardAddress
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.messages import ShardAddress
 shard = ShardAddress(**__import__("json").loads(sys.argv[2]))
 backend = RemoteBackend(StateClient(Path(sys.argv[1])), shard, shard.schemas(), lambda: "x")
 views = [backend.view(Pointer.parse(sys.argv[3])) for _ in range(3)]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends.base import Backend, Pointer, View
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.repetitions import repetitions
 

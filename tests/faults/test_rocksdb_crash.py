@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.errors import ClosedError, NotFoundError, UnavailableError
 from holdfast.testing.state_rows import P1, P2, P3, TABLES, contents, counts, users
 
@@ -25,7 +25,7 @@ KEEP_OPEN = """
 import sys, time
 from pathlib import Path
 from holdfast import clock
-from holdfast.backends.rocksdb import RocksDBBackend
+from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.testing.state_rows import P1, TABLES, counts
 backend = RocksDBBackend(Path(sys.argv[1]), TABLES, clock.new_id)
 if P1 not in backend.versions():

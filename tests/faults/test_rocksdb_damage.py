@@ -17,8 +17,8 @@ from rocksdict import Options, Rdict
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
-from holdfast.backends.rocksdb import RocksDBBackend
-from holdfast.backends.rocksdb_marker import MARKER_KEY, Marker
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, SchemaMismatchError
 from holdfast.testing.state_rows import (
@@ -306,7 +306,7 @@ def test_a_marker_of_another_format_is_refused_and_kept(shard: Path, tmp_path: P
     planted = Rdict(str(home), Options(raw_mode=True))
     marker = Marker.decode(planted[MARKER_KEY], home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.backends.rocksdb_marker.ROWS_FORMAT", 2)
+        patch.setattr("holdfast.backends.rocksdb.marker.ROWS_FORMAT", 2)
         planted[MARKER_KEY] = marker.encode()
     planted.close()
     for _ in range(2):

@@ -23,12 +23,13 @@ from typing import Any
 import pytest
 
 from holdfast import clock
-from holdfast.backends import run_files, stored_file
+from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.backends.filesystem import FilesystemBackend
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.run_files import RunFilesBackend
-from holdfast.backends.version_file import VERSION
+from holdfast.backends.run_files import backend as run_files
+from holdfast.backends.run_files.backend import RunFilesBackend
+from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.backends.run_files.version_file import VERSION
 from holdfast.errors import NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of

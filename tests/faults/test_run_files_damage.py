@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from holdfast import clock
-from holdfast.backends import run_files, stored_file
-from holdfast.backends.filesystem import FilesystemBackend
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.run_files import RunFilesBackend
+from holdfast.backends import stored_file
+from holdfast.backends.run_files import backend as run_files
+from holdfast.backends.run_files.backend import RunFilesBackend
+from holdfast.backends.run_files.filesystem import FilesystemBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.storage.object_storage import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, values_of
 from tests.repetitions import LONG
 

@@ -16,10 +16,10 @@ import pytest
 
 from holdfast.backends.base import Backend, Pointer
 from holdfast.clock import new_id
-from holdfast.spark_integration import open_shards
-from holdfast.spark_integration.open_shards import OpenShards
-from holdfast.spark_integration.remote_backend import RemoteBackend
-from holdfast.spark_integration.state_messages import ShardAddress
+from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.server import open_shards
+from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.testing.state_rows import P1, TABLES, contents, counts, users
 from tests.faults.executor_process import OWNED, Executor, StartExecutor, started_executors
 from tests.faults.owned_backend import OwnedBackend

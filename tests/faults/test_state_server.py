@@ -24,19 +24,20 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.base import Pointer
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
-from holdfast.snapshotter.operator_record import encode_schemas
-from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
-from holdfast.snapshotter.storage import open_storage
-from holdfast.spark_integration import local_dirs, state_client
-from holdfast.spark_integration.state_client import StateClient
-from holdfast.spark_integration.state_messages import Committed, ShardAddress
+from holdfast.snapshotter.ownership.operator_record import encode_schemas
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor import local_dirs
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.faults.executor_process import (
     PATIENCE_SECONDS,
@@ -200,7 +201,7 @@ def test_it_merges_what_commits_leave_because_it_is_large(
     client = executor.client()
     executor.start(client)
     shard = shards(executor, client)
-    monkeypatch.setattr("holdfast.backends.run_files.COMMIT_MERGE_LIMIT_BYTES", 0)
+    monkeypatch.setattr("holdfast.backends.run_files.backend.COMMIT_MERGE_LIMIT_BYTES", 0)
     shard.commit(0, 50)
     message = shard.commit(50, 50)
     assert COMMIT_MERGE_LIMIT_BYTES > 0
@@ -286,8 +287,8 @@ def test_it_deletes_what_no_version_needs_any_more(
 def defined(**settings: Any) -> Any:
     """An operator's definition, as workers have it."""
     from holdfast.settings import Settings
-    from holdfast.spark_integration.arrow_with_state import ArrowWithState
-    from holdfast.spark_integration.stateful_operator import Operator
+    from holdfast.spark_integration.shard.operator import Operator
+    from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState
 
     types = pa.schema([("user", pa.string())])
     return Operator(
@@ -306,7 +307,7 @@ def defined(**settings: Any) -> Any:
 
 def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy) -> tuple[Any, Any]:
     """What a worker has in hand during a shard call."""
-    from holdfast.spark_integration.shard_store import ShardStore
+    from holdfast.spark_integration.shard.store import ShardStore
 
     operator = defined(checkpoint_dir=shard.checkpoint_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
@@ -318,7 +319,7 @@ def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
     executor: Executor, shards: Callable[..., Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the chain stays bounded though no announcement was ever heard."""
-    from holdfast.spark_integration.shard_store import bound_chain
+    from holdfast.spark_integration.shard.store import bound_chain
 
     monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
@@ -342,7 +343,7 @@ def test_where_no_snapshot_can_be_written_commits_go_on_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Backpressure first, which says so; then an error, before a restore would take for ever."""
-    from holdfast.spark_integration.shard_store import bound_chain
+    from holdfast.spark_integration.shard.store import bound_chain
 
     monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
@@ -602,7 +603,7 @@ def test_the_log_lies_where_the_documentation_says(executor: Executor) -> None:
 
 def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is complete before: a full disk below the log must not undo it."""
-    from holdfast.spark_integration.shard_store import ShardStore
+    from holdfast.spark_integration.shard.store import ShardStore
 
     operator = defined()
     directory = executor.directory / "query" / "totals" / "shard-0000"

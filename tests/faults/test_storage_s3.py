@@ -19,8 +19,8 @@ from botocore.retries.standard import ExponentialBackoff
 
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter import storage_s3
-from holdfast.snapshotter.storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage import s3 as storage_s3
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.interrupted import interrupt_once
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, Versitygw
@@ -377,7 +377,7 @@ def test_credentials_that_expire_in_the_middle_of_an_upload(
 
 KILLED = """
 import sys
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.storage.object_storage import open_storage
 url, endpoint, key, secret = sys.argv[1:]
 client = {"endpoint_url": endpoint, "region_name": "us-east-1"}
 storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": client, "part_size_bytes": 5 << 20})
@@ -688,7 +688,7 @@ def test_forgetting_to_close_is_silent(server: S3Server, url: str) -> None:
 
 FORKED = """
 import os, signal, sys, threading
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.storage.object_storage import open_storage
 url, endpoint, key, secret = sys.argv[1:]
 storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": {"endpoint_url": endpoint}})
 storage.put("parent", b"1")

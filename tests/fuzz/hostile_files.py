@@ -24,16 +24,16 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.rocksdb_marker import Marker, Named
+from holdfast.backends.rocksdb.marker import Marker, Named
 from holdfast.backends.run import Run, TableSchema
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import HoldfastError
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.catalogue import Headers, list_shard
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.operator_record import OperatorRecord, declare_operator, read_operator
-from holdfast.snapshotter.storage import ObjectStorage, open_storage
-from holdfast.snapshotter.verification import verify_shard
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing import state_rows
 from holdfast.testing.state_rows import COUNTS, PAIRS, TYPES, VALUE_TYPES, keys_of, values_of
 from tests.fuzz.arrow_columns import exact

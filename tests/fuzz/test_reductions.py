@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.groups import Groups
-from holdfast.spark_integration.shard_batch import group_rows
+from holdfast.spark_integration.vectorised.batch import group_rows
+from holdfast.spark_integration.vectorised.groups import Groups
 from tests.repetitions import repetitions
 
 Draw = Callable[[random.Random], Any]

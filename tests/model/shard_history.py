@@ -15,8 +15,8 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.manifest import PART_BYTES, Manifest, Part, SnapshotFile
-from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage, check_folder, check_key
+from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, check_folder, check_key
 
 PREFIX = "totals/shard-0003"
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from holdfast.snapshotter.claims import Held
-from holdfast.snapshotter.retention import run_retention
+from holdfast.snapshotter.ownership.claims import Held
+from holdfast.snapshotter.upkeep.retention import run_retention
 from tests.model.shard_history import ShardHistory, TimedStorage, Version
 from tests.repetitions import repetitions
 

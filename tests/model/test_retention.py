@@ -12,9 +12,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.snapshotter.catalogue import Headers, list_shard
-from holdfast.snapshotter.manifest import Manifest
-from holdfast.snapshotter.retention import History, carry_out, needed_in_storage, plan, run_retention
+from holdfast.snapshotter.snapshots.manifest import Manifest
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.upkeep.retention import History, carry_out, needed_in_storage, plan, run_retention
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 
 HOUR_MS = 60 * 60_000

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends.base import Pointer
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
-from holdfast.snapshotter.catalogue import Headers, list_shard
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
-from holdfast.snapshotter.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
-from holdfast.snapshotter.storage import ObjectStorage
-from holdfast.snapshotter.verification import verify_shard
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.upkeep.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
+from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.model.built_in import ram_directory
 from tests.model.shard_history import PREFIX, TimedStorage

@@ -20,12 +20,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from holdfast.backends import run_files, run_stack
+from holdfast.backends import run_stack
 from holdfast.backends.base import Pointer
+from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.storage.object_storage import open_storage
 from holdfast.testing import state_rows
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to

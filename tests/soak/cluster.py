@@ -22,15 +22,15 @@ from typing import Any
 from holdfast.backends.base import Pointer
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
-from holdfast.snapshotter.storage import ObjectInfo, ObjectStorage, open_storage
-from holdfast.spark_integration import local_dirs
-from holdfast.spark_integration.durable_logs import DurableLogs
-from holdfast.spark_integration.housekeeping import Housekeeping
-from holdfast.spark_integration.open_shards import OpenShards, open_backend
-from holdfast.spark_integration.shard_use import ShardUse
-from holdfast.spark_integration.snapshotting import Snapshotting
-from holdfast.spark_integration.state_messages import Committed, ShardAddress
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, open_storage
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.housekeeping import Housekeeping
+from holdfast.spark_integration.server.open_shards import OpenShards, open_backend
+from holdfast.spark_integration.server.shard_use import ShardUse
+from holdfast.spark_integration.server.snapshotting import Snapshotting
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 
 TABLES = {"counts": COUNTS}

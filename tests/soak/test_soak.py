@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.snapshotter.snapshot_policy import SnapshotPolicy
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from tests.model.built_in import ram_directory
 from tests.repetitions import LONG
 from tests.soak.cluster import TIDY_EVERY_MS, Clock, Executor, Place, Query, Sample

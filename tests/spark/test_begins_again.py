@@ -40,7 +40,7 @@ def told(calls: Path, call: Function) -> Function:
 
 def kill_server_once(local: Path, notes: Path) -> None:
     """Kill the state server of the executors below a directory, unless that was noted before."""
-    from holdfast.spark_integration import state_client
+    from holdfast.spark_integration.client import connection as state_client
 
     if not notes.exists():
         notes.touch()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.claim_listing import ALIVE_MS
+from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from tests.spark import partitions_query
 from tests.spark.conftest import Lab, age, claims
 

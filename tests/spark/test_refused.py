@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import holdfast
 from holdfast.backends import registry
 from holdfast.backends.base import Backend
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from holdfast.snapshotter.claim_listing import ALIVE_MS
-from holdfast.snapshotter.claims import RENEW_EVERY_MS
-from holdfast.snapshotter.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.storage import open_storage
+from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
+from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.storage.object_storage import open_storage
 from tests.spark.conftest import Lab, age, claims
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]

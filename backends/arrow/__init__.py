@@ -1,0 +1,1 @@
+"""Arrow columns as state: questions about rows, what values may be, streams from storage."""

@@ -1,0 +1,178 @@
+"""Arrow IPC streams from storage, of which nothing is believed before it was checked.
+
+Arrow asks for memory as a stream tells it to: the buffers of a compressed batch each begin with the length that they
+claim to have when they are unpacked. So the claims are added up, from the batch's metadata, and compared with what was
+declared outside of the stream, before Arrow unpacks anything::
+
+    message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
+                body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
+
+What was unpacked is validated as far as memory is concerned: offsets ascend and stay inside, children are as long as
+they must be, a decimal has the digits of its type. The bytes of a string are whatever was written:
+Spark does not validate them either.
+
+Source of the layout: Arrow's ``Message.fbs`` and ``Schema.fbs``, format version 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from holdfast.backends.arrow.values import blind_type, validate_blind
+from holdfast.backends.stored_file import EXPANSION_MAX
+from holdfast.errors import CorruptionError, SchemaMismatchError
+
+_CLAIM_BYTES = 8
+# Of the tables Message and RecordBatch: which field is which.
+_MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3
+
+
+def read_declared(
+    section: pa.Buffer,
+    declared: pa.Schema,
+    *,
+    source: str,
+    table: str,
+    trusted: bool = False,
+    plain_bytes: int | None = None,
+) -> list[pa.RecordBatch]:
+    """Return the batches of a stream of one state table.
+
+    Parameters
+    ----------
+    declared : pyarrow.Schema
+        The columns that it must have.
+    source, table : str
+        What to call file and table in an error.
+    trusted : bool
+        True only for what this executor wrote itself: nothing inside the columns is checked.
+    plain_bytes : int, optional
+        As for `read_batches`.
+
+    Raises
+    ------
+    CorruptionError
+        It is no such stream, claims more than that, or has a value that is none of its type.
+    SchemaMismatchError
+        It has other columns.
+    """
+    with _reading(source, table), ipc.open_stream(section) as reader:
+        stored: pa.Schema = reader.schema
+        # Before the batches: what they claim is checked for these columns.
+        changed = [] if stored.equals(declared) else _difference(stored, declared)
+    if changed:
+        raise SchemaMismatchError(
+            f"{source} holds state of another schema than the operator now declares: "
+            "declare the stored columns again, or begin with a new operator name",
+            table=table,
+            changed=changed,
+        )
+    with _reading(source, table):
+        if not trusted:
+            return read_batches(section, declared, plain_bytes)
+        with ipc.open_stream(section) as reader:
+            return list(reader)
+
+
+@contextmanager
+def _reading(source: str, table: str) -> Iterator[None]:
+    """Map what Arrow says of bytes that are no run, which may be that their names are not UTF-8."""
+    try:
+        yield
+    except (ValueError, OSError, pa.ArrowException) as exc:
+        raise CorruptionError(f"{source} holds no readable run: {exc}", table=table) from exc
+
+
+def _difference(stored: pa.Schema, declared: pa.Schema) -> list[str]:
+    """Name the columns in which two schemas differ, as ``name: stored → declared``."""
+    before, after = ({f.name: str(f.type) for f in s} for s in (stored, declared))
+    named = [
+        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+    return named or ["the order of the columns, or which may be null"]
+
+
+def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:
+    """Return the batches of a stream, every value of which can be read without harm.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The stream's own, which the caller has checked.
+    plain_bytes : int or None
+        How many bytes the buffers may have in all when they are unpacked; None: what LZ4 can make of the section.
+
+    Raises
+    ------
+    ValueError, OSError, pyarrow.ArrowException
+        It is no such stream, or claims more than that.
+    """
+    room = section.size * EXPANSION_MAX if plain_bytes is None else plain_bytes
+    blind = pa.schema([field.with_type(blind_type(field.type)) for field in schema])
+    batches = []
+    for number, message in enumerate(ipc.MessageReader.open_stream(section)):
+        if message.type != ("record batch" if number else "schema"):
+            raise ValueError(f"a message of another type: {message.type}")
+        if message.metadata_version != ipc.MetadataVersion.V5:  # before it, compression stood in another place
+            raise ValueError("a message of another format version than 5")
+        if number:
+            room -= _unpacked_bytes(message)
+            if room < 0:
+                raise ValueError("its buffers claim to be larger than was declared")
+            batch = ipc.read_record_batch(message, blind)
+            for column, field in zip(batch.columns, schema, strict=True):
+                validate_blind(column, field.type)
+            columns = [column.view(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return batches
+
+
+def _unpacked_bytes(message: ipc.Message) -> int:
+    """Return how many bytes the buffers of a batch claim to have when they are unpacked."""
+    metadata, body = message.metadata, message.body
+    try:
+        batch = _target(metadata, _field(metadata, _u32(metadata, 0), _MESSAGE_HEADER))
+        if not _field(metadata, batch, _BATCH_COMPRESSION):
+            return body.size
+        vector = _target(metadata, _field(metadata, batch, _BATCH_BUFFERS))
+        buffers = np.frombuffer(metadata, "<i8", 2 * _u32(metadata, vector), vector + 4).reshape(-1, 2)
+        return sum(_claim(body, offset, size) for offset, size in buffers.tolist() if size)
+    except struct.error as exc:
+        raise ValueError("its metadata lead outside of it") from exc
+
+
+def _claim(body: pa.Buffer, offset: int, size: int) -> int:
+    if not 0 <= offset <= offset + size <= body.size or size < _CLAIM_BYTES:
+        raise ValueError("a buffer lies outside of its batch")
+    claimed: int = struct.unpack_from("<q", body, offset)[0]
+    if claimed == -1:  # left as it is, for compression would not make it smaller
+        return size - _CLAIM_BYTES
+    if not 0 <= claimed <= size * EXPANSION_MAX:
+        raise ValueError("a buffer claims to be larger than it can be")
+    return claimed
+
+
+def _u32(data: pa.Buffer, at: int) -> int:
+    value: int = struct.unpack_from("<I", data, at)[0]
+    return value
+
+
+def _target(data: pa.Buffer, at: int) -> int:
+    return at + _u32(data, at)
+
+
+def _field(data: pa.Buffer, table: int, field: int) -> int:
+    """Return where a field of a flatbuffer's table lies; 0 where it is left out."""
+    places = table - struct.unpack_from("<i", data, table)[0]
+    size: int = struct.unpack_from("<H", data, places)[0]
+    entry = 4 + 2 * field
+    at: int = struct.unpack_from("<H", data, places + entry)[0] if entry < size else 0
+    return table + at if at else 0

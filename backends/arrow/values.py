@@ -1,0 +1,240 @@
+"""What a column of state may hold: one rule for what is put and for what is read from storage.
+
+======================  ==============================================================================================
+strings                 any bytes. Spark does not validate what it calls a string, and ``CAST(value AS STRING)`` makes
+                        them of any bytes, so they are carried as they are
+decimals                no more digits than their type has, although Arrow's own sum can return more
+nested values           no null in a field, an element or a map's value that is NOT NULL, at any depth
+casts                   none that loses: a floating-point number may be rounded to the nearest one of a narrower type,
+                        which is what such a type means; nothing else changes
+structure               offsets ascend and stay inside; children are as long as they must be
+======================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import is_same_kind
+from holdfast.errors import SchemaMismatchError
+
+
+def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[[int], str] | None = None) -> pa.Array:
+    """Return a column that is put as the column `field` of a state table.
+
+    Parameters
+    ----------
+    shown_key : callable, optional
+        Returns the key of a row for the error.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It has another type, or a value that cannot be stored in it without loss.
+    """
+    given = column.type
+    facts: dict[str, object] = {"table": table, "given": given, "expected": field.type}
+    if given != field.type:
+        if not is_same_kind(given, field.type):
+            raise SchemaMismatchError(
+                f"column {field.name!r} has another type than the state table: convert it first", **facts
+            )
+        try:
+            column = cast(column, field.type)
+        except (ValueError, pa.ArrowNotImplementedError) as exc:
+            raise SchemaMismatchError(f"column {field.name!r} cannot be stored: {exc}", **facts) from exc
+    try:
+        validate(column)
+    except ValueError as exc:
+        if shown_key is not None:
+            facts["key"] = shown_key(first_that_fails(column))
+        raise SchemaMismatchError(f"column {field.name!r} cannot be stored: {exc}", **facts) from exc
+    return column
+
+
+def shown(value: pa.Scalar) -> str:
+    """Return a value for an error, whatever it is."""
+    try:
+        return repr(value.as_py())[:80]
+    except (ValueError, OverflowError):  # not UTF-8, or a time that Python does not know
+        is_text = pa.types.is_string(value.type) or pa.types.is_large_string(value.type)
+        return repr(value.as_buffer().to_pybytes())[:80] if is_text else f"({value.type})"
+
+
+def validate(column: pa.Array) -> None:
+    """Check every value of a column but the bytes of its strings.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        In a storage type: without dictionaries.
+
+    Raises
+    ------
+    ValueError
+        Memory would be read that is not the column's, or a value is none of its type, or a null stands where none may.
+    """
+    t = column.type
+    blind = blind_type(t)
+    if blind is not t:
+        column.validate()  # viewing needs the buffers to be there
+        column = column.view(blind)
+    validate_blind(column, t)
+
+
+def validate_blind(column: pa.Array, t: pa.DataType) -> None:
+    """Check a column of the blind type of `t`; raises as `validate`."""
+    column.validate(full=True)
+    if forbidden := _forbidden_null(column, t):
+        raise ValueError(f"null in {forbidden}, which is NOT NULL")
+
+
+def first_that_fails(column: pa.Array) -> int:
+    """Return the first row of a column that `validate` refuses; the column must have one."""
+    start, stop = 0, len(column)
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        try:  # not a slice: the children of one are those of the whole
+            validate(column.take(pa.array(range(start, middle))))
+            start = middle
+        except ValueError:
+            stop = middle
+    return start
+
+
+def blind_type(t: pa.DataType) -> pa.DataType:
+    """Return the type of the same memory in which nothing is known of the values.
+
+    Strings are binaries, a map is a list of pairs, and all may be null. So it can be read before it was validated; of a
+    map with a null among its keys, Arrow would end the process.
+    """
+    types = pa.types
+    if types.is_large_string(t):
+        return pa.large_binary()
+    if types.is_string(t):
+        return pa.binary()
+    if types.is_large_list(t):
+        return pa.large_list(_blind_field(t.value_field))
+    if types.is_list(t):
+        return pa.list_(_blind_field(t.value_field))
+    if types.is_fixed_size_list(t):
+        return pa.list_(_blind_field(t.value_field), t.list_size)
+    if types.is_map(t):
+        return pa.list_(pa.field("entries", pa.struct([_blind_field(t.key_field), _blind_field(t.item_field)])))
+    if types.is_struct(t):
+        return pa.struct([_blind_field(field) for field in t])
+    return t
+
+
+def _blind_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, blind_type(field.type))
+
+
+def null_where_none_may_be(column: pa.Array) -> str | None:
+    """Return what inside of a nested column is NOT NULL and has a null: the name of an element or the path of a field.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Valid.
+    """
+    t = column.type
+    return _forbidden_null(column.view(blind_type(t)), t) if pa.types.is_nested(t) else None
+
+
+def _forbidden_null(column: pa.Array, t: pa.DataType) -> str | None:
+    if pa.types.is_nested(t) and _forbids_nulls(t):
+        for field, child in _children(column, t):
+            if child.null_count and not field.nullable:
+                return f"{field.name!r}"
+            if below := _forbidden_null(child, field.type):
+                return f"{field.name!r}: {below}"
+    return None
+
+
+def _forbids_nulls(t: pa.DataType) -> bool:
+    if pa.types.is_map(t):
+        return True
+    return any(not t.field(i).nullable or _forbids_nulls(t.field(i).type) for i in range(t.num_fields))
+
+
+def _children(column: pa.Array, t: pa.DataType) -> Iterator[tuple[pa.Field, pa.Array]]:
+    """Yield the columns inside of one of the blind type of `t`, without what stands under a null."""
+    if pa.types.is_struct(t):
+        whole = column.filter(column.is_valid()) if column.null_count else column
+        yield from zip(t, whole.flatten(), strict=True)
+    elif pa.types.is_map(t):
+        entries = column.flatten()
+        yield from zip((t.key_field, t.item_field), entries.flatten(), strict=True)
+    elif pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t):
+        yield t.value_field, column.flatten()
+
+
+def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return a column in another type; see the module for what may change.
+
+    Parameters
+    ----------
+    t : pyarrow.DataType
+        Of the same kind: `holdfast.backends.arrow.rows.is_same_kind`.
+
+    Raises
+    ------
+    ValueError, pyarrow.ArrowNotImplementedError
+        A value would be another one in that type, or there is no such cast.
+    """
+    if column.type == t:
+        return column
+    stored = column.cast(t)
+    if not _has_fractions(column.type):
+        return stored
+    given = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_nested(given.type):
+        given = given.view(blind_type(given.type))
+    _require_equal(given, stored.view(blind_type(t)))
+    return stored
+
+
+def _has_fractions(t: pa.DataType) -> bool:
+    """Tell whether a column has numbers of which Arrow casts some without a word to others."""
+    if pa.types.is_dictionary(t):
+        return _has_fractions(t.value_type)
+    is_one = pa.types.is_floating(t) or pa.types.is_decimal(t)
+    return is_one or any(_has_fractions(t.field(i).type) for i in range(t.num_fields))
+
+
+def _require_equal(before: pa.Array, after: pa.Array) -> None:
+    """Raise ValueError where Arrow has cast a number, at any depth, to another one without a word."""
+    if pa.types.is_dictionary(before.type):
+        before = before.dictionary_decode()
+    if pa.types.is_null(before.type):
+        return
+    pairs = zip(_children(before, before.type), _children(after, after.type), strict=True)
+    for (_, child), (_, cast_child) in pairs:
+        _require_equal(child, cast_child)
+    source, target = before.type, after.type
+    if pa.types.is_floating(source) and pa.types.is_floating(target):
+        if target.bit_width < source.bit_width:
+            _require_rounded(_numbers(before), _numbers(after), target)
+    elif pa.types.is_floating(source) and pa.types.is_decimal(target):
+        wanted = _numbers(before)
+        # Arrow is one unit in the last place off on its way back.
+        if (np.abs(_numbers(after.cast(source)) - wanted) > 2 * np.spacing(np.abs(wanted))).any():
+            raise ValueError(f"a number has more digits than {target}: round it first")
+    elif pa.types.is_decimal(source) and pa.types.is_floating(target) and not after.cast(source).equals(before):
+        raise ValueError(f"a number has more digits than {target} can tell apart: round it first")
+
+
+def _require_rounded(wide: npt.NDArray[np.floating], narrow: npt.NDArray[np.floating], target: pa.DataType) -> None:
+    if (np.isfinite(wide) & ~np.isfinite(narrow)).any() or ((wide != 0) & (narrow == 0)).any():
+        raise ValueError(f"a number is too large or too small for {target}")
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.floating]:
+    numbers: npt.NDArray[np.floating] = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False)
+    return numbers

@@ -1,0 +1,1 @@
+"""`rocksdb`: the state of a shard in one RocksDB database."""

@@ -1,0 +1,287 @@
+"""Reading rows of one version: look-ups, by point reads or by one ordered scan, and scans that end honestly.
+
+Three facts of rocksdict shape this module:
+
+* Iterators read the present, those of a snapshot too; only the read of a single key honours a snapshot. So rows are
+  read as they are now, and then those keys are read again, from the snapshot, that were written since the version:
+  the change log knows them. It is asked after the rows were read and told before rows are written, so reading takes
+  no lock, and a write never waits for a reader.
+* Reading a list of keys lets other threads run meanwhile; iterators do not.
+* An iterator that meets a damaged block ends as if its range had ended; so every end is checked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Rdict, ReadOptions, Snapshot
+
+from holdfast.backends.arrow.rows import BoolArray, HashArray
+from holdfast.backends.base import MAX_HASH
+from holdfast.backends.rocksdb.rows import decode_keys, decode_values
+from holdfast.backends.run import Run, TableSchema
+
+#: Keys of one read at the head; also what a look-up by scan gathers at once.
+CHUNK_KEYS = 8192
+#: Rows of one run of a scan, and bytes at which a run ends earlier.
+RUN_ROWS, RUN_BYTES = 65536, 32 << 20
+#: Rows of the first run of a scan; each further one has `RUN_GROWTH` times as many, up to `RUN_ROWS`.
+FIRST_RUN_ROWS, RUN_GROWTH = 1024, 4
+#: A scan is cheaper than point reads while it meets at most so many rows for each key that is wanted.
+SCAN_ROWS_PER_KEY = 3.3
+_SAMPLE_ROWS = 256
+_STEP_ROWS = 4096
+
+
+class Rows(NamedTuple):
+    """Rows in the order of their keys.
+
+    Attributes
+    ----------
+    keys, values : list of bytes
+    rest : bytes or None
+        Where the range goes on; None where it has no more rows.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    rest: bytes | None
+
+
+def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None, *, fill_cache: bool = True) -> Rows:
+    """Return the first rows of a range of keys as they are now: about `most`, and no more than make up one run.
+
+    Raises
+    ------
+    Exception
+        The range ended at a damaged block; see `holdfast.backends.rocksdb.errors`.
+    """
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = 0
+    options = _below(end, fill_cache=fill_cache)
+    items: Iterator[tuple[bytes, bytes]] = database.items(from_key=start, read_opt=options)  # type: ignore[assignment]
+    most = min(most or RUN_ROWS, RUN_ROWS)
+    step = min(most, _STEP_ROWS)
+    while len(keys) < most and size < RUN_BYTES:
+        before = len(keys)
+        for key, value in islice(items, step):
+            keys.append(key)
+            values.append(value)
+        size += sum(map(len, values[before:]))
+        if len(keys) - before < step:
+            break
+    return Rows(keys, values, _rest(database, start, end, keys))
+
+
+def _rest(database: Rdict, start: bytes, end: bytes, keys: list[bytes]) -> bytes | None:
+    """Return where a range goes on after `keys`; an iterator alone does not tell why it has ended."""
+    rest = keys[-1] + b"\0" if keys else start
+    following = database.iter(_below(end))
+    following.seek(rest)
+    if following.valid():
+        return rest
+    following.status()
+    return None
+
+
+def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, bytes]:
+    """Return the first key of a table's range of hashes, and the key at which it has ended."""
+    table, next_table = bytes([table_id]), bytes([table_id + 1])
+    end = next_table if last_hash == MAX_HASH else table + (last_hash + 1).to_bytes(8, "big")
+    return table + first_hash.to_bytes(8, "big"), end
+
+
+class TableReader:
+    """Reads one table of one version.
+
+    Parameters
+    ----------
+    database : Rdict
+    snapshot : Snapshot
+        The version.
+    table_id : int
+    written_since : callable
+        Returns the keys written since the version, at least those with a hash in a range.
+    """
+
+    def __init__(
+        self, database: Rdict, snapshot: Snapshot, table_id: int, written_since: Callable[[int, int], list[bytes]]
+    ) -> None:
+        self._database = database
+        self._snapshot = snapshot
+        self._id = table_id
+        self._written_since = written_since
+
+    def close(self) -> None:
+        """Let go of the database, whoever still holds the reader."""
+        del self._database, self._snapshot
+
+    def get(self, keys: list[bytes], hashes: HashArray, rows_per_hash: float) -> list[bytes | None]:
+        """Return the values of `keys`, None where a key is absent.
+
+        Parameters
+        ----------
+        keys : list of bytes
+        hashes : numpy.ndarray of uint64
+            Of the same keys, ascending.
+        rows_per_hash : float
+            See `density`.
+        """
+        first, last = int(hashes[0]), int(hashes[-1])
+        if rows_per_hash * (last - first + 1) <= SCAN_ROWS_PER_KEY * len(keys):
+            values = self._get_by_scan(keys, first, last)
+        else:
+            values = get_now(self._database, keys)
+        written = set(self._written_since(first, last))
+        again = [i for i, key in enumerate(keys) if key in written] if written else []
+        for i, value in zip(again, get_each(self._snapshot, [keys[i] for i in again]), strict=True):
+            values[i] = value
+        return values
+
+    def _get_by_scan(self, keys: list[bytes], first_hash: int, last_hash: int) -> list[bytes | None]:
+        found: dict[bytes, bytes] = {}
+        start, end = key_range(self._id, first_hash, last_hash)
+        rest: bytes | None = start
+        while rest is not None:
+            rows = read_rows(self._database, rest, end)
+            found.update(zip(rows.keys, rows.values, strict=True))
+            rest = rows.rest
+        return list(map(found.get, keys))
+
+    def density(self, first_hash: int, last_hash: int) -> float:
+        """Return how many rows there are for each hash in the range, from a sample; hashes are spread evenly."""
+        start, end = key_range(self._id, first_hash, last_hash)
+        sample = _keys(self._database, start, end, _SAMPLE_ROWS)
+        if len(sample) < _SAMPLE_ROWS:
+            return len(sample) / (last_hash - first_hash + 1)
+        return _SAMPLE_ROWS / (_hash(sample[-1]) - first_hash + 1)
+
+    def rows(self, start: bytes, end: bytes, most: int) -> Rows:
+        """Return the first rows of a range of keys, about `most`; they are not kept in the cache."""
+        rows = read_rows(self._database, start, end, most, fill_cache=False)
+        written = self._written_between(start, rows.rest or end)
+        return self._corrected(rows, written) if written else rows
+
+    def count(self, start: bytes, end: bytes) -> tuple[int, bytes | None]:
+        """Return how many rows a first part of a range has, and where the range goes on."""
+        keys = _keys(self._database, start, end, RUN_ROWS)
+        rest = _rest(self._database, start, end, keys)
+        written = self._written_between(start, rest or end)
+        if not written:
+            return len(keys), rest
+        live = sum(value is not None for value in get_each(self._snapshot, written))
+        return len(set(keys) - set(written)) + live, rest
+
+    def prefixed(self, prefixes: list[bytes]) -> tuple[Rows, int]:
+        """Return the rows that begin with one of `prefixes`, as many as make up one run, and how many were used.
+
+        Parameters
+        ----------
+        prefixes : list of bytes
+            Ascending, different, of equally many columns.
+        """
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = used = 0
+        found = self._database.iter(_below(bytes([self._id + 1])))
+        for prefix in prefixes:
+            used += 1
+            found.seek(prefix)
+            while found.valid() and (key := found.key()).startswith(prefix):
+                keys.append(key)
+                values.append(found.value())
+                size += len(values[-1])
+                found.next()
+            if not found.valid():
+                found.status()
+            if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
+                break
+        rows = Rows(keys, values, None)
+        written = self._written_since(_hash(prefixes[0]), _hash(prefixes[used - 1]))
+        written = [key for key in written if key.startswith(prefixes[max(bisect_right(prefixes, key, hi=used) - 1, 0)])]
+        return (self._corrected(rows, written) if written else rows), used
+
+    def estimate_rows(self) -> int:
+        """Return about how many rows the table has; exact for small ones."""
+        start, end = key_range(self._id, 0, MAX_HASH)
+        sample = _keys(self._database, start, end, 4 * _STEP_ROWS)
+        if len(sample) < 4 * _STEP_ROWS:
+            _rest(self._database, start, end, sample)
+            return len(sample)
+        last = self._database.iter(_below(end))
+        last.seek_to_last()
+        if not last.valid():  # damage, or rows that were deleted at this moment
+            last.status()
+            return len(sample)
+        lowest = _hash(sample[0])
+        return round(len(sample) * (_hash(last.key()) - lowest + 1) / (_hash(sample[-1]) - lowest + 1))
+
+    def _written_between(self, start: bytes, end: bytes) -> list[bytes]:
+        last = MAX_HASH if end[:1] != start[:1] else _hash(end)
+        return [key for key in self._written_since(_hash(start), last) if start <= key < end]
+
+    def _corrected(self, rows: Rows, written: list[bytes]) -> Rows:
+        """Return rows with what the snapshot has of the keys that were written since."""
+        values = dict(zip(rows.keys, rows.values, strict=True))
+        for key, value in zip(written, get_each(self._snapshot, written), strict=True):
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+        keys = sorted(values)
+        return Rows(keys, [values[key] for key in keys], rows.rest)
+
+
+def get_now(database: Rdict, keys: list[bytes]) -> list[bytes | None]:
+    """Return what a database has now of `keys`, None where a key is absent; other threads run meanwhile."""
+    return database.get(keys)  # type: ignore[arg-type, return-value]
+
+
+def get_each(snapshot: Snapshot, keys: list[bytes]) -> list[bytes | None]:
+    """Return the values of `keys` in a snapshot, None where a key is absent."""
+    values: list[bytes | None] = []
+    for key in keys:
+        try:
+            values.append(snapshot[key])
+        except Exception as exc:
+            if str(exc) != "key not found":
+                raise
+            values.append(None)
+    return values
+
+
+def run_of(schema: TableSchema, rows: Rows) -> Run:
+    """Return rows of one table as a run."""
+    hashes, keys = decode_keys(pa.array(rows.keys, pa.large_binary()), schema.key)
+    values = decode_values(pa.array(rows.values, pa.large_binary()), schema.value)
+    live: BoolArray = np.zeros(len(hashes), np.bool_)
+    columns = [pa.array(hashes), pa.array(live), *keys.columns, *values.columns]
+    return Run(schema, pa.RecordBatch.from_arrays(columns, schema=schema.columns))
+
+
+def to_list(rows: pa.LargeBinaryArray) -> list[bytes]:
+    """Return binary rows as the objects that rocksdict takes."""
+    return rows.to_pylist()
+
+
+def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
+    """Return the first keys of a range as they are now; fewer than `most` may be the end of it, or damage."""
+    options = _below(end, fill_cache=False)
+    return list(islice(database.keys(from_key=start, read_opt=options), most))  # type: ignore[arg-type]
+
+
+def _hash(key: bytes) -> int:
+    return int.from_bytes(key[1:9], "big")
+
+
+def _below(end: bytes, *, fill_cache: bool = True) -> ReadOptions:
+    options = ReadOptions()
+    options.set_iterate_upper_bound(end)
+    options.fill_cache(fill_cache)  # type: ignore[call-arg]
+    return options

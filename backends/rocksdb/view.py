@@ -1,0 +1,181 @@
+"""A view of a version in RocksDB: look-ups and scans as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import HashArray
+from holdfast.backends.base import MAX_HASH, Found, View
+from holdfast.backends.rocksdb.database import Database, Version
+from holdfast.backends.rocksdb.reads import (
+    CHUNK_KEYS,
+    FIRST_RUN_ROWS,
+    RUN_GROWTH,
+    RUN_ROWS,
+    TableReader,
+    key_range,
+    run_of,
+    to_list,
+)
+from holdfast.backends.rocksdb.rows import decode_values, encode_keys
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.errors import ClosedError, NotFoundError
+
+#: A scan is cheaper than seeking prefixes while it meets at most so many rows for each.
+SCAN_ROWS_PER_PREFIX = 10
+# So few keys are read one by one, whatever lies between them.
+_SPARSE_KEYS = 64
+
+
+class DatabaseOwner(Protocol):
+    """What a view asks of the backend that made it."""
+
+    @property
+    def tables(self) -> Mapping[str, TableSchema]:
+        """The shard's tables."""
+
+    def judging(self, database: Database) -> AbstractContextManager[None]:
+        """Close a database that turns out to be damaged while the context lasts."""
+
+    def discard_unused(self, database: Database) -> None:
+        """Remove a database that nothing needs."""
+
+
+class RocksDBView(View):
+    """See `View`. It holds a RocksDB snapshot, so it is not changed by what is written, undone or dropped.
+
+    Parameters
+    ----------
+    owner : DatabaseOwner
+    database : Database
+    version : Version
+    """
+
+    def __init__(self, owner: DatabaseOwner, database: Database, version: Version) -> None:
+        self._owner = owner
+        self._database = database
+        self._version: Version | None = version
+        self._properties = version.properties
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        return self._properties
+
+    def get(self, table: str, keys: Keys) -> Found:
+        schema, table_id = self._table(table)
+        if table_id is None or not len(keys):
+            nothing = pa.nulls(len(keys), pa.large_binary())
+            return Found(np.zeros(len(keys), np.bool_), decode_values(nothing, schema.value))
+        encoded, hashes, order = encode_keys(table_id, keys.hashes, keys.columns), keys.hashes, None
+        if not keys.is_sorted:
+            order = np.argsort(hashes, kind="stable")
+            encoded, hashes = encoded.take(pa.array(order)), hashes[order]
+        rows = self._values(table_id, encoded, hashes)
+        if order is not None:
+            place = np.empty(len(order), np.int64)
+            place[order] = np.arange(len(order))
+            rows = rows.take(pa.array(place))
+        with self._judging():
+            return Found(rows.is_valid().to_numpy(zero_copy_only=False), decode_values(rows, schema.value))
+
+    def _values(self, table_id: int, keys: pa.Array, hashes: HashArray) -> pa.Array:
+        """Return the encoded values of encoded keys whose hashes ascend, null where a key is absent."""
+        with self._reading(table_id) as reader:
+            rows_per_hash = reader.density(int(hashes[0]), int(hashes[-1])) if len(hashes) > _SPARSE_KEYS else np.inf
+        parts = []
+        for start in range(0, len(hashes), CHUNK_KEYS):
+            wanted = to_list(keys.slice(start, CHUNK_KEYS))
+            with self._reading(table_id) as reader:
+                found = reader.get(wanted, hashes[start : start + CHUNK_KEYS], rows_per_hash)
+            parts.append(pa.array(found, pa.large_binary()))
+        return pa.concat_arrays(parts)
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        schema, table_id = self._table(table)
+        return self._scan(schema, table_id, first_hash, last_hash) if table_id is not None else iter(())
+
+    def _scan(self, schema: TableSchema, table_id: int, first_hash: int, last_hash: int) -> Iterator[Run]:
+        start, end = key_range(table_id, first_hash, last_hash)
+        rest: bytes | None = start
+        most = FIRST_RUN_ROWS
+        while rest is not None:
+            with self._reading(table_id) as reader:
+                rows = reader.rows(rest, end, most)
+            rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
+            if rows.keys:
+                with self._judging():
+                    run = run_of(schema, rows)
+                yield run
+
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        schema, table_id = self._table(table)
+        if table_id is None or not len(prefixes):
+            return iter(())
+        first, last = int(prefixes.hashes.min()), int(prefixes.hashes.max())
+        with self._reading(table_id) as reader:
+            rows = reader.density(first, last) * (last - first + 1)
+        if rows <= SCAN_ROWS_PER_PREFIX * len(prefixes):
+            return super().scan_prefix(table, prefixes)
+        encoded = to_list(encode_keys(table_id, prefixes.hashes, prefixes.columns))
+        return self._scan_each(schema, table_id, sorted(set(encoded)))
+
+    def _scan_each(self, schema: TableSchema, table_id: int, prefixes: list[bytes]) -> Iterator[Run]:
+        while prefixes:
+            with self._reading(table_id) as reader:
+                rows, used = reader.prefixed(prefixes)
+            prefixes = prefixes[used:]
+            if rows.keys:
+                with self._judging():
+                    run = run_of(schema, rows)
+                yield run
+
+    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
+        _, table_id = self._table(table)
+        if table_id is None:
+            return 0
+        start, end = key_range(table_id, first_hash, last_hash)
+        total = 0
+        rest: bytes | None = start
+        while rest is not None:
+            with self._reading(table_id) as reader:
+                rows, rest = reader.count(rest, end)
+            total += rows
+        return total
+
+    def estimate_rows(self, table: str) -> int:
+        """Return about how many rows a table has; exact for small ones."""
+        _, table_id = self._table(table)
+        if table_id is None:
+            return 0
+        with self._reading(table_id) as reader:
+            return reader.estimate_rows()
+
+    def close(self) -> None:
+        if self._version is not None:
+            self._version = None
+            self._owner.discard_unused(self._database)
+
+    def _table(self, table: str) -> tuple[TableSchema, int | None]:
+        """Return a table's schema, and its id where it was ever written."""
+        self._require_open()
+        if table not in self._owner.tables:
+            raise NotFoundError("no such table", table=table, tables=sorted(self._owner.tables))
+        return self._owner.tables[table], self._database.marker.tables.get(table)
+
+    def _require_open(self) -> Version:
+        if self._version is None:
+            raise ClosedError("the view was closed: open a new one")
+        return self._version
+
+    @contextmanager
+    def _reading(self, table_id: int) -> Iterator[TableReader]:
+        with self._judging(), self._database.reading(self._require_open(), table_id) as reader:
+            yield reader
+
+    def _judging(self) -> AbstractContextManager[None]:
+        return self._owner.judging(self._database)

@@ -1,0 +1,397 @@
+"""Versions of a shard as folders of immutable run files, which any process of the machine maps.
+
+::
+
+    <shard directory, 0700>/
+        versions/17-9f3c…/            one version
+            version                   which runs make it up, by table, oldest first; its properties
+            <run id>.arrow            those runs, as links: a run of many versions is one file
+        merges/<id>/                  "these consecutive runs equal that one run"
+            merge
+            <run id>.arrow
+        staging/<id>/                 what is being made or taken away
+        set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
+
+A worker that holds a pointer needs nothing else: it links the runs of that version into a staged folder,
+writes one run and the version file, and renames the folder into place. There is no lock and no owner.
+
+Invariants
+----------
+* **whole**: below ``versions`` and ``merges`` stand whole folders only; see `holdfast.backends.local_files`.
+* **own links**: a folder holds links to all it names, so taking one away never breaks another, and a commit
+  that has linked its base cannot lose it.
+* **immutable**: no file is written after its folder was put in place; no name is used twice.
+* **honest**: a file that is cut, or was written to since it was sealed, is noticed when it is mapped: every
+  version and merge that links it is set aside. `RunFilesBackend.verify` reads every byte besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.backends import local_files
+from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
+from holdfast.backends.folder_locks import hold
+from holdfast.backends.local_files import StagedFolder
+from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
+from holdfast.backends.run_files.damage import DamagedRuns
+from holdfast.backends.run_files.version_file import VERSION, Merge, RunFile, Version
+from holdfast.backends.run_files.view import RunFilesView
+from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+)
+
+
+def _is_high(stack: list[RunFile]) -> bool:
+    """Whether there is something to merge; where there is not, earlier merges leave nothing either."""
+    return bool(stack) and first_to_merge([f.size_bytes for f in stack]) < len(stack) - 1
+
+
+class RunFilesBackend(Backend):
+    """A backend on run files; subclasses say where the directory lies and whether files are synced."""
+
+    #: Whether files must survive the machine's power, not only the process.
+    fsync = False
+
+    def __init__(
+        self,
+        directory: Path,
+        tables: Mapping[str, TableSchema],
+        new_id: Callable[[], str],
+        options: Mapping[str, str] = NO_OPTIONS,
+        executor_directory: Path | None = None,
+    ) -> None:
+        super().__init__(directory, tables, new_id, options, executor_directory)
+        self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
+        self._set_aside = directory / "set-aside"
+        self._damaged = DamagedRuns(self._versions, self._merges, self._set_aside, new_id)
+        # Runs, and their inodes, that were whole when this process last froze a version.
+        self._frozen: set[tuple[str, int | None]] = set()
+        for folder in (self._versions, self._merges, self._staging):
+            with local_files.writing(folder):
+                local_files.make_private_folder(folder)
+
+    def view(self, pointer: Pointer) -> RunFilesView:
+        folder = self._version_folder(pointer)
+        with ExitStack() as undo:
+            with local_files.reading(self.directory):
+                held = undo.enter_context(hold(self.directory))
+            version = self._read_version(pointer)
+            self._require_declared(version)
+            stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
+            undo.pop_all()
+        return RunFilesView(pointer, self.tables, stacks, version.properties, held)
+
+    def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._require_tables(runs)
+        merges = self._read_merges()
+        with self._stage() as staged:
+            stacks = {} if base is None else self._link_version(base, staged)
+            for table, run in runs.items():
+                stack = self._use_merges(stacks.get(table, []), merges, staged)
+                stacks[table] = self._push(table, stack, run, staged)
+            Version(str(new), stacks, properties).write(staged)
+            staged.publish(self._version_folder(new))
+
+    def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
+        """Return the stack with `run` on top, merged with those below where that is cheap."""
+        sizes = [f.size_bytes for f in stack] + [run.size_bytes]
+        start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
+        below = self._open_runs(staged.path, stack[start:], table, verify=True)
+        merged = merge_runs([*below, run], drop_deletes=start == 0)
+        return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
+
+    def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
+        self._require_tables(runs)
+        if self._is_whole(pointer):
+            return
+        with self._stage() as staged:
+            stacks = {t: [self._write_run(t, run.size_bytes, [run], staged)] for t, run in runs.items() if len(run)}
+            Version(str(pointer), stacks, properties).write(staged)
+            self._put_in_place(pointer, staged)
+
+    def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Publish a restored version, unless a whole one is there."""
+        while True:
+            try:
+                staged.publish(self._version_folder(pointer))
+                return
+            except ConflictError:
+                # Another process has restored it first, or what stands there has lost files.
+                if self._is_whole(pointer):
+                    return
+                self._retire(self._version_folder(pointer))
+
+    def _is_whole(self, pointer: Pointer) -> bool:
+        try:
+            self.view(pointer).close()
+        except (NotFoundError, CorruptionError):
+            return False
+        return True
+
+    def freeze(self, pointer: Pointer) -> list[Path]:
+        """See `Backend.freeze`.
+
+        Notes
+        -----
+        Cost: one read of the runs that were not frozen before, or were touched since.
+        """
+        folder = self._version_folder(pointer)
+        files = self._read_version(pointer).files
+        paths = [folder / file.name for file in files]
+        for path, file in zip(paths, files, strict=True):
+            if (file.id, local_files.sealed_inode(path, file.note)) not in self._frozen:
+                self._damaged.check(path, file)
+        inodes = [local_files.sealed_inode(path, file.note) for path, file in zip(paths, files, strict=True)]
+        self._frozen = {(file.id, inode) for file, inode in zip(files, inodes, strict=True) if inode is not None}
+        return [*paths, folder / VERSION]
+
+    def thaw(self, pointer: Pointer, folder: Path) -> None:
+        """See `Backend.thaw`.
+
+        Notes
+        -----
+        Cost: one read of the files, which are checked as those of a commit are. They are not synced: durable storage
+        has them, and who takes the directory over after a power failure verifies it, which finds what was lost.
+        """
+        with local_files.taken_folder(folder, self._staging, self.new_id(), fsync=False) as staged:
+            if self._is_whole(pointer):
+                return
+            self._require_room(0)  # the folder is held already
+            with local_files.requiring_whole(folder):
+                self._adopt(pointer, staged)
+            self._put_in_place(pointer, staged)
+
+    def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
+        """Check a version that another process has made, and make its files ours."""
+        version = Version.read(staged.path, str(pointer))
+        self._require_declared(version)
+        staged.keep_only({VERSION, *(file.name for file in version.files)})
+        staged.adopt(VERSION)
+        for table, files in version.stacks.items():
+            for file in files:
+                staged.adopt(file.name, file.modified_ns)
+                self._read_run(staged.path / file.name, file, table, verify=True, trusted=False)
+
+    def versions(self) -> list[Pointer]:
+        found = []
+        for name in local_files.list_folder(self._versions):
+            with suppress(InvalidArgumentError):
+                found.append(Pointer.parse(name))
+        return sorted(found)
+
+    def drop(self, pointers: Iterable[Pointer]) -> None:
+        for pointer in set(pointers):
+            self._retire(self._version_folder(pointer))
+        held = self._held_runs()
+        for merge in self._read_merges():
+            if not set(merge.inputs) <= held:
+                self._retire(merge.folder)
+
+    def maintain(self, pointer: Pointer) -> int:
+        """Merge the runs of a version that its commit left standing because they are large.
+
+        The next commit finds the merged run and takes it into its version.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held here.
+        """
+        stacks = self._read_version(pointer).stacks
+        return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if _is_high(stack))
+
+    def _merge_stack(self, pointer: Pointer, table: str) -> bool:
+        merges = self._read_merges()
+        with self._stage() as staged:
+            stack = self._use_merges(self._link_version(pointer, staged)[table], merges, staged)
+            if not _is_high(stack):
+                return False
+            start = first_to_merge([f.size_bytes for f in stack])
+            inputs = stack[start:]
+            wanted_bytes = sum(f.size_bytes for f in inputs)
+            if not self._has_room(wanted_bytes):
+                return False
+            runs = self._open_runs(staged.path, inputs, table, verify=True)
+            merged = merge_in_stretches(runs, drop_deletes=start == 0)
+            Merge.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
+            staged.publish(self._merges / self.new_id())
+        return True
+
+    def verify(self) -> list[Path]:
+        """Read every file of the shard and set aside the versions and merges that hold a damaged one.
+
+        Notes
+        -----
+        Cost: one full read of the shard, without a copy in memory.
+        """
+        return self._damaged.verify()
+
+    def remove_leftovers(self, before_ns: int) -> int:
+        """Remove what killed attempts left and what was set aside, last written before `before_ns`.
+
+        The age protects an attempt that is being made.
+
+        Returns
+        -------
+        int
+            Folders removed.
+        """
+        return sum(local_files.remove_stale_folders(f, before_ns) for f in (self._staging, self._set_aside))
+
+    def statistics(self) -> BackendStatistics:
+        versions = self.versions()
+        stacks: Mapping[str, list[RunFile]] = {}
+        for pointer in reversed(versions):
+            with suppress(NotFoundError, CorruptionError):  # dropped meanwhile, or set aside just now
+                stacks = self._read_version(pointer).stacks
+                break
+        return BackendStatistics(
+            versions=len(versions),
+            local_bytes=local_files.folder_bytes(self.directory),
+            rows={table: sum(f.rows for f in files) for table, files in stacks.items()},
+            runs={table: len(files) for table, files in stacks.items()},
+        )
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _stage(self) -> AbstractContextManager[StagedFolder]:
+        return local_files.staged_folder(self._staging, self.new_id(), fsync=self.fsync)
+
+    def _retire(self, folder: Path) -> None:
+        local_files.retire_folder(folder, self._staging, self.new_id())
+
+    def _version_folder(self, pointer: Pointer) -> Path:
+        return self._versions / str(Pointer.parse(str(pointer)))
+
+    def _require_tables(self, runs: Mapping[str, Run]) -> None:
+        for table in runs:
+            if table not in self.tables:
+                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
+
+    def _require_declared(self, version: Version) -> None:
+        unknown = sorted(version.stacks.keys() - self.tables.keys())
+        if unknown:
+            raise SchemaMismatchError(
+                "the stored state has tables that the operator does not declare: declare them again, or begin "
+                "with a new operator name",
+                tables=unknown,
+            )
+
+    def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
+        """Link the runs of a version into a staged folder; from here on nobody can take them away."""
+        version = self._read_version(pointer)
+        for file in version.files:
+            staged.link(self._version_folder(pointer) / file.name)
+        return dict(version.stacks)
+
+    def _use_merges(self, stack: list[RunFile], merges: list[Merge], staged: StagedFolder) -> list[RunFile]:
+        """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
+        waiting = list(merges)
+        while waiting:
+            usable = [m for m in waiting if m.place_in(stack) is not None]
+            waiting = [m for m in waiting if m not in usable]
+            if not usable:
+                break
+            for merge in usable:
+                start = merge.place_in(stack)
+                with suppress(NotFoundError):  # dropped meanwhile: its inputs still do
+                    if start is not None:
+                        staged.link(merge.folder / merge.output.name)
+                        output = [merge.output] if merge.output.rows else []
+                        stack = [*stack[:start], *output, *stack[start + len(merge.inputs) :]]
+        return stack
+
+    def _read_merges(self) -> list[Merge]:
+        merges = []
+        for name in local_files.list_folder(self._merges):
+            try:
+                merges.append(Merge.read(self._merges / name))
+            except NotFoundError:
+                continue  # dropped meanwhile
+            except CorruptionError:  # its inputs still do
+                self._damaged.set_aside([self._merges / name])
+        return merges
+
+    def _held_runs(self) -> set[str]:
+        held = set()
+        for pointer in self.versions():
+            with suppress(NotFoundError, CorruptionError):
+                held |= {f.id for f in self._read_version(pointer).files}
+        return held
+
+    def _read_version(self, pointer: Pointer) -> Version:
+        folder = self._version_folder(pointer)
+        try:
+            return Version.read(folder, folder.name)
+        except CorruptionError:
+            self._damaged.set_aside([folder])
+            raise
+
+    def _write_run(self, table: str, wanted_bytes: int, runs: Iterable[Run], staged: StagedFolder) -> RunFile:
+        """Write one run file of about `wanted_bytes` from runs of ascending ranges of the hash."""
+        self._require_room(wanted_bytes)
+        run_id, schema = self.new_id(), self.tables[table]
+        rows = size_bytes = 0
+
+        def counted() -> Iterator[Run]:
+            nonlocal rows, size_bytes
+            for run in runs:
+                rows, size_bytes = rows + len(run), size_bytes + run.size_bytes
+                yield run
+
+        sections = {table: lambda file: write_stretches(file, schema, counted())}
+        note = staged.write(f"{run_id}.arrow", "run", {"table": table}, sections)
+        return RunFile(run_id, note.size_bytes, size_bytes, rows, note.digest, note.modified_ns)
+
+    def _require_room(self, wanted_bytes: int) -> None:
+        """Raise `UnavailableError` where so many more bytes may not be written."""
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        """Tell whether a merge may write so many bytes now; else it waits."""
+        return True
+
+    def _open_runs(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Run]:
+        return [run for file in files for run in self._open_run(folder / file.name, file, table, verify)]
+
+    def _open_run(self, path: Path, file: RunFile, table: str, verify: bool) -> list[Run]:
+        """Map one run file.
+
+        Parameters
+        ----------
+        verify : bool
+            Compute its digest: where it is read as a whole anyway, and what is damaged would get a new digest.
+
+        Raises
+        ------
+        NotFoundError
+            It is gone: the version was dropped.
+        CorruptionError
+            It is not what was written; what holds it is set aside.
+        """
+        try:
+            return self._read_run(path, file, table, verify=verify, trusted=True)
+        except CorruptionError:
+            self._damaged.set_aside_holders(file)
+            raise
+        except SchemaMismatchError:
+            self._damaged.check(path, file)  # damage may look like another schema
+            raise
+
+    def _read_run(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> list[Run]:
+        """Map one run file; unless it is trusted, its columns are checked as well, as `Run.read` does."""
+        stored = local_files.map_stored_file(path, "run", file.note, verify=verify)
+        section = stored.section(table, str(path))
+        runs = read_stretches(section, self.tables[table], source=str(path), trusted=trusted)
+        if sum(len(run) for run in runs) != file.rows:
+            raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
+        return runs

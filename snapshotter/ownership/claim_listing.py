@@ -1,0 +1,180 @@
+"""Who claims an operator's directory, and what claims say of it by their names: one listing is enough to decide by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+
+ALIVE_MS = 5 * 60_000
+"""A claim that is older was left by a run that ended, was killed, or had nothing to do."""
+
+_NAME = re.compile(
+    r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
+)
+_STAMP = re.compile(r"now\.[^./]+")
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """Who claims.
+
+    Attributes
+    ----------
+    query_id, run_id : str
+        Of Spark.
+    query_name : str or None
+        As the user named the query.
+    application : str
+        Spark's id of the application.
+    host : str
+        Where the executor runs.
+    machine : str
+        Tells the processes that `process` is one of from those of another machine or container.
+    process : str
+        The executor's: number and start, on that machine.
+    batch_id : int or None
+        The micro-batch that the run is at; None where that is not known.
+    retained_versions : int
+        How many versions back the query may return to.
+    """
+
+    query_id: str
+    run_id: str
+    query_name: str | None
+    application: str
+    host: str
+    machine: str
+    process: str
+    batch_id: int | None
+    retained_versions: int
+
+
+@dataclass(frozen=True)
+class ListedClaim:
+    """A claim as a listing shows it.
+
+    Attributes
+    ----------
+    key : str
+    epoch : int
+        The place of the run in the order of the query's runs; 0 where it is beside another one that may live.
+    started_ms : int
+    query_id, run_id : str
+    batch_id : int or None
+        The micro-batch that the run was at; None where that was not known.
+    application, machine : str
+        Digests: of Spark's application, and of what tells processes of one machine from those of another.
+    process : str
+        Of the executor, on that machine.
+    modified_ms : int
+        By the store's clock.
+    """
+
+    key: str
+    epoch: int
+    started_ms: int
+    query_id: str
+    run_id: str
+    batch_id: int | None
+    application: str
+    machine: str
+    process: str
+    modified_ms: int
+
+    def is_further_than(self, batch_id: int | None) -> bool:
+        """Whether the run was at a later micro-batch than this one; false where one of them is not known."""
+        return self.batch_id is not None and batch_id is not None and self.batch_id > batch_id
+
+
+def claims_folder(operator: str) -> str:
+    """Return below which key an operator's claims stand."""
+    return f"{operator}/claims/"
+
+
+def claim_name(me: Claimant, epoch: int, started_ms: int) -> str:
+    """Return the name of a claim, without what makes it unique."""
+    place = f"{digest(me.application)}.{digest(me.machine)}.{me.process}"
+    at = "unknown" if me.batch_id is None else me.batch_id
+    return f"{epoch:08d}.{started_ms}.{me.query_id}.{me.run_id}.{at}.{place}"
+
+
+def digest(text: str) -> str:
+    """Return what stands for an application or a machine in the name of a claim."""
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def list_claims(storage: ObjectStorage, operator: str) -> tuple[list[ListedClaim], dict[str, int]]:
+    """Return the claims of an operator, and by key the stamps beside them that tell the time, with theirs."""
+    folder = claims_folder(operator)
+    claims, stamps = [], {}
+    for info in storage.list(folder):
+        name = info.key.removeprefix(folder)
+        # What another release may have written here is not ours to judge.
+        if found := _NAME.fullmatch(name):
+            claims.append(_parsed(info, found))
+        elif _STAMP.fullmatch(name):
+            stamps[info.key] = info.modified_ms
+    return claims, stamps
+
+
+def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
+    epoch, started_ms, query_id, run_id, batch_id, application, machine, process = found.groups()
+    return ListedClaim(
+        key=info.key,
+        epoch=int(epoch),
+        started_ms=int(started_ms),
+        query_id=query_id,
+        run_id=run_id,
+        batch_id=None if batch_id == "unknown" else int(batch_id),
+        application=application,
+        machine=machine,
+        process=process,
+        modified_ms=info.modified_ms,
+    )
+
+
+def claim_header(storage: ObjectStorage, claim: ListedClaim) -> Mapping[str, Any] | None:
+    """Return what a claim says to people; None where it has gone since it was listed.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged.
+    """
+    try:
+        return stored_file.decode(storage.get(claim.key), source=claim.key, kind="claim").header
+    except NotFoundError:
+        return None
+
+
+def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
+    """Return how many versions back an operator's query may return to, as far as storage tells.
+
+    That is the greatest number that the record says, which is as old as the state, and the newest claims: of the runs
+    that were at work at the end.
+
+    Raises
+    ------
+    CorruptionError
+        A claim is damaged.
+    """
+    claims = [c for c in list_claims(storage, record.operator)[0] if c.query_id == record.query_id]
+    last_ms = max((claim.modified_ms for claim in claims), default=0)
+    newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
+    numbers = [record.retained_versions]
+    for claim in newest.values():
+        header = claim_header(storage, claim) or {}
+        number = header.get("retained_versions", record.retained_versions)
+        if type(number) is not int or number < 1:
+            raise CorruptionError("a claim says no number of retained versions", key=claim.key, storage=storage.url)
+        numbers.append(number)
+    return max(numbers)

@@ -1,0 +1,244 @@
+"""The record that ties an operator's directory to one query and one shape of state.
+
+``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and read
+by every worker before it uses the directory: so where there is no record, there is no state. Two queries, or two
+operators of one name, can so not write into each other's state, and state is never read with another schema or number
+of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from holdfast.backends import stored_file
+from holdfast.backends.run import TableSchema
+from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+    UnavailableError,
+)
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+Columns = list[list[str]]
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """Who owns an operator's directory and what lies in it.
+
+    Attributes
+    ----------
+    operator : str
+    query_id : str
+        Spark's id of the query, the same after every restart from its checkpoint location.
+    definition_id : str
+        Tells apart two operators of one query that were given one name.
+    run_id : str
+        The run of the query in which the record was written.
+    shards : int
+    tables : mapping of str to mapping
+        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people and for comparison.
+    schemas : mapping of str to list of str
+        By table: key and value schema for programs; see `encode_schemas`.
+    retained_versions : int
+        How many versions back the query might return to when the record was written; what it may now, its claims say.
+    """
+
+    operator: str
+    query_id: str
+    definition_id: str
+    run_id: str
+    shards: int
+    tables: Mapping[str, Mapping[str, Columns]]
+    schemas: Mapping[str, list[str]]
+    retained_versions: int
+
+    @classmethod
+    def of(
+        cls,
+        operator: str,
+        query_id: str,
+        definition_id: str,
+        run_id: str,
+        shards: int,
+        tables: Mapping[str, TableSchema],
+        retained_versions: int,
+    ) -> OperatorRecord:
+        """Return the record of an operator whose state lies in `tables`."""
+        described = {
+            name: {
+                "key": [[f.name, str(f.type)] for f in schema.key],
+                "value": [[f.name, str(f.type)] for f in schema.value],
+            }
+            for name, schema in tables.items()
+        }
+        schemas = encode_schemas(tables)
+        return cls(operator, query_id, definition_id, run_id, shards, described, schemas, retained_versions)
+
+
+def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
+    """Return by table its key and value schema, each as base64 of Arrow's IPC form."""
+    return {name: [encode_schema(side) for side in (schema.key, schema.value)] for name, schema in tables.items()}
+
+
+def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
+    """Return the schemas that `encode_schemas` wrote.
+
+    Raises
+    ------
+    CorruptionError
+        They are none.
+    """
+    try:
+        return {name: TableSchema(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+        raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
+
+
+def shard_prefix(operator: str, shard: int) -> str:
+    """Return where a shard's objects lie below the checkpoint directory."""
+    return f"{operator}/shard-{shard:04d}"
+
+
+def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Write the record if there is none, and check that the stored one allows `record` to go on.
+
+    Raises
+    ------
+    ConflictError, SchemaMismatchError
+        See `check_operator`.
+    """
+    stored = find_operator(storage, record.operator)
+    if stored is None:
+        try:
+            storage.put(f"{record.operator}/operator", stored_file.encode("operator", asdict(record))[0])
+        except (InvalidArgumentError, UnavailableError) as exc:
+            exc.add_note(
+                "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
+            )
+            raise
+        stored = find_operator(storage, record.operator) or record
+    check_operator(stored, record, storage.url)
+
+
+def check_stored(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Check that the stored record, if there is one, allows `record` to go on; raises as `check_operator`."""
+    stored = find_operator(storage, record.operator)
+    if stored is not None:
+        check_operator(stored, record, storage.url)
+
+
+def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> None:
+    """Check that a stored record allows `record` to go on.
+
+    Raises
+    ------
+    ConflictError
+        The directory belongs to another query, or to another operator of this query.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    where = {"operator": record.operator, "storage": url}
+    if stored.query_id != record.query_id:
+        raise ConflictError(
+            "this directory holds the state of another query: give the operator another name, or set "
+            "spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that query is "
+            "gone for good)",
+            **where,
+            owner=stored.query_id,
+            query=record.query_id,
+        )
+    if stored.run_id == record.run_id and stored.definition_id != record.definition_id:
+        raise ConflictError(
+            "two operators of this query have the same name: give each its own, as in "
+            "applyInArrowWithState(…, name='totals')",
+            **where,
+        )
+    if stored.shards != record.shards:
+        raise SchemaMismatchError(
+            "the state was written with another number of shards: set spark.holdfast.shards to the stored "
+            "number, or begin with a new operator name",
+            **where,
+            stored=stored.shards,
+            asked=record.shards,
+        )
+    if stored.tables != record.tables:
+        raise SchemaMismatchError(
+            "the state was written with other columns than the operator now declares: declare the stored "
+            "columns again, or begin with a new operator name",
+            **where,
+            stored=stored.tables,
+            declared=record.tables,
+        )
+
+
+def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
+    """Return an operator's record.
+
+    Raises
+    ------
+    NotFoundError
+        The storage holds no operator of this name.
+    """
+    record = find_operator(storage, operator)
+    if record is None:
+        raise NotFoundError(
+            "the checkpoint directory holds no operator of this name: check the name, and that "
+            "spark.holdfast.checkpoint.dir is the one the query uses",
+            operator=operator,
+            storage=storage.url,
+        )
+    return record
+
+
+def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
+    """Return an operator's record, or None where there is none."""
+    key = f"{operator}/operator"
+    try:
+        data = storage.get(key)
+    except NotFoundError:
+        return None
+    source = f"{storage.url}/{key}"
+    stored = stored_file.decode(data, source=source, kind="operator")
+    try:
+        record = OperatorRecord(**stored.header)
+    except TypeError as exc:
+        raise CorruptionError(f"{source} is no operator record: {exc}") from exc
+    wrong = _wrong_fields(record)
+    if wrong:
+        raise CorruptionError(f"{source} is no operator record: it has wrong values", fields=wrong)
+    if record.operator != operator:
+        raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", operator=record.operator)
+    return record
+
+
+def _wrong_fields(record: OperatorRecord) -> list[str]:
+    """Return which fields of a record from storage hold what they never do."""
+    names = ("operator", "query_id", "definition_id", "run_id")
+    wrong = [name for name in names if not isinstance(getattr(record, name), str)]
+    numbers = ("shards", "retained_versions")
+    wrong += [name for name in numbers if type(number := getattr(record, name)) is not int or number < 1]
+    if not _is_mapping(record.tables, lambda sides: _is_mapping(sides, _is_columns)):
+        wrong.append("tables")
+    if not _is_mapping(record.schemas, lambda sides: _is_list(sides, lambda side: isinstance(side, str))):
+        wrong.append("schemas")
+    return wrong
+
+
+def _is_mapping(value: object, is_right: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_list(value: object, is_right: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_columns(value: object) -> bool:
+    return _is_list(value, lambda column: _is_list(column, lambda text: isinstance(text, str)) and len(column) == 2)  # type: ignore[arg-type]

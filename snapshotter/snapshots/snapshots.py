@@ -1,0 +1,278 @@
+"""Snapshots of one shard: the files that a backend froze, stored once each, and a manifest that names them.
+
+::
+
+    backend.freeze(17-9f3c) ─▶ links in uploading/<id>/ ─▶ parts that are not stored yet ─▶ manifest ─▶ note
+    manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
+
+Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
+meanwhile. Who uses a folder holds it, however long that takes (`holdfast.backends.folder_locks`); what a killed
+process leaves in them is swept by `Snapshots.remove_leftovers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import clock
+from holdfast.backends import local_files, stored_file
+from holdfast.backends.base import Backend, Pointer
+from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.snapshots.manifest import KIND, NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest
+from holdfast.snapshotter.snapshots.notes import SnapshotNotes, identity_of
+from holdfast.snapshotter.snapshots.transfer import download_files, upload_files
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+#: Half the time for which a clean-up leaves alone what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
+SURE_FOR_MS = 30 * 60_000
+
+
+def send_at_once(_size_bytes: int) -> None:
+    """Send each part without waiting."""
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """The files of a snapshot, here and verified.
+
+    Attributes
+    ----------
+    manifest : Manifest
+    folder : pathlib.Path
+        Holds the files; whoever takes it away by a rename may.
+    """
+
+    manifest: Manifest
+    folder: Path
+
+
+class Snapshots:
+    """Writes and reads the snapshots of one shard.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    shard : str
+        The shard's place in the storage: ``totals/shard-0003``.
+    executor : concurrent.futures.Executor
+        Its threads carry one part each.
+    directory : pathlib.Path
+        The shard's local directory.
+    new_id : callable
+        Returns a new unique name each time.
+    before_part : callable, optional
+        Called with the size of each part before it is sent: may wait, and may raise to end the upload.
+    now_ms : callable
+        Returns the time in ms since 1970.
+
+    Notes
+    -----
+    Threads: any, also of several processes. Two may snapshot one version; both snapshots are good.
+    """
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        shard: str,
+        executor: Executor,
+        directory: Path,
+        new_id: Callable[[], str] = clock.new_id,
+        before_part: Callable[[int], None] = send_at_once,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        self._storage = storage
+        self._shard = shard
+        self._executor = executor
+        self._uploading, self._restoring = directory / "uploading", directory / "restoring"
+        self._new_id = new_id
+        self._before_part = before_part
+        self._now_ms = now_ms
+        self.notes = SnapshotNotes(directory / "snapshots", new_id)
+
+    def write(
+        self, backend: Backend, backend_name: str, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
+    ) -> tuple[ChainEntry, Manifest]:
+        """Store one version and leave a note of it for the commits that follow.
+
+        Parameters
+        ----------
+        backend : Backend
+            Holds the version; is used only to freeze it.
+        backend_name : str
+            Under which the backend is registered.
+        cleaned : CleanedUp
+            What is known of clean-ups, for the next executor.
+
+        Raises
+        ------
+        NotFoundError
+            The version is not held any more.
+        CorruptionError
+            It is damaged: nothing was stored.
+        UnavailableError
+            Durable or local storage failed; commits go on without the snapshot.
+        """
+        with backend.view(pointer) as view:
+            lineage = self.notes.apply_to(Lineage.of(view.properties))
+        # Only what the version itself builds on is sure not to be cleaned up meanwhile.
+        note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
+        stored = {} if note is None else note.files
+        started_ms = clock.monotonic_ms()
+        with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
+            for path in backend.freeze(pointer):
+                staged.link(path)
+            # From here on the version may be dropped: what is missing now is a failure.
+            with _requiring(staged.path):
+                names = local_files.list_folder(staged.path)
+                identities = {name: identity_of(staged.path / name) for name in names}
+                known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
+                missing = [staged.path / name for name in names if name not in known]
+                new = upload_files(
+                    missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
+                )
+        files = known | {file.name: file for file in new}
+        manifest = Manifest(
+            pointer=pointer,
+            shard=self._shard,
+            backend=backend_name,
+            part_bytes=PART_BYTES,
+            files=tuple(files[name] for name in names),
+            replaced=lineage.to_json()["chain"],
+            new_bytes=sum(file.stored_bytes for file in new),
+            written_ms=self._now_ms(),
+            cleaned=cleaned,
+        )
+        if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
+            self._require_parts(manifest)
+        data, digest = manifest.encode()
+        entry = ChainEntry("snapshot", str(pointer), data.size, digest, manifest.stored_bytes)
+        self._storage.put(f"{self._shard}/{entry.key}", data)
+        self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
+        return entry, manifest
+
+    def _require_parts(self, manifest: Manifest) -> None:
+        """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""
+        there = {info.key for info in self._storage.list(f"{self._shard}/files/")}
+        for part in (part for file in manifest.files for part in file.parts):
+            if f"{self._shard}/{part.key}" not in there:
+                raise UnavailableError(
+                    "the upload of a snapshot took so long that parts of it were cleaned up: it is given up",
+                    key=part.key,
+                    shard=self._shard,
+                )
+
+    def discover(self, lineage: Lineage) -> None:
+        """Note the newest stored snapshot of a version's lineage, where another executor has written it last of all.
+
+        The commit that would name it was never made there: an application ends with a snapshot after its last commit.
+
+        Raises
+        ------
+        UnavailableError
+            The storage did not answer, or local storage is full or failing.
+
+        Notes
+        -----
+        Cost: a listing of the shard's snapshots; where there is one, a get.
+        """
+        wanted = {*lineage.since, *(entry.pointer for entry in lineage.commits)}
+        keys = [info.key for info in self._storage.list(f"{self._shard}/snapshots/")]
+        names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}
+        found = [(Pointer.parse(name), key) for key, name in names.items() if name in wanted]
+        if not found:
+            return
+        key = max(found)[1]
+        try:
+            entry, manifest = self._decode(self._storage.get(key), f"{self._storage.url}/{key}")
+        except (NotFoundError, CorruptionError):  # it is as good as none
+            return
+        if f"{self._shard}/{entry.key}" == key and manifest.shard == self._shard:
+            self.notes.leave(entry, manifest, [])
+
+    def cleaned_at(self, lineage: Lineage) -> CleanedUp:
+        """Return what the snapshot that a version builds on knows of clean-ups.
+
+        Raises
+        ------
+        CorruptionError, UnavailableError
+            No note tells, and its manifest cannot be had.
+        """
+        if lineage.snapshot is None:
+            return CleanedUp(snapshots_since=0)
+        note = self.notes.note_of(lineage.snapshot)
+        return self.read_manifest(lineage.snapshot).cleaned if note is None else note.cleaned
+
+    def age_ms(self, lineage: Lineage) -> int | None:
+        """Return how long ago the snapshot was written that a version builds on; None where no note tells."""
+        note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
+        return None if note is None else max(0, self._now_ms() - note.written_ms)
+
+    def read_manifest(self, entry: ChainEntry) -> Manifest:
+        """Return the manifest that a chain names.
+
+        Raises
+        ------
+        CorruptionError
+            It is missing, damaged, or another one.
+        UnavailableError
+            The storage did not answer.
+        """
+        source = f"{self._storage.url}/{self._shard}/{entry.key}"
+        try:
+            data = self._storage.get(f"{self._shard}/{entry.key}")
+        except NotFoundError as exc:
+            raise CorruptionError(f"{source} is missing, and a commit builds on it") from exc
+        found, manifest = self._decode(data, source)
+        if found != entry or manifest.shard != self._shard:
+            raise CorruptionError(f"{source} is not the object that a commit builds on: it was replaced")
+        return manifest
+
+    @staticmethod
+    def _decode(data: Any, source: str) -> tuple[ChainEntry, Manifest]:
+        """Return what a chain would name a manifest by, and the manifest."""
+        stored = stored_file.decode(data, source=source, kind=KIND)
+        manifest = Manifest.decode(stored, source)
+        entry = ChainEntry("snapshot", str(manifest.pointer), stored.size_bytes, stored.digest, manifest.stored_bytes)
+        return entry, manifest
+
+    @contextmanager
+    def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
+        """Fetch the files of a snapshot into a folder that is gone after the context, unless it was taken away.
+
+        Raises
+        ------
+        CorruptionError
+            The manifest or a part is missing, damaged, or another one; the message names it.
+        UnavailableError
+            Local storage is full or failing, or the storage did not answer.
+        """
+        manifest = self.read_manifest(entry)
+        with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
+            download_files(manifest.files, manifest.part_bytes, self._storage, self._shard, staged.path, self._executor)
+            identities = [identity_of(staged.path / file.name) for file in manifest.files]
+            yield Downloaded(manifest, staged.path)
+        # The files are the same ones where the backend has renamed them into place.
+        self.notes.leave(entry, manifest, zip(identities, manifest.files, strict=True))
+
+    def remove_leftovers(self, before_ns: int) -> int:
+        """Remove what ended processes left, last written before `before_ns`; return how many folders."""
+        return sum(local_files.remove_stale_folders(folder, before_ns) for folder in (self._uploading, self._restoring))
+
+
+@contextmanager
+def _requiring(folder: Path) -> Iterator[None]:
+    """Map what is missing while a folder is sent: nobody but a stranger takes away what is held."""
+    try:
+        yield
+    except NotFoundError as exc:
+        raise UnavailableError(
+            f"files of a snapshot vanished while they were sent ({exc.message}): keep other programs from cleaning "
+            "that directory, or name another in spark.holdfast.local.dir",
+            folder=folder,
+        ) from exc

@@ -1,0 +1,212 @@
+"""Objects on any other file system that fsspec knows (``memory://`` and the rest).
+
+::
+
+    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<hash of the key>, compare its size, move to the key
+    every other file system              one `pipe_file`: object stores publish an object when its last byte is in
+
+What this generic path promises is what the file system behind it does: for object stores `pipe_file` is one
+request or an upload that is finished at the end; a file system that is in neither group may show a partial
+file after a crash, and readers then rely on the checksums inside holdfast's files. ``memory://`` is shared by
+everything in the process, keeps nothing beyond it, and a forked child has its own copy.
+
+Instances are not taken from fsspec's cache, and each process makes its own: file systems with threads or
+connections do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.snapshotter.storage.object_storage import (
+    TEMPORARY_PREFIX,
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    flat_view,
+    key_problem,
+)
+from holdfast.snapshotter.storage.options import secrets_of
+from holdfast.snapshotter.storage.request_counts import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
+_RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
+_TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+
+class FsspecStorage(ObjectStorage):
+    """See the module.
+
+    Parameters
+    ----------
+    scheme : str
+        The URL's scheme in lower case.
+    url : str
+        The root, without credentials.
+    options : Mapping[str, object]
+        Parameters of the file system.
+    """
+
+    def __init__(self, scheme: str, url: str, options: Mapping[str, object]) -> None:
+        if scheme not in fsspec.available_protocols():
+            known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
+            raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
+        with translated("open", url, ""):
+            fsspec.get_filesystem_class(scheme)  # its error names the package to install
+        super().__init__(url.rstrip("/"))
+        if self.url == f"{scheme}:":
+            raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
+        self._options = dict(options)
+        self._secrets = secrets_of(options)
+        self._renames = scheme in _RENAMES
+        self._connections: dict[int, tuple[Any, str]] = {}
+        self._closed = False
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object; see `ObjectStorage.put`. fsspec wants bytes, so other buffers are copied."""
+        check_key(key)
+        view = flat_view(data)
+        content = data if isinstance(data, bytes) else bytes(view)
+        with translated("put", self.url, key, self._secrets):
+            fs, root = self._begin("put")
+            if self._renames:
+                self._put_and_move(fs, f"{root}/{key}", content)
+            else:
+                fs.pipe_file(f"{root}/{key}", content)
+        self._requests.add_bytes("put", view.nbytes)
+        _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+
+    def get(self, key: str) -> memoryview:
+        """Return an object; see `ObjectStorage.get`."""
+        check_key(key)
+        with translated("get", self.url, key, self._secrets):
+            fs, root = self._begin("get")
+            try:
+                data = memoryview(fs.cat_file(f"{root}/{key}")).toreadonly()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
+                raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return the objects of a folder; see `ObjectStorage.list`."""
+        check_folder(prefix)
+        with translated("list", self.url, prefix, self._secrets):
+            fs, files = self._files(prefix)
+            return [
+                ObjectInfo(key, info["size"], _modified_ms(fs, name, info))
+                for key, (name, info) in sorted(files.items(), key=lambda pair: pair[0].encode(errors="replace"))
+                if not key_problem(key)
+            ]
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files, where there can be some; see `ObjectStorage.abort_unfinished_uploads`."""
+        check_folder(prefix)
+        if not self._renames:
+            return 0
+        removed = 0
+        with translated("abort", self.url, prefix, self._secrets):
+            fs, files = self._files(prefix)
+            for key, (name, info) in files.items():
+                is_temporary = key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+                if is_temporary and _modified_ms(fs, name, info) < before_ms:
+                    self._requests.add("delete")
+                    with suppress(FileNotFoundError):
+                        fs.rm_file(name)
+                        removed += 1
+        return removed
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; see `ObjectStorage.delete`."""
+        checked = [check_key(key) for key in keys]
+        failures: list[tuple[str, HoldfastError]] = []
+        for key in checked:
+            try:
+                with translated("delete", self.url, key, self._secrets):
+                    fs, root = self._begin("delete")
+                    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                        fs.rm_file(f"{root}/{key}")  # not rm, which expands * and ?
+            except ClosedError:
+                raise
+            except HoldfastError as error:
+                failures.append((key, error))
+        if failures:
+            raise delete_failure(failures, self.url) from failures[0][1]
+
+    def close(self) -> None:
+        """Drop this process's file system; what fsspec opened for it closes when it is collected."""
+        self._closed = True
+        self._connections.pop(os.getpid(), None)
+
+    def _begin(self, action: Action) -> tuple[Any, str]:
+        """Count a request; return this process's file system and the root's path in it, without a trailing slash."""
+        if self._closed:
+            raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._requests.add(action)
+        connection = self._connections.get(os.getpid())
+        if connection is None:
+            fs, path = url_to_fs(self.url, skip_instance_cache=True, **self._options)
+            connection = self._connections.setdefault(os.getpid(), (fs, path.rstrip("/")))
+        return connection
+
+    def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
+        """Return the file system, and by key the path and the facts of every file below a folder."""
+        fs, root = self._begin("list")
+        fs.invalidate_cache()
+        try:
+            found = fs.find(f"{root}/{prefix}".rstrip("/") or "/", detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            found = {}
+        inside = f"{root}/".lstrip("/")
+        return fs, {
+            name.lstrip("/").removeprefix(inside): (name, info)
+            for name, info in found.items()
+            if name.lstrip("/").startswith(inside + prefix)
+        }
+
+    def _put_and_move(self, fs: Any, path: str, content: bytes) -> None:
+        folder = path.rpartition("/")[0]
+        # One writer per key, so the key makes the name unique and a second attempt replaces what the first left.
+        temporary = f"{folder}/{TEMPORARY_PREFIX}{hashlib.sha256(path.encode()).hexdigest()[:32]}"
+        fs.makedirs(folder, exist_ok=True)
+        try:
+            fs.pipe_file(temporary, content)
+            fs.invalidate_cache()
+            self._check_size(fs.size(temporary), len(content))
+            fs.mv(temporary, path)
+        except BaseException:
+            with suppress(OSError, RuntimeError):
+                fs.rm_file(temporary)
+            raise
+
+    def _check_size(self, stored: int | None, written: int) -> None:
+        if stored != written:
+            raise UnavailableError("file system kept another size than was written", stored=stored, written=written)
+
+
+def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:
+    """Return when a file was written; file systems disagree about where they say so."""
+    value = next((info[field] for field in _TIME_NAMES if info.get(field) is not None), None)
+    if value is None:
+        value = fs.modified(name)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return int(value * 1000)

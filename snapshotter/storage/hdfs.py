@@ -1,0 +1,405 @@
+"""Objects as files of HDFS (``hdfs://``), through hdfs-native, which needs neither Java nor a local Hadoop.
+
+::
+
+    <root>/totals/shard-0003/
+        17-9f3c                 an object
+        .tmp-5f0c1d…            an unfinished write; after a crash it stays, and no list shows it
+
+    put     create a temporary file that was not there, write, close, compare its size, rename without overwrite
+    get     open, which tells size and blocks, and read        list    one recursive listing, page by page
+    delete  one request a key
+
+The driver's own file objects are not used for writing: closing one publishes what was written so far, they close
+when an exception leaves their ``with`` block or when they are collected, and a second close blocks for 15 s. A file
+is visible, and short, from its creation on, so nothing is ever written under the key itself.
+
+Durable: the driver asks every DataNode to sync each block when it is complete, and the NameNode logs a rename
+before it answers.
+
+Bounded: a NameNode that hangs is waited for without limit inside the driver. So each attempt runs in a thread of its
+own, and is left behind after `operation_timeout_seconds` (120) plus 1 s a MiB, together with its client, whose
+connection may be dead; it renames nothing from then on. A failure that may pass (a restart, safe mode, a lost
+DataNode, a lost reply) is tried again under a new temporary name, while no more than `retry_seconds` (30) have gone by.
+
+Reply lost: the driver does not repeat a change whose reply is lost. The next attempt may then find its object there
+already; the bytes decide whether it is the same one.
+
+Fork: each process has its own client. An inherited one is never used or collected in a child, which would wait for
+threads that did not survive the fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import logging
+import os
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import hdfs_native
+
+from holdfast import clock
+from holdfast.errors import (
+    ClosedError,
+    ConflictError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.snapshotter.storage.object_storage import (
+    TEMPORARY_PREFIX,
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    flat_view,
+    key_problem,
+)
+from holdfast.snapshotter.storage.options import dotted
+from holdfast.snapshotter.storage.request_counts import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_OURS = {"operation_timeout_seconds": 120.0, "retry_seconds": 30.0}
+_CLIENT = ("config_dir", "kerberos_principal", "kerberos_keytab", "kerberos_cache")
+_HADOOP = ("dfs.", "fs.", "hadoop.")
+# So that a NameNode that is gone is told within 4 s, and a DataNode that hangs within 20 s; retries are ours.
+_DEFAULTS = {
+    "dfs.client.failover.max.attempts": "5",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "1000",
+    "dfs.client.socket-timeout": "20000",
+}
+_PIECE_BYTES = 8 << 20
+_MIN_RATE_BYTES_PER_SECOND = 1 << 20
+_DELETES_PER_SECOND = 50
+_FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
+
+
+class _Attempt:
+    """One attempt at an operation, in a thread of its own, which can be left behind but not interrupted."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._abandoned = False
+
+    def allow(self, seconds: float) -> None:
+        """Let the attempt take longer than was known at its start."""
+        self._limit_seconds += seconds
+
+    def check(self) -> None:
+        """Raise where nobody waits for the result any more: what is published now would come as a surprise."""
+        if self._abandoned:
+            raise TimeoutError
+
+    def run(self, work: Callable[[], _T]) -> _T:
+        """Return what the work returns, or raise TimeoutError and leave it behind."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as exc:  # noqa: BLE001  raised in the thread that waits
+                done.set_exception(exc)
+
+        waited = 0.0
+        try:
+            # Not a pool: that would wait for its threads when the interpreter exits.
+            threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
+            while waited < self._limit_seconds:
+                step = self._limit_seconds - waited
+                with suppress(TimeoutError):
+                    return done.result(step)
+                if done.done():
+                    return done.result()
+                waited += step
+            raise TimeoutError
+        finally:
+            self._abandoned = not done.done()
+
+
+class HdfsStorage(ObjectStorage):
+    """See the module.
+
+    Parameters
+    ----------
+    authority : str
+        ``host:port`` of the NameNode, the name of a name service, or "" for ``fs.defaultFS`` of HADOOP_CONF_DIR.
+    root : str
+        The root's path, without slashes at its ends; "" for all of the file system.
+    options : Mapping[str, object]
+        Hadoop's own settings by their names (``dfs.…``), the parameters `config_dir` and `kerberos_…` of
+        `hdfs_native.Client`, and of our own: `operation_timeout_seconds`, `retry_seconds`.
+    new_id, monotonic_ms, sleep_ms : callable, optional
+        As in `holdfast.clock`.
+    """
+
+    def __init__(
+        self,
+        authority: str,
+        root: str,
+        options: Mapping[str, object],
+        *,
+        new_id: Callable[[], str] = clock.new_id,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+        sleep_ms: Callable[[int], None] = clock.sleep_ms,
+    ) -> None:
+        if "@" in authority:
+            raise InvalidArgumentError("hdfs URL names a user: set HADOOP_USER_NAME where the executors run instead")
+        if root:
+            check_key(root)  # HDFS itself has no colon in a name
+        flat = dotted(options)
+        _check_options(flat)
+        super().__init__(f"hdfs://{authority}/{root}".rstrip("/"))
+        self._address = f"hdfs://{authority}" if authority else None
+        self._root = f"/{root}" if root else ""
+        ours = {name: float(str(flat.pop(name, default))) for name, default in _OURS.items()}
+        self._timeout_seconds, self._retry_seconds = ours["operation_timeout_seconds"], ours["retry_seconds"]
+        self._parameters = {name: str(flat.pop(name)) for name in _CLIENT if name in flat}
+        self._config = _DEFAULTS | {name: str(value) for name, value in flat.items()}
+        self._new_id, self._monotonic_ms, self._sleep_ms = new_id, monotonic_ms, sleep_ms
+        self._clients: dict[int, hdfs_native.Client] = {}
+        self._closed = False
+        weakref.finalize(self, _release, self._clients)
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object; see `ObjectStorage.put`. Other bytes under a key that is taken are a ConflictError."""
+        path, view = self._path(key), flat_view(data)
+        seconds = view.nbytes / _MIN_RATE_BYTES_PER_SECOND
+        self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
+        self._requests.add_bytes("put", view.nbytes)
+        _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+
+    def get(self, key: str) -> memoryview:
+        """Return an object; see `ObjectStorage.get`."""
+        path = self._path(key)
+        try:
+            data = self._perform("get", key, lambda client, attempt: _read(client, attempt, path))
+        except NotFoundError as exc:
+            raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return the objects of a folder; see `ObjectStorage.list`."""
+        folder = f"{self._root}/{check_folder(prefix)}"
+        found = self._perform("list", prefix, lambda client, _: _files(client, folder))
+        keys = [(status.path.removeprefix(f"{self._root}/"), status) for status in found]
+        return [
+            ObjectInfo(key, status.length, status.modification_time)
+            for key, status in sorted(keys, key=lambda pair: pair[0].encode(errors="replace"))
+            if not key_problem(key)
+        ]
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
+        folder = f"{self._root}/{check_folder(prefix)}"
+        found = self._perform("list", prefix, lambda client, _: _files(client, folder))
+        left = [s.path for s in found if _is_temporary(s.path) and s.modification_time < before_ms]
+        self._delete_files({path.removeprefix(f"{self._root}/"): path for path in left})
+        return len(left)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; see `ObjectStorage.delete`. A NameNode that is gone is not asked for each key anew."""
+        self._delete_files({key: self._path(key) for key in keys})
+
+    def _delete_files(self, waiting: dict[str, str]) -> None:
+        """Delete files by key; raise one error for all that could not be deleted."""
+        failures: list[tuple[str, HoldfastError]] = []
+
+        def delete_waiting(client: hdfs_native.Client, attempt: _Attempt) -> None:
+            for key, path in list(waiting.items()):
+                attempt.check()
+                self._requests.add("delete")
+                try:
+                    with translated("delete", self.url, key):
+                        _delete(client, path)
+                except InvalidArgumentError as error:
+                    failures.append((key, error))
+                del waiting[key]
+
+        if waiting:
+            try:
+                self._perform("delete", next(iter(waiting)), delete_waiting, len(waiting) / _DELETES_PER_SECOND)
+            except UnavailableError as error:
+                failures += [(key, error) for key in waiting]
+        self._check_open()
+        if failures:
+            raise delete_failure(failures, self.url) from failures[0][1]
+
+    def close(self) -> None:
+        """Drop this process's client; calls that are under way go on."""
+        self._closed = True
+        _release(self._clients)
+
+    def _path(self, key: str) -> str:
+        """Return the path of an object's file."""
+        return f"{self._root}/{check_key(key)}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("storage is closed: open it again", storage=self.url)
+
+    def _perform(
+        self, action: Action, key: str, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float = 0.0
+    ) -> _T:
+        """Run `work`, again while a failure may pass; `seconds` are allowed beyond the limit of any operation."""
+        start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
+        while True:
+            self._check_open()
+            if action != "delete":  # that counts its keys
+                self._requests.add(action)
+            try:
+                with translated(action, self.url, key):
+                    return self._attempt(work, seconds)
+            except UnavailableError as error:
+                if self._monotonic_ms() - start_ms + pause_ms > self._retry_seconds * 1000:
+                    raise
+                _LOG.debug("trying again action=%s key=%s detail=%s", action, key, error.facts.get("detail"))
+            self._sleep_ms(pause_ms)
+            pause_ms = min(2 * pause_ms, _LAST_PAUSE_MS)
+
+    def _attempt(self, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float) -> _T:
+        client = self._clients.get(os.getpid())
+        if client is None:
+            made = hdfs_native.Client(self._address, self._config, **cast("dict[str, Any]", self._parameters))
+            client = self._clients.setdefault(os.getpid(), made)
+        attempt = _Attempt(self._timeout_seconds + seconds)
+        try:
+            return attempt.run(lambda: work(client, attempt))
+        except TimeoutError:
+            self._clients.pop(os.getpid(), None)
+            raise
+
+    def _put(self, client: hdfs_native.Client, attempt: _Attempt, path: str, view: memoryview) -> None:
+        temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
+        try:
+            # Not client.create, whose writer closes when it is collected; see the module.
+            writer = client.inner.create(temporary, hdfs_native.WriteOptions(overwrite=False))
+            for start in range(0, view.nbytes, _PIECE_BYTES):
+                attempt.check()
+                writer.write(bytes(view[start : start + _PIECE_BYTES]))
+            writer.close()
+            stored = client.get_file_info(temporary).length
+            if stored != view.nbytes:
+                raise UnavailableError("HDFS kept another size than was written", stored=stored, written=view.nbytes)
+            attempt.check()
+            self._move(client, attempt, temporary, path, view)
+        except BaseException:
+            self._remove(client, temporary)
+            raise
+
+    def _move(self, client: hdfs_native.Client, attempt: _Attempt, temporary: str, path: str, view: memoryview) -> None:
+        try:
+            client.rename(temporary, path, False)
+        except FileExistsError as exc:
+            if client.get_file_info(path).length != view.nbytes or _read(client, attempt, path) != view:
+                raise ConflictError(
+                    "the key is taken by other bytes, and an object is written once: choose another key",
+                    action="put",
+                    key=path.removeprefix(f"{self._root}/"),
+                    storage=self.url,
+                ) from exc
+            client.delete(temporary, False)
+
+    def _remove(self, client: hdfs_native.Client, temporary: str) -> None:
+        """Remove an unfinished write as far as possible; the error that led here is the one to report."""
+        for _ in range(3):  # the driver may send the first on a connection that has just broken
+            with suppress(OSError, RuntimeError):
+                client.delete(temporary, False)
+                return
+            self._sleep_ms(_FIRST_PAUSE_MS)
+
+
+def _read(client: hdfs_native.Client, attempt: _Attempt, path: str) -> memoryview:
+    """Return a file's bytes; raise NotFoundError where there is no such file."""
+    try:
+        reader = client.read(path)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if _says_absent(exc):
+            raise NotFoundError("no such file") from exc
+        raise
+    size = len(reader)
+    attempt.allow(size / _MIN_RATE_BYTES_PER_SECOND)
+    if size <= _PIECE_BYTES:
+        return memoryview(reader.read_range(0, size))
+    data = bytearray(size)
+    for start in range(0, size, _PIECE_BYTES):
+        attempt.check()
+        end = min(start + _PIECE_BYTES, size)
+        data[start:end] = reader.read_range(start, end - start)
+    if len(data) != size:
+        raise UnavailableError("HDFS returned another size than it announced", received=len(data), size=size)
+    return memoryview(data).toreadonly()
+
+
+def _files(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.FileStatus]:
+    """Return the files below a folder, which ends in a slash; none where it is absent."""
+    top = folder.rstrip("/") or "/"
+    try:
+        # Of a file, HDFS lists the file itself.
+        return [s for s in client.list_status(top, True) if not s.isdir and s.path.startswith(folder)]
+    except (FileNotFoundError, RuntimeError) as exc:
+        if not _says_absent(exc):
+            raise
+        if _is_there(client, top):
+            raise UnavailableError("a folder was removed while it was listed") from exc
+        return []
+
+
+def _is_temporary(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
+def _is_there(client: hdfs_native.Client, path: str) -> bool:
+    try:
+        client.get_file_info(path)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if _says_absent(exc):
+            return False
+        raise
+    return True
+
+
+def _delete(client: hdfs_native.Client, path: str) -> None:
+    """Delete a file; what is absent, below a file, or a folder of other files stays as it is."""
+    try:
+        client.delete(path, False)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
+            raise
+
+
+def _says_absent(exc: Exception) -> bool:
+    """Tell whether there is nothing at a path; HDFS calls a path below a file a failed access check."""
+    return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    """Refuse a name that is neither Hadoop's nor ours."""
+    known = {*_OURS, *_CLIENT}
+    for name in options:
+        if name not in known and not name.startswith(_HADOOP):
+            near = difflib.get_close_matches(name, sorted({*known, *_DEFAULTS}), n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; Hadoop's own begin with dfs., fs. or hadoop."
+            raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)
+
+
+def _release(clients: dict[int, hdfs_native.Client]) -> None:
+    """Drop the client of this process; keep inherited ones for ever, see the module."""
+    for pid, client in list(clients.items()):
+        del clients[pid]
+        if pid != os.getpid():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))

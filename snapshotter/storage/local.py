@@ -1,0 +1,295 @@
+"""Objects as files below one local folder (``file://``).
+
+::
+
+    <root>/                          made 0700 if it is not there
+        totals/shard-0003/           made 0700, whatever the umask
+            17-9f3c                  an object, 0600
+            .tmp-4711-0              an unfinished write; after a crash it stays, and no list shows it
+
+A put is: temporary file in the same folder, write, fsync, rename, fsync of the folder. A folder that this
+instance uses for the first time is fsynced in its parent as well, whoever made it: the maker may have died
+before doing so.
+
+Plain system calls and not fsspec, because fsspec's local file system never calls fsync, publishes what was
+written when the body of a ``with`` raises, and leaves modes to the umask. Below the root every folder is
+opened relative to its parent without following symbolic links, so no planted link leads outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from holdfast.backends.pieces import write_at
+from holdfast.errors import ClosedError, HoldfastError, NotFoundError
+from holdfast.snapshotter.storage.errors import delete_failure, translated
+from holdfast.snapshotter.storage.object_storage import (
+    TEMPORARY_PREFIX,
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    flat_view,
+    key_problem,
+)
+from holdfast.snapshotter.storage.request_counts import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LocalStorage(ObjectStorage):
+    """See the module.
+
+    Parameters
+    ----------
+    root : str
+        Absolute, normalised path. It may itself be, or lead through, a symbolic link.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__(f"file://{root}")
+        self._root = root
+        self._durable: set[tuple[str, ...]] = set()
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object; see `ObjectStorage.put`."""
+        view = flat_view(data)
+        *folder, name = check_key(key).split("/")
+        self._begin("put")
+        with translated("put", self.url, key), self._made_folder(tuple(folder)) as at:
+            temporary = self._write_temporary(at, view)
+            try:
+                os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+            except BaseException:
+                _remove(temporary, at)
+                raise
+            os.fsync(at)
+        self._requests.add_bytes("put", view.nbytes)
+        _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+
+    def get(self, key: str) -> memoryview:
+        """Return an object; see `ObjectStorage.get`."""
+        *folder, name = check_key(key).split("/")
+        self._begin("get")
+        with translated("get", self.url, key):
+            try:
+                with self._folder(tuple(folder)) as at:
+                    data = memoryview(_read(name, at))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+                raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return the objects of a folder; see `ObjectStorage.list`."""
+        folder = tuple(check_folder(prefix).split("/")[:-1])
+        self._begin("list")
+        found: list[ObjectInfo] = []
+        absent = suppress(FileNotFoundError, NotADirectoryError)
+        with translated("list", self.url, prefix), absent, self._folder(folder) as at:
+            found.extend(_files(at, prefix))
+        return sorted(found, key=lambda info: info.key.encode())
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
+        folder = tuple(check_folder(prefix).split("/")[:-1])
+        self._begin("list")
+        absent = suppress(FileNotFoundError, NotADirectoryError)
+        with translated("abort", self.url, prefix), absent, self._folder(folder) as at:
+            return _remove_temporaries(at, before_ms)
+        return 0
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; see `ObjectStorage.delete`. Folders stay: another writer may be using them."""
+        checked = [check_key(key) for key in keys]
+        self._begin("delete", len(checked))
+        failures: list[tuple[str, HoldfastError]] = []
+        for key in checked:
+            *folder, name = key.split("/")
+            try:
+                absent = suppress(FileNotFoundError, NotADirectoryError)
+                with translated("delete", self.url, key), absent, self._folder(tuple(folder)) as at:
+                    _remove_object(name, at)
+            except HoldfastError as error:
+                failures.append((key, error))
+        if failures:
+            raise delete_failure(failures, self.url) from failures[0][1]
+
+    def close(self) -> None:
+        """Refuse later calls; there is nothing to release."""
+        self._closed = True
+
+    def _begin(self, action: Action, requests: int = 1) -> None:
+        if self._closed:
+            raise ClosedError("storage is closed: open it again", storage=self.url)
+        self._requests.add(action, requests)
+
+    @contextmanager
+    def _folder(self, segments: tuple[str, ...]) -> Iterator[int]:
+        """Open a folder for reading; yields its descriptor."""
+        at = self._open_folder(segments)
+        try:
+            yield at
+        finally:
+            os.close(at)
+
+    @contextmanager
+    def _made_folder(self, segments: tuple[str, ...]) -> Iterator[int]:
+        """Open a folder for a write, made and durable in all its parents; yields its descriptor."""
+        at = -1
+        if segments in self._durable:
+            with suppress(FileNotFoundError):  # somebody removed it since
+                at = self._open_folder(segments)
+        if at < 0:
+            _make_root(self._root)
+            at = self._open_folder(segments, make=True)
+            self._durable.add(segments)
+        try:
+            yield at
+        finally:
+            os.close(at)
+
+    def _open_folder(self, segments: tuple[str, ...], *, make: bool = False) -> int:
+        """Open a folder below the root, step by step, so that no link is followed; returns its descriptor."""
+        at = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for segment in segments:
+            try:
+                if make:
+                    _make_folder(segment, at)
+                below = os.open(segment, _FOLDER, dir_fd=at)
+                if make:
+                    os.fsync(at)
+            finally:
+                os.close(at)
+            at = below
+        return at
+
+    def _write_temporary(self, at: int, view: memoryview) -> str:
+        """Write and fsync a new file in the folder; returns its name, or leaves nothing."""
+        while True:
+            # No chance needed: O_EXCL makes the name unique, also against a dead process of the same number.
+            name = f"{TEMPORARY_PREFIX}{os.getpid()}-{next(self._numbers)}"
+            try:
+                file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
+                break
+            except FileExistsError:
+                continue
+        try:
+            try:
+                os.fchmod(file, 0o600)
+                write_at(file, view, 0)
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except BaseException:
+            _remove(name, at)
+            raise
+        return name
+
+
+def _make_root(root: str) -> None:
+    """Make the root and its missing parents, each private and durable in its parent."""
+    if os.path.isdir(root):
+        return
+    parent = os.path.dirname(root)
+    _make_root(parent)
+    at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _make_folder(os.path.basename(root), at)
+        os.fsync(at)
+    finally:
+        os.close(at)
+
+
+def _make_folder(name: str, at: int) -> None:
+    """Make a folder of mode 0700 if there is none."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=at)
+    except FileExistsError:
+        return
+    os.chmod(name, 0o700, dir_fd=at)  # the umask may have taken bits away
+
+
+def _read(name: str, at: int) -> bytes:
+    """Return a regular file's bytes."""
+    # O_NONBLOCK: opening a planted pipe must not wait for its writer.
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+        with open(file, "rb", buffering=0, closefd=False) as reader:
+            return reader.readall()
+    finally:
+        os.close(file)
+
+
+def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield every object below an open folder; links, pipes and unfinished writes are none."""
+    with os.scandir(at) as entries:
+        for entry in entries:
+            if key_problem(entry.name):
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    below = os.open(entry.name, _FOLDER, dir_fd=at)
+                    try:
+                        yield from _files(below, f"{prefix}{entry.name}/")
+                    finally:
+                        os.close(below)
+                elif entry.is_file(follow_symlinks=False) and not key_problem(prefix + entry.name):
+                    size_bytes = entry.stat(follow_symlinks=False).st_size
+                    yield ObjectInfo(prefix + entry.name, size_bytes, _modified_ms(entry))
+            except FileNotFoundError:
+                continue  # deleted since the folder was read
+
+
+def _modified_ms(entry: os.DirEntry[str]) -> int:
+    return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000
+
+
+def _remove_temporaries(at: int, before_ms: int) -> int:
+    """Remove unfinished writes below an open folder that are older; returns how many."""
+    removed = 0
+    with os.scandir(at) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # finished or removed since the folder was read
+                if entry.is_dir(follow_symlinks=False):
+                    below = os.open(entry.name, _FOLDER, dir_fd=at)
+                    try:
+                        removed += _remove_temporaries(below, before_ms)
+                    finally:
+                        os.close(below)
+                elif entry.name.startswith(TEMPORARY_PREFIX) and _modified_ms(entry) < before_ms:
+                    os.unlink(entry.name, dir_fd=at)
+                    removed += 1
+    return removed
+
+
+def _remove_object(name: str, at: int) -> None:
+    """Remove a file; a folder of that name is no object."""
+    try:
+        os.unlink(name, dir_fd=at)
+    except (IsADirectoryError, PermissionError):
+        # Removing a folder by unlink is EISDIR on Linux, EPERM elsewhere.
+        if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise
+
+
+def _remove(name: str, at: int) -> None:
+    """Remove a temporary file as far as possible; the error that led here is the one to report."""
+    with suppress(OSError):
+        os.unlink(name, dir_fd=at)

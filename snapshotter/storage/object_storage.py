@@ -1,0 +1,409 @@
+"""The object storage boundary: whole, immutable objects under keys, and nothing else.
+
+Everything holdfast keeps durably passes through `ObjectStorage`. The seam is small on purpose: four
+methods that every file system and object store can offer, with the guarantees the layers above build on::
+
+    url                    file:///data/app                     s3://bucket/app
+    key                    totals/shard-0003/commits/17-9f3c    (relative, split by "/")
+    object                 /data/app/totals/shard-0003/...      bucket: bucket, key: app/totals/...
+
+Invariants, by name; `holdfast.testing.storage_contract` checks each:
+
+whole       a key names all the bytes of one put or nothing, at every moment, for every reader, after any crash
+durable     when `put` returns, the object survives a crash of this process and, on local disks, of the machine
+fresh       `get` and `list` ask the store; nothing is answered from a cache
+counted     each request that the client shows is counted, retries too: `ObjectStorage.requests`
+typed       each failure is a `holdfast.errors` class, third-party exceptions are mapped in `errors` only
+contained   a key is validated before any I/O and cannot lead outside the root
+silent      credentials are in no URL, repr, log record, exception or pickle
+bounded     no call waits for ever: attempts and time-outs are limited by default
+
+Keys are written once: whoever creates an object chooses a new name (a random id), so no operation needs a
+lock, a rename or a condition. Putting the same bytes again after an unclear failure does no harm.
+
+Implementations: `local` (file), `s3` (s3), `hdfs` (hdfs), `fsspec` (memory and any
+other fsspec URL). `probe` tries all four methods at the start of a query.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.request_counts import RequestCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+__all__ = ["ObjectInfo", "ObjectStorage", "open_storage", "parse_storage_options"]
+
+KEY_LIMIT_BYTES = 1024
+SEGMENT_LIMIT_BYTES = 255
+TEMPORARY_PREFIX = ".tmp-"
+"""File names that begin so are unfinished writes: no key may hold one, no list shows one."""
+
+# S3 sends keys as XML 1.0, which cannot hold the first ones, and HDFS has no colon in a name, and no file .snapshot;
+# refusing them everywhere keeps storages alike.
+_UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff:]")
+_RESERVED = {"", ".", "..", ".snapshot"}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a listing tells of one object.
+
+    Attributes
+    ----------
+    key : str
+        The key, as given to `ObjectStorage.put`.
+    size_bytes : int
+        The size of the object.
+    modified_ms : int
+        When the object was written, by the store's clock, in ms since 1970; some stores round to seconds.
+    """
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class ObjectStorage(ABC):
+    """Whole objects under keys below one root; see the module for what every implementation guarantees.
+
+    An instance may be used by many threads. After a fork it works in the child as well: connections are made
+    anew there, the parent's are left alone. It cannot be pickled.
+
+    Attributes
+    ----------
+    url : str
+        The root, normalised, without credentials and without a trailing slash.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._requests = RequestCounts()
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """What was asked of the store so far, as sums since this instance was made.
+
+        ``put``, ``get``, ``list`` and ``delete`` count requests: each attempt of a client that shows them (S3: parts,
+        pages and batches of keys too; what only ends or aborts an upload as well), else each operation.
+        ``put_bytes`` and ``get_bytes`` are the sizes of the objects that were stored and returned whole.
+        """
+        return self._requests.as_dict()
+
+    @abstractmethod
+    def put(self, key: str, data: Buffer) -> None:
+        """Store `data` under `key`: whole and durable when the call returns.
+
+        Parameters
+        ----------
+        key : str
+            A key that was never used before, or the same one with the same bytes after an unclear failure.
+        data : Buffer
+            Any C-contiguous buffer: bytes, memoryview, pyarrow.Buffer. It is not changed, and not kept.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The key is not valid, it collides with a folder of other keys, access is denied, or the root is
+            not there.
+        ConflictError
+            The storage can tell that the key holds other bytes; only some can.
+        UnavailableError
+            The storage did not answer, or is full. The object is stored whole or not at all; which of the two
+            is not known.
+        """
+
+    @abstractmethod
+    def get(self, key: str) -> memoryview:
+        """Return the whole object.
+
+        Parameters
+        ----------
+        key : str
+            The key given to `put`.
+
+        Returns
+        -------
+        memoryview
+            The bytes, flat and read-only; it owns its memory and stays valid after `close`.
+
+        Raises
+        ------
+        NotFoundError
+            There is no such object. Denied access and a missing bucket are never reported as this.
+        InvalidArgumentError
+            The key is not valid, or access is denied.
+        CorruptionError
+            The store's own checksum does not match the bytes received, several times in a row.
+        UnavailableError
+            The storage did not answer.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return every object below a folder, at any depth.
+
+        Parameters
+        ----------
+        prefix : str
+            A folder: "" for everything, else whole segments and a trailing slash, as in "totals/shard-0003/".
+            So a neighbour such as "totals/shard-00031/" is never included.
+
+        Returns
+        -------
+        Sequence[ObjectInfo]
+            Ordered by the UTF-8 bytes of the key; complete, or an error is raised. Names that no `put` could
+            have made, and unfinished writes, are left out.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The prefix is not a folder, or access is denied, or the root's bucket does not exist.
+        UnavailableError
+            The storage did not answer.
+        """
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; those that are absent already are no error.
+
+        Parameters
+        ----------
+        keys : Iterable[str]
+            The keys; all are validated before the first one is deleted.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A key is not valid, or access is denied for at least one of them.
+        UnavailableError
+            At least one could not be deleted, and trying again may help. Both errors are raised after every
+            key was tried; the message names the first failed key, the error's notes name all of them.
+        """
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Remove what puts that were killed have left behind: no list shows it, but it takes space.
+
+        Parameters
+        ----------
+        prefix : str
+            A folder, as for `list`; nothing outside of it is touched.
+        before_ms : int
+            Only what was begun before, by the store's clock, in ms since 1970: a younger one may still be at work. A
+            put whose upload is taken away fails with UnavailableError, and has stored nothing.
+
+        Returns
+        -------
+        int
+            How many there were.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The prefix is not a folder, or access is denied.
+        UnavailableError
+            The storage did not answer; some may be removed.
+        """
+        check_folder(prefix)
+        return 0  # most storages leave nothing behind
+
+    def close(self) -> None:  # noqa: B027  most storages have nothing to release
+        """Release connections; any later call raises ClosedError. Closing twice is allowed."""
+
+    def __enter__(self) -> Self:
+        """Return the storage itself."""
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the storage."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return class and URL, which hold no credentials."""
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied: a pickle would carry credentials and live connections."""
+        message = (
+            f"{type(self).__name__} holds credentials and connections and cannot be pickled: "
+            "send its URL, and call open_storage(url, options) with local options where it is needed"
+        )
+        raise TypeError(message)
+
+
+def open_storage(url: str, options: Mapping[str, object] = _NO_OPTIONS) -> ObjectStorage:
+    """Open the storage that a URL names, without contacting it.
+
+    Parameters
+    ----------
+    url : str
+        ``file:///path``, a bare path, ``memory://name``, ``s3://bucket/prefix`` (also ``s3a``),
+        ``hdfs://host:port/path`` (also a name service; ``hdfs:///path`` for the default of HADOOP_CONF_DIR), or
+        the URL of any other installed fsspec file system. Never credentials.
+    options : Mapping[str, object], optional
+        What `parse_storage_options` returns: parameters of the file system, such as `key`, `secret` or
+        `client_kwargs`. Local and memory storage need none and ignore them.
+
+    Returns
+    -------
+    ObjectStorage
+        To be closed, best by a ``with`` statement.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The URL holds credentials, its scheme is not known, the package for it is not installed (the message
+        names it), or an option is not known.
+    """
+    # Imported here: botocore and fsspec cost a tenth of a second that local users need not pay.
+    scheme, rest = _split_url(url)
+    if scheme == "file":
+        from holdfast.snapshotter.storage.local import LocalStorage
+
+        return LocalStorage(_local_path(rest))
+    if not rest.startswith("//"):
+        raise InvalidArgumentError("storage URL must be scheme://root, or a path", scheme=scheme)
+    refuse_credentials(scheme, rest)
+    if scheme in ("s3", "s3a"):
+        from holdfast.snapshotter.storage.s3 import S3Storage
+
+        bucket, _, prefix = rest.removeprefix("//").partition("/")
+        return S3Storage(bucket, prefix.rstrip("/"), options)
+    if scheme == "hdfs":
+        return _open_hdfs(rest, options)
+    from holdfast.snapshotter.storage.fsspec import FsspecStorage
+
+    return FsspecStorage(scheme, f"{scheme}:{rest}", _NO_OPTIONS if scheme == "memory" else options)
+
+
+def _open_hdfs(rest: str, options: Mapping[str, object]) -> ObjectStorage:
+    try:
+        from holdfast.snapshotter.storage.hdfs import HdfsStorage
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            "hdfs:// needs the package hdfs-native on the driver and the executors: pip install 'holdfast[hdfs]'"
+        ) from exc
+    authority, _, path = rest.removeprefix("//").partition("/")
+    return HdfsStorage(authority, path.rstrip("/"), options)
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is one that every storage can hold.
+
+    Parameters
+    ----------
+    key : str
+        Segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
+
+    Returns
+    -------
+    str
+        The same key.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a control character, a
+        lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
+    """
+    problem = key_problem(key)
+    if problem:
+        shown = key if len(key) <= 80 else key[:77] + "..."
+        raise InvalidArgumentError(f"storage key {problem}", key=ascii(shown))
+    return key
+
+
+def check_root(prefix: str) -> str:
+    """Return the prefix of a root, which is checked as a key is; but users choose it, and S3 can hold a colon."""
+    if prefix:
+        check_key(prefix.replace(":", "-"))
+    return prefix
+
+
+def check_folder(prefix: str) -> str:
+    """Return `prefix` if it is "" or a valid folder ending in a slash; raise InvalidArgumentError if not."""
+    if prefix:
+        if not prefix.endswith("/"):
+            raise InvalidArgumentError('list prefix must be "" or a folder that ends in "/"', prefix=ascii(prefix))
+        check_key(prefix[:-1])
+    return prefix
+
+
+def key_problem(key: str) -> str | None:
+    """Return what is wrong with a key, or None."""
+    if _UNSAFE.search(key):
+        return "has a colon, a control character or a lone surrogate"
+    if len(key.encode()) > KEY_LIMIT_BYTES:
+        return f"is longer than {KEY_LIMIT_BYTES} bytes"
+    for segment in key.split("/"):
+        if segment in _RESERVED:
+            return "must be relative, without empty, ., .. or .snapshot segments"
+        if len(segment.encode()) > SEGMENT_LIMIT_BYTES:
+            return f"has a segment longer than {SEGMENT_LIMIT_BYTES} bytes"
+        if segment.startswith(TEMPORARY_PREFIX):
+            return f"has a segment that begins with {TEMPORARY_PREFIX}, which is reserved for unfinished writes"
+    return None
+
+
+def flat_view(data: Buffer) -> memoryview:
+    """Return the buffer's bytes as a flat view, without copying; raise InvalidArgumentError if it cannot be."""
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as exc:
+        raise InvalidArgumentError("data must be a C-contiguous buffer", type=type(data).__name__) from exc
+
+
+def refuse_credentials(scheme: str, rest: str) -> None:
+    """Raise InvalidArgumentError for a URL that carries credentials; the message never shows the URL."""
+    authority = rest.removeprefix("//").partition("/")[0]
+    user, at, _ = authority.rpartition("@")
+    # A secret may itself hold a slash, so for S3 a colon in the authority, or an @ anywhere, is enough.
+    in_s3 = scheme in ("s3", "s3a") and (":" in authority or "@" in rest)
+    if in_s3 or (at and ":" in user):
+        raise InvalidArgumentError(
+            "storage URL holds credentials: remove them and set spark.holdfast.storage.key and "
+            "spark.holdfast.storage.secret, or the environment's own credentials",
+            scheme=scheme,
+        )
+
+
+def _split_url(url: str) -> tuple[str, str]:
+    """Return the lower-case scheme and what follows its colon; a bare path has the scheme "file"."""
+    if "::" in url:
+        raise InvalidArgumentError(
+            "chained storage URLs (a::b) are refused: a caching layer would answer from its copy"
+        )
+    match = _SCHEME.fullmatch(url)
+    if match is None:
+        if not url or url.startswith("~"):
+            raise InvalidArgumentError("storage URL must be a URL or a path, and ~ is not expanded")
+        return "file", os.path.abspath(url)
+    return match[1].lower(), match[2]
+
+
+def _local_path(rest: str) -> str:
+    """Return the absolute path of ``file:`` and what follows it; nothing is decoded."""
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise InvalidArgumentError("file URL names a host: write file:///path", host=host)
+        rest = slash + path
+    if not rest.startswith("/") or "\x00" in rest:
+        raise InvalidArgumentError("file URL must hold an absolute path, as file:///path")
+    return os.path.normpath("/" + rest.lstrip("/"))

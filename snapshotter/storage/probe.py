@@ -1,0 +1,73 @@
+"""The test of a checkpoint directory at the start of a query: all that it will have to do there, once, in small.
+
+::
+
+    <folder>/probe-5f0c1d…      put, got, listed, deleted
+
+A directory that can be read but not written, or a policy that forbids one action, is so found before any state is
+written, and not hours later by the first commit, snapshot or clean-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from holdfast import clock
+from holdfast.errors import HoldfastError, UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+_S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
+
+
+def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str] = clock.new_id) -> None:
+    """Put, get, list and delete a small object below a folder.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    folder : str
+        Whole segments, without a slash at its end; nothing else needs to be below it.
+    new_id : callable, optional
+        Returns a new unique name each time.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Something is not allowed, or not there: the message names the action, the key and, for S3, the permission.
+    UnavailableError
+        The storage did not answer, or did not return what it had just stored.
+
+    Notes
+    -----
+    Cost: one request for each of the four. An object may stay behind where deleting is not allowed.
+    """
+    key = f"{folder}/probe-{new_id()}"
+    try:
+        storage.put(key, key.encode())
+        try:
+            found = bytes(storage.get(key)) == key.encode() and key in {info.key for info in storage.list(f"{folder}/")}
+        except BaseException:
+            with suppress(HoldfastError):  # the first thing that is not allowed is the one to report
+                storage.delete([key])
+            raise
+        storage.delete([key])
+    except HoldfastError as exc:
+        raise _explained(exc, storage) from exc
+    if not found:
+        raise UnavailableError(
+            "the checkpoint directory does not return at once what was stored: holdfast needs a store that does",
+            key=key,
+            storage=storage.url,
+        )
+
+
+def _explained(exc: HoldfastError, storage: ObjectStorage) -> HoldfastError:
+    facts = dict(exc.facts)
+    if storage.url.startswith("s3:") and not exc.retryable:
+        facts["permission"] = _S3_PERMISSIONS.get(str(facts.get("action")))
+    return type(exc)(
+        "spark.holdfast.checkpoint.dir failed its test at the start of the query, which needs put, get, list and "
+        f"delete below it: {exc.message}",
+        **facts,
+    )

@@ -1,0 +1,398 @@
+"""Objects in a bucket of S3 or of a store that speaks its protocol (``s3://``), through s3fs.
+
+::
+
+    put      up to 2 parts' size: one PutObject          larger: CreateMultipartUpload, parts 4 at a time, Complete
+    get      one GetObject                               larger: its head tells the size, then ranges 4 at a time
+    list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys a request
+
+Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its uploads go on sending parts
+while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
+one by one with s3fs's ``_call_s3``, which keeps its options, credentials and session, with its retries set to one.
+
+Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to connect, 20 s without a byte, and
+all of one operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not
+match its checksum is read 3 times.
+
+Reply lost: a PutObject is simply sent again. A CompleteMultipartUpload that was done already answers
+NoSuchUpload when sent again; then the object's size decides, which is safe because keys are written once.
+
+Fork: each process has its own connection, made when first needed. An inherited one is never used, closed or
+collected in a child, because that would take the parent's sockets out of the epoll set both share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import io
+import logging
+import math
+import os
+import re
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import aiohttp
+import fsspec.asyn
+import s3fs
+from botocore.exceptions import BotoCoreError
+
+from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
+from holdfast.snapshotter.storage.object_storage import (
+    KEY_LIMIT_BYTES,
+    ObjectInfo,
+    ObjectStorage,
+    check_folder,
+    check_key,
+    check_root,
+    flat_view,
+    key_problem,
+)
+from holdfast.snapshotter.storage.options import secrets_of
+from holdfast.snapshotter.storage.request_counts import Action, RequestCounts
+from holdfast.snapshotter.storage.s3_options import check_options, make_session, with_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+
+    from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_Entries: TypeAlias = "list[dict[str, Any]]"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_MIN_RATE_BYTES_PER_SECOND = 1 << 20
+_MIN_PART_BYTES = 5 << 20
+_MAX_PARTS = 10_000
+_BODY_ATTEMPTS = 3
+_ABORT_TIMEOUT_SECONDS = 30
+_CLOSE_TIMEOUT_SECONDS = 5
+_DELETE_BATCH = 1_000
+# What a request counts as; all others are puts.
+_ACTIONS: dict[str, Action] = {
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "ListMultipartUploads": "list",
+    "DeleteObjects": "delete",
+    "AbortMultipartUpload": "delete",
+}
+
+
+class S3Storage(ObjectStorage):
+    """See the module.
+
+    Parameters
+    ----------
+    bucket : str
+        Name of the bucket; it must exist.
+    prefix : str
+        Key prefix of the root, "" for the whole bucket.
+    options : Mapping[str, object]
+        Parameters of `s3fs.S3FileSystem`, and of our own: `operation_timeout_seconds`, `part_size_bytes`.
+    """
+
+    def __init__(self, bucket: str, prefix: str, options: Mapping[str, object]) -> None:
+        if not _BUCKET.fullmatch(bucket):
+            raise InvalidArgumentError("s3 URL must be s3://bucket or s3://bucket/prefix, and hold no credentials")
+        check_root(prefix)
+        check_options(options)
+        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
+        self._bucket = bucket
+        self._root = f"{prefix}/" if prefix else ""
+        self._secrets = secrets_of(options)
+        self._options = with_defaults(options)
+        self._profile = options.get("profile")
+        self._timeout_seconds = float(cast("float", options.get("operation_timeout_seconds", 120.0)))
+        self._part_bytes = max(_MIN_PART_BYTES, int(cast("int", options.get("part_size_bytes", 16 << 20))))
+        self._parallel = int(cast("int", self._options["max_concurrency"]))
+        self._connections: dict[int, Any] = {}
+        self._closed = False
+        weakref.finalize(self, _release, self._connections)
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Store an object; see `ObjectStorage.put`. Data in bytes is not copied, other buffers part by part."""
+        name = self._name(key)
+        # BytesIO takes over bytes as they are; a larger body as plain bytes would block the event loop.
+        view = data if isinstance(data, bytes) else flat_view(data)
+        with translated("put", self.url, key, self._secrets):
+            if len(view) <= 2 * self._part_bytes:
+                self._run(self._put_small(self._fs(), name, view))
+            else:
+                self._run(self._put_large(self._fs(), name, memoryview(view)))
+        self._requests.add_bytes("put", len(view))
+        _LOG.debug("put key=%s size_bytes=%d", key, len(view))
+
+    def get(self, key: str) -> memoryview:
+        """Return an object; see `ObjectStorage.get`."""
+        name = self._name(key)
+        with translated("get", self.url, key, self._secrets):
+            data = memoryview(self._run(self._get(self._fs(), name))).toreadonly()
+        self._requests.add_bytes("get", data.nbytes)
+        return data
+
+    def list(self, prefix: str) -> Sequence[ObjectInfo]:
+        """Return the objects of a folder; see `ObjectStorage.list`."""
+        check_folder(prefix)
+        with translated("list", self.url, prefix, self._secrets):
+            entries = self._run(self._list(self._fs(), self._root + prefix))
+        found = [(entry["Key"].removeprefix(self._root), entry) for entry in entries]
+        return [
+            ObjectInfo(key, entry["Size"], int(entry["LastModified"].timestamp() * 1000))
+            for key, entry in sorted(found, key=lambda pair: pair[0].encode())
+            if not key_problem(key)
+        ]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; see `ObjectStorage.delete`."""
+        names = list(dict.fromkeys(self._name(key) for key in keys))
+        failures: list[tuple[str, HoldfastError]] = []
+        for start in range(0, len(names), _DELETE_BATCH):
+            batch = names[start : start + _DELETE_BATCH]
+            try:
+                with translated("delete", self.url, batch[0].removeprefix(self._root), self._secrets):
+                    errors = self._run(self._delete(self._fs(), batch))
+            except HoldfastError as error:
+                failures += [(name.removeprefix(self._root), error) for name in batch]
+            else:
+                failures += [self._delete_failure(entry) for entry in errors]
+        if failures:
+            raise delete_failure(failures, self.url) from failures[0][1]
+
+    def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+        """Abort multipart uploads; see `ObjectStorage.abort_unfinished_uploads`."""
+        check_folder(prefix)
+        with translated("abort", self.url, prefix, self._secrets):
+            return self._run(self._abort_uploads(self._fs(), self._root + prefix, before_ms))
+
+    def close(self) -> None:
+        """Close this process's connections; calls that are under way fail."""
+        self._closed = True
+        _release(self._connections)
+
+    def _name(self, key: str) -> str:
+        """Return the object's key in the bucket."""
+        name = self._root + check_key(key)
+        if len(name.encode()) > KEY_LIMIT_BYTES:
+            raise InvalidArgumentError(
+                f"storage key is longer than {KEY_LIMIT_BYTES} bytes with the root's prefix", storage=self.url
+            )
+        return name
+
+    def _fs(self) -> Any:
+        """Return this process's s3fs instance; it opens its session with the first request."""
+        if self._closed:
+            raise ClosedError("storage is closed: open it again", storage=self.url)
+        connection = self._connections.get(os.getpid())
+        if connection is None:
+            # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
+            session = make_session(cast("str | None", self._profile))
+            session.register("request-created.s3", functools.partial(_count, self._requests))
+            made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **self._options)
+            made.retries = 1
+            connection = self._connections.setdefault(os.getpid(), made)
+        return connection
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run on fsspec's event loop, which it starts anew after a fork; an interrupt cancels the work."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop())
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _limit(self, size_bytes: int = 0) -> asyncio.Timeout:
+        """Return the time limit of an operation on so many bytes."""
+        return asyncio.timeout(self._timeout_seconds + size_bytes / _MIN_RATE_BYTES_PER_SECOND)
+
+    async def _call(self, fs: Any, operation: str, **request: Any) -> Any:
+        """Make one request about the bucket, repeated by botocore only."""
+        return await fs._call_s3(operation, Bucket=self._bucket, **request)  # noqa: SLF001  see the module
+
+    async def _put_small(self, fs: Any, name: str, view: bytes | memoryview) -> None:
+        async with self._limit(len(view)):
+            await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view))
+
+    async def _put_large(self, fs: Any, name: str, view: memoryview) -> None:
+        """Upload in parts; on any failure stop all of them, and only then abort."""
+        async with self._limit(view.nbytes):
+            upload = await self._call(fs, "create_multipart_upload", Key=name)
+        target = {"Key": name, "UploadId": upload["UploadId"]}
+        try:
+            async with self._limit(view.nbytes):
+                parts = await self._put_parts(fs, target, view)
+                await self._complete(fs, target, parts, view.nbytes)
+        except BaseException as exc:
+            await self._abort(fs, target, exc)
+            raise
+
+    async def _put_parts(self, fs: Any, target: dict[str, str], view: memoryview) -> _Entries:
+        size = max(self._part_bytes, math.ceil(view.nbytes / _MAX_PARTS))
+        slots = asyncio.Semaphore(self._parallel)
+
+        async def put_part(number: int) -> dict[str, object]:
+            async with slots:
+                body = io.BytesIO(view[(number - 1) * size : number * size])
+                answer = await self._call(fs, "upload_part", PartNumber=number, Body=body, **target)
+                return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        return await _all(put_part(number) for number in range(1, math.ceil(view.nbytes / size) + 1))
+
+    async def _complete(self, fs: Any, target: dict[str, str], parts: _Entries, size_bytes: int) -> None:
+        try:
+            await self._call(fs, "complete_multipart_upload", MultipartUpload={"Parts": parts}, **target)
+        except FileNotFoundError:
+            # NoSuchUpload: done by a request whose reply was lost, or aborted by somebody.
+            if await self._size(fs, target["Key"]) != size_bytes:
+                raise
+
+    async def _size(self, fs: Any, name: str) -> int | None:
+        try:
+            return cast("int", (await self._call(fs, "head_object", Key=name))["ContentLength"])
+        except FileNotFoundError:
+            return None
+
+    async def _abort(self, fs: Any, target: dict[str, str], cause: BaseException) -> None:
+        """Abort an upload; where that fails, say so in the notes of the error that led here."""
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_SECONDS):
+                await self._abort_upload(fs, target)
+        except (OSError, BotoCoreError):
+            _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
+            cause.add_note(f"multipart upload left behind, expire it by a rule: upload={target['UploadId']}")
+
+    async def _get(self, fs: Any, name: str) -> bytes | bytearray:
+        async with self._limit() as limit:
+            response = await self._call(fs, "get_object", Key=name)
+            size = response["ContentLength"]
+            limit.reschedule((limit.when() or 0) + size / _MIN_RATE_BYTES_PER_SECOND)
+            if size <= 2 * self._part_bytes:
+                return await self._body(fs, name, response)
+            response["Body"].close()
+            return await self._get_ranges(fs, name, size)
+
+    async def _get_ranges(self, fs: Any, name: str, size: int) -> bytearray:
+        """Read ranges at once; their bytes carry no checksum of the store, holdfast's own files do."""
+        data = bytearray(size)
+        slots = asyncio.Semaphore(self._parallel)
+
+        async def get_range(start: int) -> None:
+            end = min(start + self._part_bytes, size)
+            async with slots:
+                wanted = f"bytes={start}-{end - 1}"
+                response = await self._call(fs, "get_object", Key=name, Range=wanted)
+                data[start:end] = await self._body(fs, name, response, Range=wanted)
+
+        await _all(get_range(start) for start in range(0, size, self._part_bytes))
+        return data
+
+    async def _body(self, fs: Any, name: str, response: Any, **request: str) -> bytes:
+        """Read the body of an answer; ask again where it is cut, too short or damaged on the way."""
+        for attempt in range(1, _BODY_ATTEMPTS + 1):
+            try:
+                return await _read(response)
+            except (aiohttp.ClientError, BotoCoreError):
+                if attempt == _BODY_ATTEMPTS:
+                    raise
+            finally:
+                response["Body"].close()
+            _LOG.debug("body cut, asking again key=%s attempt=%d", name, attempt)
+            response = await self._call(fs, "get_object", Key=name, **request)
+        raise AssertionError("unreachable")
+
+    async def _list(self, fs: Any, folder: str) -> _Entries:
+        entries: _Entries = []
+        request = {"Prefix": folder}
+        while True:
+            async with self._limit():
+                page = await self._call(fs, "list_objects_v2", **request)
+            entries += page.get("Contents", [])
+            if not page.get("IsTruncated"):
+                return entries
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def _delete(self, fs: Any, names: Sequence[str]) -> _Entries:
+        """Delete one batch; returns what the store says it could not delete."""
+        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        async with self._limit():
+            answer = await self._call(fs, "delete_objects", Delete=wanted)
+        return [entry for entry in answer.get("Errors", []) if entry.get("Code") != "NoSuchKey"]
+
+    async def _abort_uploads(self, fs: Any, folder: str, before_ms: int) -> int:
+        uploads: _Entries = []
+        request = {"Prefix": folder}
+        while True:
+            async with self._limit():
+                page = await self._call(fs, "list_multipart_uploads", **request)
+            uploads += page.get("Uploads", [])
+            if not page.get("IsTruncated"):
+                break
+            # Without its UploadIdMarker, which versitygw does not know again: of two uploads of one key, which only a
+            # put has that was begun again, one may be left to the next call.
+            request["KeyMarker"] = page["NextKeyMarker"]
+        aborted = 0
+        for upload in uploads:
+            if upload["Key"].startswith(folder) and upload["Initiated"].timestamp() * 1000 < before_ms:
+                async with self._limit():
+                    aborted += await self._abort_upload(fs, {name: upload[name] for name in ("Key", "UploadId")})
+        return aborted
+
+    async def _abort_upload(self, fs: Any, target: dict[str, str]) -> bool:
+        """Abort an upload; tells whether there was one."""
+        try:
+            await self._call(fs, "abort_multipart_upload", **target)
+        except FileNotFoundError:
+            return False  # finished or aborted by somebody else
+        return True
+
+    def _delete_failure(self, entry: dict[str, Any]) -> tuple[str, HoldfastError]:
+        kind, message = error_for_code(str(entry.get("Code", "")), 0)
+        key = str(entry.get("Key", "")).removeprefix(self._root)
+        return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
+
+
+def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
+    """Count a request; botocore calls this for each attempt."""
+    requests.add(_ACTIONS.get(operation_name, "put"))
+
+
+async def _read(response: Any) -> bytes:
+    """Return the whole body, which must be as long as announced."""
+    data = cast("bytes", await response["Body"].read())
+    if len(data) != response["ContentLength"]:
+        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {response['ContentLength']} bytes")
+    return data
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run at once; at the first failure stop the others, wait until they have, and raise that failure."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _release(connections: dict[int, Any]) -> None:
+    """Close the connection of this process; keep inherited ones for ever, see the module."""
+    for pid, fs in list(connections.items()):
+        del connections[pid]
+        if pid != os.getpid():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
+        elif fs._s3 is not None:  # noqa: SLF001  s3fs offers no way to close that works at any time
+            _close(fs._s3creator)  # noqa: SLF001
+
+
+def _close(client: Any) -> None:
+    """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
+    loop = fsspec.asyn.get_loop()
+    closing = asyncio.run_coroutine_threadsafe(client.__aexit__(None, None, None), loop)
+    if threading.current_thread() is not fsspec.asyn.iothread[0]:
+        closing.result(_CLOSE_TIMEOUT_SECONDS)

@@ -1,0 +1,1 @@
+"""What lies in durable storage: listed, verified, cleaned up; and what failed in the background."""

@@ -1,0 +1,374 @@
+"""What lies in a checkpoint directory: every object, what it is, and what its header says.
+
+::
+
+    <operator>/operator                             "operator": whose directory this is
+    <operator>/probes/…   claims/…                  "probe", "claim"
+    <operator>/shard-0003/commits/17-9f3c…          "commit"
+                          snapshots/16-aa…-7c1e…    "snapshot"
+                          files/5f0c1d…-0           "part"
+                          probes/…                  "probe"
+                          troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
+    anything else                                   "unknown"
+
+A key is one of ours only if it is exactly what we would have written: a neighbour such as ``shard-00031`` or a file
+that somebody has put there is unknown. A folder is an operator only if it holds an operator record.
+
+Notes
+-----
+Cost: one listing for all objects. Headers are read only where somebody asks for them: the object is fetched whole,
+because its footer stands at its end, and only the header is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.lineage import POINTER, ChainEntry, Lineage
+from holdfast.snapshotter.snapshots.manifest import PART_NAME, Manifest
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
+
+_T = TypeVar("_T")
+_SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
+_SNAPSHOT = re.compile(rf"({POINTER.pattern})-[0-9a-f]{{16}}")
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a shard.
+
+    Attributes
+    ----------
+    key : str
+        Below the shard: ``commits/17-9f3c``.
+    kind : {"commit", "snapshot", "part", "probe", "trouble", "unknown"}
+    pointer : Pointer or None
+        The version of a commit or snapshot.
+    size_bytes : int
+    modified_ms : int
+        When it was stored, by the store's clock, in ms since 1970.
+    """
+
+    key: str
+    kind: str
+    pointer: Pointer | None
+    size_bytes: int
+    modified_ms: int
+
+    @property
+    def version(self) -> int:
+        """The number of the version of a commit or snapshot; 0 for others."""
+        return self.pointer.version if self.pointer else 0
+
+
+@dataclass(frozen=True)
+class ShardListing:
+    """The objects of a shard, as one listing showed them.
+
+    Attributes
+    ----------
+    prefix : str
+        Where the shard lies: ``totals/shard-0003``.
+    objects : mapping of str to StoredObject
+        By key below the shard.
+    """
+
+    prefix: str
+    objects: Mapping[str, StoredObject]
+
+    def of_kind(self, *kinds: str) -> list[StoredObject]:
+        """Return the objects of some kinds, oldest version first."""
+        found = [o for o in self.objects.values() if o.kind in kinds]
+        return sorted(found, key=lambda o: (o.version, o.key))
+
+    @cached_property
+    def versions(self) -> list[StoredObject]:
+        """Commits and snapshots, oldest version first."""
+        return self.of_kind("commit", "snapshot")
+
+    @cached_property
+    def first_version(self) -> int:
+        """The lowest version number of a commit or snapshot; 0 without one."""
+        return self.versions[0].version if self.versions else 0
+
+    @property
+    def commits_since_snapshot(self) -> int:
+        """How many commits were stored after the newest snapshot: what a restore reads besides, roughly."""
+        snapshot_ms = self._snapshot_ms
+        return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
+
+    @property
+    def troubles(self) -> list[StoredObject]:
+        """What tells of something that still fails: of snapshots, since the newest one was stored."""
+        snapshot_ms = self._snapshot_ms
+        told = self.of_kind("trouble")
+        return [o for o in told if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
+
+    @property
+    def _snapshot_ms(self) -> int:
+        return max((o.modified_ms for o in self.of_kind("snapshot")), default=0)
+
+
+@dataclass(frozen=True)
+class OperatorListing:
+    """The objects of an operator.
+
+    Attributes
+    ----------
+    name : str
+    shards : mapping of str to ShardListing
+        By prefix.
+    others : tuple of ObjectInfo
+        The operator record, probes, claims, and what is unknown.
+    """
+
+    name: str
+    shards: Mapping[str, ShardListing]
+    others: tuple[ObjectInfo, ...]
+
+    def probes(self) -> list[ObjectInfo]:
+        """Return what tests of the storage have left beside the shards."""
+        return [info for info in self.others if info.key.startswith(f"{self.name}/probes/")]
+
+
+@dataclass(frozen=True)
+class CheckpointListing:
+    """The objects of a checkpoint directory.
+
+    Attributes
+    ----------
+    operators : mapping of str to OperatorListing
+        By name.
+    unknown : tuple of ObjectInfo
+        What belongs to no operator.
+    """
+
+    operators: Mapping[str, OperatorListing]
+    unknown: tuple[ObjectInfo, ...]
+
+
+def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
+    """Return what an object below a shard is; one that we would not have named so is unknown."""
+    key = info.key.removeprefix(f"{prefix}/")
+    folder, _, name = key.partition("/")
+    kind, pointer = "unknown", None
+    if folder == "commits" and POINTER.fullmatch(name):
+        kind, pointer = "commit", Pointer.parse(name)
+    elif folder == "snapshots" and (match := _SNAPSHOT.fullmatch(name)):
+        kind, pointer = "snapshot", Pointer.parse(match[1])
+    elif PART_NAME.fullmatch(key):
+        kind = "part"
+    elif folder == "probes" and name and "/" not in name:
+        kind = "probe"
+    elif folder == "troubles" and TROUBLE_NAME.fullmatch(name):
+        kind = "trouble"
+    return StoredObject(key, kind, pointer, info.size_bytes, info.modified_ms)
+
+
+def list_shard(storage: ObjectStorage, prefix: str) -> ShardListing:
+    """List one shard; the request fails, or what it returns is complete."""
+    return _shard(prefix, storage.list(f"{prefix}/"))
+
+
+def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
+    objects = [parse_object(prefix, info) for info in infos]
+    return ShardListing(prefix, {o.key: o for o in objects})
+
+
+def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> CheckpointListing:
+    """List a checkpoint directory, or one operator of it.
+
+    Raises
+    ------
+    NotFoundError
+        There is no operator, or none of this name; the message says what is there instead.
+    """
+    infos = storage.list(f"{operator}/" if operator else "")
+    names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}
+    if not names:
+        raise _nothing_found(storage, operator, infos)
+    of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
+    unknown: list[ObjectInfo] = []
+    for info in infos:
+        of_operator.get(info.key.partition("/")[0], unknown).append(info)
+    return CheckpointListing({name: _operator(name, of_operator[name]) for name in of_operator}, tuple(unknown))
+
+
+def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:
+    shards: dict[str, list[ObjectInfo]] = {}
+    others = []
+    for info in infos:
+        segments = info.key.split("/", 2)
+        if len(segments) == 3 and _SHARD.fullmatch(segments[1]):
+            shards.setdefault(f"{name}/{segments[1]}", []).append(info)
+        else:
+            others.append(info)
+    return OperatorListing(name, {p: _shard(p, shards[p]) for p in sorted(shards)}, tuple(others))
+
+
+def _is_record(info: ObjectInfo) -> bool:
+    return info.key.endswith("/operator")
+
+
+def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collection[ObjectInfo]) -> NotFoundError:
+    if operator:
+        message = "the checkpoint directory holds no operator of this name: check name and URL"
+        return NotFoundError(message, operator=operator, storage=storage.url)
+    if not infos:
+        message = (
+            "the checkpoint directory is empty or does not exist: check that the URL is what "
+            "spark.holdfast.checkpoint.dir says, and that a query has committed to it"
+        )
+        return NotFoundError(message, storage=storage.url)
+    if any(info.key == "operator" for info in infos):
+        hint = "this is the directory of one operator: give the directory above it"
+    elif below := next((info.key for info in infos if _is_record(info)), None):
+        hint = f"one of its folders does: give {storage.url}/{below.rsplit('/', 2)[0]}"
+    else:
+        hint = "check that the URL is what spark.holdfast.checkpoint.dir says"
+    return NotFoundError(f"the directory holds no state of holdfast; {hint}", storage=storage.url, objects=len(infos))
+
+
+@dataclass(frozen=True)
+class CommitHeader:
+    """What a commit object says of itself.
+
+    Attributes
+    ----------
+    pointer : Pointer
+    chain : tuple of ChainEntry
+        What its version is made of besides itself, oldest first.
+    since : tuple of Pointer
+        The versions whose writes it holds, its own last.
+    last : ChainEntry or None
+        The commit object before it, also where a snapshot has replaced that in the chain.
+    rows : mapping of str to int
+        By table.
+    digest : str
+    """
+
+    pointer: Pointer
+    chain: tuple[ChainEntry, ...]
+    since: tuple[Pointer, ...]
+    last: ChainEntry | None
+    rows: Mapping[str, int]
+    digest: str
+
+
+class Headers:
+    """The headers of a shard's objects, each read when it is first asked for.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    prefix : str
+        Of the shard.
+
+    Notes
+    -----
+    Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
+    """
+
+    def __init__(self, storage: ObjectStorage, prefix: str) -> None:
+        self.storage = storage
+        self._prefix = prefix
+        self._commits: dict[str, CommitHeader] = {}
+        self._manifests: dict[str, Manifest] = {}
+
+    def commit(self, key: str) -> CommitHeader:
+        """Return the header of a commit.
+
+        Raises
+        ------
+        NotFoundError, CorruptionError, UnavailableError
+            It is not there, is damaged or belongs elsewhere, or cannot be read now.
+        """
+        return self._read(self._commits, key, decode_commit)
+
+    def manifest(self, key: str) -> Manifest:
+        """Return the manifest of a snapshot; raises as `commit`."""
+        return self._read(self._manifests, key, decode_manifest)
+
+    def remember(self, key: str, header: CommitHeader | Manifest) -> None:
+        """Take a header that was read otherwise."""
+        if isinstance(header, CommitHeader):
+            self._commits[key] = header
+        else:
+            self._manifests[key] = header
+
+    def forget_all_but(self, keys: Collection[str]) -> None:
+        """Forget the headers of objects that are gone."""
+        for kept in (self._commits, self._manifests):
+            for key in kept.keys() - set(keys):
+                del kept[key]
+
+    def _read(self, known: dict[str, _T], key: str, decode: Callable[[ObjectStorage, str, str, Any], _T]) -> _T:
+        if key not in known:
+            known[key] = decode(self.storage, self._prefix, key, self.storage.get(f"{self._prefix}/{key}"))
+        return known[key]
+
+
+def decode_commit(storage: ObjectStorage, prefix: str, key: str, data: memoryview) -> CommitHeader:
+    """Return what the bytes of a commit say; a `CorruptionError` names the object."""
+    source = f"{storage.url}/{prefix}/{key}"
+    stored = stored_file.decode(data, source=source, kind="commit")
+    lineage = Lineage.of(stored.header, source)
+    try:
+        pointer = Pointer.parse(stored.header["pointer"])
+        since = tuple(Pointer.parse(text) for text in lineage.since)
+        rows = {str(table): int(count) for table, count in stored.header["rows"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise CorruptionError(f"{source} has no header of a commit") from exc
+    _check_place(source, key, prefix, f"commits/{pointer}", stored.header.get("shard"))
+    return CommitHeader(pointer, tuple(lineage.chain), since or (pointer,), lineage.last, rows, stored.digest)
+
+
+def decode_manifest(storage: ObjectStorage, prefix: str, key: str, data: memoryview) -> Manifest:
+    """Return the manifest that some bytes hold; a `CorruptionError` names the object."""
+    source = f"{storage.url}/{prefix}/{key}"
+    stored = stored_file.decode(data, source=source, kind="snapshot")
+    manifest = Manifest.decode(stored, source)
+    replaced_by(manifest, source)
+    _check_place(source, key, prefix, f"snapshots/{manifest.pointer}-{stored.digest[:16]}", manifest.shard)
+    return manifest
+
+
+def replaced_by(manifest: Manifest, source: str = "a manifest") -> tuple[ChainEntry, ...]:
+    """Return the chain that a snapshot stands for; raises as `Lineage.of`."""
+    return tuple(Lineage.of({"chain": manifest.replaced}, source).chain)
+
+
+def _check_place(source: str, key: str, prefix: str, own_key: str, own_shard: object) -> None:
+    if (key, prefix) != (own_key, own_shard):
+        raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", key=own_key, shard=own_shard)
+
+
+@dataclass(frozen=True)
+class Link:
+    """An object of a chain, as far as its key tells.
+
+    Attributes
+    ----------
+    key : str
+        Below the shard.
+    kind : {"commit", "snapshot"}
+    version : int
+        The number of its version.
+    """
+
+    key: str
+    kind: str
+    version: int
+
+
+def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
+    """Return the links of a chain."""
+    return tuple(Link(e.key, e.kind, Pointer.parse(e.pointer).version) for e in chain)

@@ -1,0 +1,237 @@
+"""What workers and the state server tell each other besides Arrow columns.
+
+Plain JSON, errors included, so that neither side can make the other run code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from holdfast import errors
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import TableSchema
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.ownership.operator_record import decode_schemas, encode_schemas
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+
+Message = Mapping[str, Any]
+_Kind = TypeVar("_Kind")
+
+
+class ServerLostError(UnavailableError):
+    """The state server has ended or does not answer: begin again, and what it held is restored."""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes."""
+    return json.dumps(message).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Return the message that `encode` wrote.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no JSON object.
+    """
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgumentError("a request to the state server is not JSON") from exc
+    if not isinstance(message, dict):
+        raise InvalidArgumentError("a request to the state server is not a JSON object")
+    return message
+
+
+def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
+    """Return a field of a message, checked to be exactly of a type.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is missing, or of another type.
+    """
+    value = message.get(name)
+    if type(value) is not kind:
+        raise InvalidArgumentError(
+            f"a request to the state server needs {name!r} as {kind.__name__}", given=type(value).__name__
+        )
+    return value
+
+
+def pointer_field(message: Message, name: str) -> Pointer | None:
+    """Return the pointer that a field holds as text; None where it is null."""
+    return None if message.get(name) is None else Pointer.parse(field(message, name, str))
+
+
+def _number_field(message: Message, name: str) -> int | None:
+    return None if message.get(name) is None else field(message, name, int)
+
+
+def _policy_field(message: Message) -> SnapshotPolicy:
+    policy = field(message, "policy", dict)
+    names = {f.name for f in fields(SnapshotPolicy)}
+    if policy.keys() != names or not all(value is None or type(value) is int for value in policy.values()):
+        raise InvalidArgumentError("a request to the state server needs numbers in 'policy'", names=sorted(names))
+    return SnapshotPolicy(**policy)
+
+
+def _texts_field(message: Message, name: str) -> dict[str, str]:
+    texts = field(message, name, dict)
+    if not all(isinstance(value, str) for value in texts.values()):
+        raise InvalidArgumentError(f"a request to the state server needs texts in {name!r}")
+    return texts
+
+
+@dataclass(frozen=True)
+class ShardAddress:
+    """What the state server must know to open a shard.
+
+    Attributes
+    ----------
+    directory : str
+        The shard's local directory.
+    backend : str
+        Name under which the backend is registered.
+    backend_options : mapping of str to str
+        What the configuration has below ``spark.holdfast.<backend>.``.
+    tables : mapping of str to list of str
+        By table: its schemas, as `holdfast.snapshotter.ownership.operator_record.encode_schemas` gives them.
+    """
+
+    directory: str
+    backend: str
+    backend_options: Mapping[str, str]
+    tables: Mapping[str, list[str]]
+
+    @classmethod
+    def of(
+        cls, directory: object, backend: str, backend_options: Mapping[str, str], tables: Mapping[str, TableSchema]
+    ) -> ShardAddress:
+        """Return the address of a shard whose tables have these schemas."""
+        return cls(str(directory), backend, dict(backend_options), encode_schemas(tables))
+
+    @classmethod
+    def read(cls, message: Message) -> ShardAddress:
+        """Return the address that the field ``shard`` of a message holds.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It holds none.
+        """
+        shard = field(message, "shard", dict)
+        return cls(
+            field(shard, "directory", str),
+            field(shard, "backend", str),
+            _texts_field(shard, "backend_options"),
+            field(shard, "tables", dict),
+        )
+
+    def schemas(self) -> dict[str, TableSchema]:
+        """Return the tables' schemas.
+
+        Raises
+        ------
+        CorruptionError
+            They cannot be read.
+        """
+        return decode_schemas(self.tables)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A shard has a new version.
+
+    Attributes
+    ----------
+    shard : ShardAddress
+    accepted : Pointer or None
+        What the query accepted: older versions may go.
+    committed : Pointer
+        The new version, which the query may still drop.
+    prefix : str
+        Of the shard in durable storage.
+    checkpoint_dir : str or None
+    storage_options : mapping of str to str
+        As configured. They cross a socket that only this user can open, and are never stored.
+    policy : SnapshotPolicy
+    retained_versions : int
+        How many versions before the accepted one the query may return to.
+    upload_bandwidth_bytes : int or None
+        Bytes per second that snapshots send at most.
+    """
+
+    shard: ShardAddress
+    accepted: Pointer | None
+    committed: Pointer
+    prefix: str
+    checkpoint_dir: str | None
+    storage_options: Mapping[str, str]
+    policy: SnapshotPolicy
+    retained_versions: int
+    upload_bandwidth_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        accepted = str(self.accepted) if self.accepted else None
+        return f"Committed({self.shard.directory!r}, accepted={accepted!r}, committed={str(self.committed)!r})"
+
+    def encode(self) -> bytes:
+        """Return the message as bytes."""
+        pointers = {"accepted": str(self.accepted) if self.accepted else None, "committed": str(self.committed)}
+        return encode(asdict(self) | pointers)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Committed:
+        """Return the message that `encode` wrote.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It did not write this.
+        """
+        message = decode(data)
+        committed = pointer_field(message, "committed")
+        if committed is None:
+            raise InvalidArgumentError("an announcement names no version")
+        return cls(
+            shard=ShardAddress.read(message),
+            accepted=pointer_field(message, "accepted"),
+            committed=committed,
+            prefix=field(message, "prefix", str),
+            checkpoint_dir=None if message.get("checkpoint_dir") is None else field(message, "checkpoint_dir", str),
+            storage_options=_texts_field(message, "storage_options"),
+            policy=_policy_field(message),
+            retained_versions=field(message, "retained_versions", int),
+            upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
+        )
+
+
+def encode_error(error: HoldfastError) -> bytes:
+    """Return an error as bytes: the name of its class, its message and its facts."""
+    return encode({"error": type(error).__name__, "message": error.message, "facts": error.facts})
+
+
+def decode_error(data: bytes) -> HoldfastError | None:
+    """Return the error that `encode_error` wrote, of the same class; None if it did not write this.
+
+    A class that this release does not know comes back as `HoldfastError`.
+    """
+    try:
+        message = decode(data)
+        text, facts = field(message, "message", str), field(message, "facts", dict)
+        name = field(message, "error", str)
+    except InvalidArgumentError:
+        return None
+    return _ERRORS.get(name, HoldfastError)(text, **facts)
+
+
+_ERRORS = {
+    found.__name__: found
+    for found in (ServerLostError, *vars(errors).values())
+    if isinstance(found, type) and issubclass(found, HoldfastError)
+}

@@ -1,0 +1,207 @@
+"""How state travels between a worker and the state server: Arrow columns in pieces of bounded size.
+
+An exchange carries one kind of columns each way::
+
+    get            ──▶ keys, a piece         ◀── exists, values of these keys, in pieces     (piece after piece)
+    scan_prefix    ──▶ prefixes, in pieces   ◀── rows of runs, in pieces
+    scan                                     ◀── rows of runs, in pieces
+    apply, load    ──▶ bytes of runs, in pieces
+
+A run that is to be stored must be one batch at its end, so it travels as the bytes of its file form, whose
+sizes are announced before: a connection that breaks is told from one that was closed by what is missing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.backends import local_files
+from holdfast.backends.arrow.rows import from_columns
+from holdfast.backends.base import Found
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.errors import InvalidArgumentError, UnavailableError
+
+#: A message holds at most so many rows, and so many bytes unless one row has more.
+PIECE_ROWS = 1 << 15
+PIECE_BYTES = 4 << 20
+#: Buffers as small as this are copied together rather than sent one by one.
+JOINED_BYTES = 64 << 10
+#: Runs larger than this are received into a file, which the kernel may write back, not into memory.
+FILE_BYTES = 16 << 20
+
+BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+_EXISTS = pa.field("exists", pa.bool_(), nullable=False)
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield `batch` in slices of bounded size, at least one; nothing is copied."""
+    if batch.num_rows <= PIECE_ROWS and (batch.num_rows <= 1 or batch.nbytes <= PIECE_BYTES):
+        yield batch
+        return
+    half = min(PIECE_ROWS, (batch.num_rows + 1) // 2)
+    for start in range(0, batch.num_rows, half):
+        yield from pieces(batch.slice(start, half))
+
+
+def joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Return batches of one schema as one; copies only where there are several."""
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return from_columns([pa.nulls(0, f.type) for f in schema], schema, 0)
+    columns = [pa.concat_arrays([b.column(i) for b in batches]) for i in range(len(schema))]
+    return from_columns(columns, schema, sum(b.num_rows for b in batches))
+
+
+def key_columns(schema: TableSchema) -> pa.Schema:
+    """Return the columns in which keys of a table travel."""
+    return pa.schema([schema.columns.field(0), *(f.with_name(f"key.{f.name}") for f in schema.key)])
+
+
+def encode_keys(schema: TableSchema, keys: Keys) -> pa.RecordBatch:
+    """Return keys as columns."""
+    return pa.RecordBatch.from_arrays([pa.array(keys.hashes), *keys.columns.columns], schema=key_columns(schema))
+
+
+def decode_keys(schema: TableSchema, batch: pa.RecordBatch) -> Keys:
+    """Return the keys that `encode_keys` wrote.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The columns are not those of keys of the table.
+    """
+    if not batch.schema.equals(key_columns(schema)) or batch.column(0).null_count:
+        raise InvalidArgumentError("a request to the state server has other keys than its table", table=schema.name)
+    return Keys(batch.column(0).to_numpy(), from_columns(batch.columns[1:], schema.key, batch.num_rows))
+
+
+def found_columns(schema: TableSchema) -> pa.Schema:
+    """Return the columns in which the answer to a look-up travels."""
+    return pa.schema([_EXISTS, *(f.with_name(f"value.{f.name}") for f in schema.value)])
+
+
+def encode_found(schema: TableSchema, found: Found) -> pa.RecordBatch:
+    """Return the answer to a look-up as columns."""
+    columns = [pa.array(found.exists), *found.values.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=found_columns(schema))
+
+
+def decode_found(schema: TableSchema, batches: list[pa.RecordBatch]) -> Found:
+    """Return the answer to a look-up from what `encode_found` wrote, in pieces."""
+    batch = joined(batches, found_columns(schema))
+    exists: Any = batch.column(0).to_numpy(zero_copy_only=False)
+    return Found(exists, from_columns(batch.columns[1:], schema.value, batch.num_rows))
+
+
+class _Buffers:
+    """A file that keeps what Arrow writes to it, without copying the columns."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[pa.Buffer] = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        """Take one buffer."""
+        self.written.append(pa.py_buffer(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def encode_run(run: Run) -> list[pa.Buffer]:
+    """Return a run in its file form, in buffers that follow each other; its columns are not copied."""
+    file = _Buffers()
+    run.write(pa.PythonFile(file, mode="w"))
+    return file.written
+
+
+def byte_pieces(buffers: Iterable[pa.Buffer]) -> Iterator[pa.RecordBatch]:
+    """Yield bytes as batches of one column; large buffers are not copied, small ones are joined."""
+    waiting: list[pa.Buffer] = []
+    for buffer in buffers:
+        if sum(b.size for b in waiting) + buffer.size <= JOINED_BYTES:
+            waiting.append(buffer)
+            continue
+        yield _as_batch(pa.py_buffer(b"".join(waiting)))
+        waiting = []
+        for start in range(0, buffer.size, PIECE_BYTES):
+            yield _as_batch(buffer.slice(start, min(PIECE_BYTES, buffer.size - start)))
+    yield _as_batch(pa.py_buffer(b"".join(waiting)))
+
+
+def _as_batch(data: pa.Buffer) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.uint8(), data.size, [None, data])], schema=BYTES)
+
+
+def receive_runs(
+    sizes: Mapping[str, int], received: Iterable[pa.RecordBatch], tables: Mapping[str, TableSchema], directory: Path
+) -> dict[str, Run]:
+    """Put runs together from pieces of their bytes, which follow each other in the order of `sizes`.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        By table: the bytes of its run.
+    directory : pathlib.Path
+        Where a file may lie that holds what is too large for memory; it has no name any more when this returns.
+
+    Raises
+    ------
+    UnavailableError
+        The pieces ended too early: the connection broke.
+    InvalidArgumentError
+        There is more, or something else, than was announced.
+    """
+    size = sum(sizes.values())
+    if size <= FILE_BYTES:
+        data = pa.allocate_buffer(size)
+        _copy(size, received, pa.FixedSizeBufferWriter(data))
+        return _read_runs(data, sizes, tables)
+    with local_files.writing(directory), tempfile.TemporaryFile(dir=directory) as file:
+        _copy(size, received, file)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    runs = _read_runs(pa.py_buffer(mapped), sizes, tables)
+    return {table: _MappedRun(run.schema, run.batch, mapped) for table, run in runs.items()}
+
+
+def _read_runs(data: pa.Buffer, sizes: Mapping[str, int], tables: Mapping[str, TableSchema]) -> dict[str, Run]:
+    runs, start = {}, 0
+    for table, size in sizes.items():
+        runs[table] = Run.read(data.slice(start, size), tables[table], source="a request", trusted=True)
+        start += size
+    return runs
+
+
+@dataclass(frozen=True)
+class _MappedRun(Run):
+    """A run in a file, of which no more than one piece need be in memory when it is read in pieces."""
+
+    mapped: mmap.mmap
+
+    def pieces(self, rows: int, size_bytes: int) -> Iterator[Run]:
+        for piece in super().pieces(rows, size_bytes):
+            yield piece
+            # What was read is let go; it stays in the page cache, and comes back when it is read again.
+            self.mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _copy(size: int, received: Iterable[pa.RecordBatch], sink: Any) -> None:
+    missing = size
+    for batch in received:
+        if not batch.schema.equals(BYTES) or batch.num_rows > missing:
+            raise InvalidArgumentError("a request to the state server holds other bytes than it announced")
+        sink.write(batch.column(0).to_numpy().data)
+        missing -= batch.num_rows
+    if missing:
+        raise UnavailableError("the connection broke before a commit was received whole", missing_bytes=missing)

@@ -1,0 +1,1 @@
+"""From a definition on the driver to a plan in Spark."""

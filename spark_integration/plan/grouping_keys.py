@@ -1,0 +1,123 @@
+"""The keys of a ``groupBy``: which columns or expressions, and the columns that carry them to the shards.
+
+What a key is, Spark decides: names, ordinals and expressions are resolved by its analyser, and what it refuses is
+refused in its words. Two things go beyond it: a name may be a column's bare name, whatever characters that has, and a
+key may be an expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructField
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.spark_types import require_key_types
+from holdfast.spark_integration.transport.transport import quoted
+
+_KEY_EXPRESSION = "__holdfast_key_"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A grouping key: the expression, and the column that carries it."""
+
+    field: StructField
+    expression: Column
+    column: str
+
+    @property
+    def is_expression(self) -> bool:
+        """Whether a column of its own carries the key, besides those of the input."""
+        return self.column.startswith(_KEY_EXPRESSION)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What rows are grouped by.
+
+    Attributes
+    ----------
+    keys : list of Key
+        Each once.
+    given : list of int
+        For each key that the user gave, its place in `keys`: one that was given twice stands here twice.
+    """
+
+    keys: list[Key]
+    given: list[int]
+
+
+def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
+    """Return the keys that a user gives to ``groupBy``: names, ordinals or columns, or one sequence of them.
+
+    Raises
+    ------
+    PySparkTypeError, PySparkIndexError, IndexError, AnalysisException
+        As Spark's own ``groupBy``: no key at all is meant, or there is no such column.
+    InvalidArgumentError
+        No key, several columns for one, two keys of one name, or a type that cannot be grouped by.
+    """
+    if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
+        keys = keys[0]
+    if not keys:
+        raise InvalidArgumentError("groupBy needs at least one key column")
+    names, distinct = df.columns, list(dict.fromkeys(df.columns))
+    by_name = [quoted(key) if isinstance(key, str) and key in distinct else key for key in keys]
+    df.groupBy(by_name)  # type: ignore[arg-type]  # refuses what is no key
+    columns = [_as_column(names, key) for key in by_name]
+    fields = df.select(*map(quoted, distinct), *columns).schema.fields[len(distinct) :]
+    if len(fields) != len(columns):
+        raise InvalidArgumentError("a key must be one column: name each, instead of giving a '*'")
+    found: dict[str, Key] = {}
+    given = []
+    for i, (column, field) in enumerate(zip(columns, fields, strict=True)):
+        name = _input_column(df, distinct, column, field.name)
+        key = Key(field, column, f"{_KEY_EXPRESSION}{i}") if name is None else Key(df.schema[name], column, name)
+        found.setdefault(key.column, key)
+        given.append(list(found).index(key.column))
+    resolved = list(found.values())
+    _require_names(resolved)
+    require_key_types([key.field for key in resolved])
+    return Grouping(resolved, given)
+
+
+def _as_column(names: list[str], key: object) -> Column:
+    """Return a key that Spark has accepted as a column."""
+    if isinstance(key, int):
+        return quoted(names[key - 1])
+    return F.col(key) if isinstance(key, str) else key  # type: ignore[return-value]
+
+
+def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> str | None:
+    """Return which column of the input a key of this name is; None where it is another expression."""
+    fold = name_folding(df)
+    spelt = [n for n in names if n == name] or [n for n in names if fold(n) == fold(name)]
+    if not spelt:
+        return None
+    try:
+        # A name that stands twice is ambiguous, unless both are one and the same column.
+        _ = df.select(*map(quoted, spelt), key).select(quoted(name)).schema
+    except AnalysisException as exc:
+        if exc.getCondition() != "AMBIGUOUS_REFERENCE":
+            raise
+        return None
+    return spelt[0]
+
+
+def name_folding(df: DataFrame) -> Callable[[str], str]:
+    """Return a function that makes names equal which the data frame's session takes for one."""
+    return str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+
+
+def _require_names(keys: list[Key]) -> None:
+    names = [key.field.name for key in keys]
+    repeated = sorted({n for n in names if names.count(n) > 1})
+    if repeated:
+        raise InvalidArgumentError(
+            "two keys that differ have one name: give one another, as in F.col('a.b').alias('b2')", repeated=repeated
+        )

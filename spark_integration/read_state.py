@@ -1,0 +1,206 @@
+"""Read the state of a query from outside: what its last committed micro-batch left.
+
+Nothing of the query is touched, whether it runs or not::
+
+    Spark's checkpoint location          spark.holdfast.checkpoint.dir
+        state store ──pointers──▶            <operator>/operator           schemas, number of shards
+        (data source "statestore")           <operator>/shard-0003/…       each shard, restored at its pointer
+
+A query may have other stateful steps, so Spark's state operators are looked through for the one whose pointers name a
+directory of this operator: ``totals``, or ``totals@<query>`` where another query was there first.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.registry import backend_names
+from holdfast.backends.run import Run, TableSchema, merge_runs
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.settings import Settings
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SPARK_OPERATOR = "applyInPandasWithState"
+_SHARDS_AT_ONCE = 4
+_REQUESTS_AT_ONCE = 8
+
+
+def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str, *, table: str = "state") -> pa.Table:
+    """Return all live state of one operator as of the query's last committed micro-batch.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.checkpoint.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    query_checkpoint : str or pathlib.Path
+        The query's own ``checkpointLocation``.
+    operator : str
+        The operator's name.
+    table : str, default "state"
+        Which of the operator's state tables.
+
+    Returns
+    -------
+    pyarrow.Table
+        One row for each key that has state, in no particular order: the key columns, then the value columns. A value
+        column whose name is already taken by a column before it is called ``value.<name>``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        No checkpoint directory is configured, or `query_checkpoint` holds no query with state.
+    NotFoundError
+        The query has no operator, or the operator no table, of this name.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged.
+
+    Notes
+    -----
+    The query may run meanwhile. The whole state passes through this process.
+    """
+    settings, options = _configured(spark)
+    assert settings.checkpoint_dir is not None
+    with open_storage(settings.checkpoint_dir, options) as storage:
+        try:
+            rows = _find_pointers(spark, str(query_checkpoint), operator)
+        except (InvalidArgumentError, NotFoundError):
+            read_operator(storage, operator)  # says so where nobody has an operator of this name
+            raise
+        parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
+        schema = parts[0][0] if parts else _tables(read_operator(storage, operator), table)[table]
+    return _as_table(schema, [run for _, runs in parts for run in runs])
+
+
+def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
+    configuration = dict(spark.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    if settings.checkpoint_dir is None:
+        raise InvalidArgumentError(
+            "state can be read only where it is durable: set spark.holdfast.checkpoint.dir to the directory that "
+            "the query uses"
+        )
+    return settings, parse_storage_options(settings.storage_values(configuration))
+
+
+_Rows = dict[str, list[PointerRow]]
+"""By directory of the operator the pointers of the shards whose objects lie there."""
+
+
+def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
+    """Return the pointers of an operator; shards without state have none."""
+    found = [_read_pointers(spark, query_checkpoint, number) for number in _state_operators(spark, query_checkpoint)]
+    for rows in found:
+        ours = {name: of_name for name, of_name in rows.items() if operator_of(name) == operator}
+        if ours:
+            return ours
+    if any(not rows for rows in found):
+        return {}
+    raise NotFoundError(
+        "the query's checkpoint location holds no pointers to this operator's state: check the operator's name, that "
+        "the location is the query's own, and that the query has a checkpoint directory",
+        operator=operator,
+        query_checkpoint=query_checkpoint,
+    )
+
+
+def _state_operators(spark: SparkSession, query_checkpoint: str) -> list[int]:
+    """Return the numbers of those of Spark's state operators that may hold pointers."""
+    from pyspark.errors import PySparkException
+
+    try:
+        metadata = spark.read.format("state-metadata").load(query_checkpoint)
+        known = metadata.select("operatorId", "operatorName").distinct().collect()
+    except PySparkException as exc:
+        raise _no_query(query_checkpoint) from exc
+    if not known:
+        raise _no_query(query_checkpoint)
+    return sorted(row["operatorId"] for row in known if row["operatorName"] == _SPARK_OPERATOR)
+
+
+def _no_query(query_checkpoint: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "this is not the checkpoint location of a query with state that has committed a micro-batch",
+        query_checkpoint=query_checkpoint,
+    )
+
+
+def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int) -> _Rows:
+    source = spark.read.format("statestore").option("operatorId", number)
+    state = source.load(query_checkpoint).select("value.groupState.*")
+    if state.columns != list(POINTER_COLUMNS):
+        return {"": []}  # of another library, or the user's own
+    found: _Rows = {}
+    for row in map(PointerRow.read, map(tuple, state.collect())):
+        found.setdefault(row.directory or "", []).append(row)
+    return found
+
+
+def _restore(
+    storage: ObjectStorage, directory: str, rows: list[PointerRow], table: str
+) -> tuple[TableSchema, list[Run]]:
+    """Return the schema and the live rows of a table in one of the operator's directories."""
+    record = read_operator(storage, directory)
+    schemas = _tables(record, table)
+    # Two pools: a shard waits for its requests, and must not take the threads they need.
+    with (
+        ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
+        ThreadPoolExecutor(_REQUESTS_AT_ONCE) as requests,
+        tempfile.TemporaryDirectory(prefix="holdfast-read-") as home,
+    ):
+
+        def restore(row: PointerRow) -> list[Run]:
+            row.require(record.operator.partition("@")[0], row.shard, record.shards)
+            if row.pointer is None:
+                return []
+            prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
+            log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{row.shard}", carried=carried)
+            return read_rows(log, row.pointer, table)
+
+        return schemas[table], [run for runs in shards.map(restore, rows) for run in runs]
+
+
+def _tables(record: OperatorRecord, table: str) -> dict[str, TableSchema]:
+    """Return the operator's tables, of which one must have this name."""
+    schemas = decode_schemas(record.schemas)
+    if table not in schemas:
+        raise NotFoundError(
+            "the operator has no such table", operator=record.operator, table=table, tables=list(schemas)
+        )
+    return schemas
+
+
+def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:
+    """Return the live rows of a table, in one run or none; a long chain of commits is merged step by step."""
+    rows: list[Run] = []
+    reached: list[Pointer] = []
+    while reached != [pointer]:
+        with log.restore(pointer, reached) as restored:
+            newer = [restored.runs[table]] if table in restored.runs else []
+        rows = [merge_runs([*rows, *newer], drop_deletes=True)] if newer else rows
+        reached = [restored.pointer]
+    return rows
+
+
+def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:
+    names: list[str] = list(schema.key.names)
+    for name in schema.value.names:
+        free = name
+        while free in names:
+            free = f"value.{free}"
+        names.append(free)
+    columns = pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+    batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
+    return pa.Table.from_batches(batches, schema=columns)

@@ -1,0 +1,137 @@
+"""The commit logs of an executor's shards, for the state server: storages are opened once and shared."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast import clock
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.snapshots.snapshots import send_at_once
+from holdfast.snapshotter.storage.bandwidth import Bandwidth
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.client.messages import Committed
+
+#: Where a storage lies and how it is opened; may hold credentials.
+_Place = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def open_configured(url: str, options: dict[str, str]) -> ObjectStorage:
+    """Open a storage as a query's configuration says."""
+    return open_storage(url, parse_storage_options(options))
+
+
+class _Opened:
+    """A storage, and how many use it now."""
+
+    def __init__(self, storage: ObjectStorage) -> None:
+        self.storage = storage
+        self.users = 0
+
+
+class DurableLogs:
+    """Makes commit logs.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+        Runs uploads.
+    open_at : callable
+        Opens a storage, given its URL and options.
+    now_ms : callable
+        Returns the time in ms since 1970.
+
+    Notes
+    -----
+    Threads: any. A storage, with its options, is kept while somebody uses it, or a shard is known that does
+    (`close_unused`).
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        open_at: Callable[[str, dict[str, str]], ObjectStorage] = open_configured,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        self._executor = executor
+        self._open_at = open_at
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._bandwidth: tuple[int, Bandwidth] | None = None
+        self._opened: dict[_Place, _Opened] = {}
+
+    @contextmanager
+    def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
+        """Return the log of the shard that a commit was made in, for the context; None where nothing is durable.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The URL or an option of the storage is not good.
+        """
+        place = _place_of(message)
+        if place is None:
+            yield None
+            return
+        opened = self._use(place)
+        try:
+            yield ObjectCommitLog(
+                opened.storage,
+                message.prefix,
+                message.shard.schemas(),
+                self._executor,
+                Path(message.shard.directory),
+                message.shard.backend,
+                before_part=self._pace(message.upload_bandwidth_bytes),
+                now_ms=self._now_ms,
+            )
+        finally:
+            with self._lock:
+                opened.users -= 1
+
+    def _pace(self, bytes_per_second: int | None) -> Callable[[int], None]:
+        if bytes_per_second is None:
+            return send_at_once
+        with self._lock:
+            if self._bandwidth is None or self._bandwidth[0] != bytes_per_second:
+                self._bandwidth = bytes_per_second, Bandwidth(bytes_per_second)
+            return self._bandwidth[1].take
+
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Return by URL how many requests and bytes went to and came from each storage that is open."""
+        found: dict[str, Counter[str]] = {}
+        with self._lock:
+            for opened in self._opened.values():
+                found.setdefault(opened.storage.url, Counter()).update(opened.storage.requests)
+        return {url: dict(counted) for url, counted in found.items()}
+
+    def _use(self, place: _Place) -> _Opened:
+        url, options = place
+        with self._lock:
+            if place not in self._opened:
+                self._opened[place] = _Opened(self._open_at(url, dict(options)))
+            opened = self._opened[place]
+            opened.users += 1
+            return opened
+
+    def close_unused(self, known: Iterable[Committed]) -> None:
+        """Close the storages that nobody uses, and no shard of `known` will.
+
+        Such as those of queries that have ended, and those whose credentials were replaced.
+        """
+        wanted = {_place_of(message) for message in known}
+        with self._lock:
+            unused = [place for place, o in self._opened.items() if not o.users and place not in wanted]
+            closing = [self._opened.pop(place) for place in unused]
+        for opened in closing:
+            opened.storage.close()
+
+
+def _place_of(message: Committed) -> _Place | None:
+    if message.checkpoint_dir is None:
+        return None
+    return message.checkpoint_dir, tuple(sorted(message.storage_options.items()))

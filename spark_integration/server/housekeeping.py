@@ -1,0 +1,153 @@
+"""What the state server does after commits, which no micro-batch should wait for.
+
+It drops versions that the query has left behind, merges large runs, removes what killed attempts left, and lets go of
+shards that are not in use here any more (`holdfast.spark_integration.server.shard_use`). Snapshots
+have a thread of their own: `holdfast.spark_integration.server.snapshotting`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast import clock
+from holdfast.backends.base import Backend
+from holdfast.backends.registry import find_backend
+from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.mvcc import VersionedStore
+from holdfast.spark_integration.client.messages import Committed
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.shard_queue import ShardQueue
+from holdfast.spark_integration.server.shard_use import ShardUse
+
+#: How long people can look at what an ended process left, or what was set aside. Nothing of it is in use.
+LEFTOVER_KEPT_MS = 10 * 60_000
+LEFTOVER_EVERY_MS = 60_000
+
+_log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """The background work of an executor's shards.
+
+    Parameters
+    ----------
+    shards : OpenShards
+    logs : DurableLogs
+    use : ShardUse
+    forget : callable
+        Called with the directory of each shard that is let go, before its state is removed.
+    now_ms : callable
+        Returns the time in ms since 1970.
+
+    Notes
+    -----
+    Threads: `run` in one of its own, everything else from any.
+    """
+
+    def __init__(
+        self,
+        shards: OpenShards,
+        logs: DurableLogs,
+        use: ShardUse,
+        forget: Callable[[str], None],
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        self._shards = shards
+        self._logs = logs
+        self._use = use
+        self._forget_elsewhere = forget
+        self._now_ms = now_ms
+        self.queue = ShardQueue()
+        self._known: dict[str, Committed] = {}
+        self._swept_ms: dict[str, int] = {}
+        self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
+
+    def announce(self, message: Committed) -> None:
+        """Take note of a commit; of several waiting for one shard, the newest is worked on."""
+        self._known[message.shard.directory] = message
+        self.counters["announced"] += 1
+        self.queue.put(message)
+
+    def run(self) -> None:
+        """Work until the queue's end."""
+        self.queue.work(self._handle)
+
+    def _handle(self, message: Committed) -> None:
+        try:
+            with self._shards.use(message.shard) as backend:
+                if message.checkpoint_dir is not None:
+                    in_memory = find_backend(message.shard.backend).in_memory
+                    self._use.called(message.shard.directory, in_memory=in_memory)
+                self._keep(message, backend)
+            self._let_go(self._use.idle_beside(message.shard.directory))
+        except NotFoundError as exc:
+            # The version was dropped, or the query removed: a later announcement has caught up.
+            _log.info("nothing to do for %r: %s", message, exc)
+        except HoldfastError:
+            self.counters["errors"] += 1
+            _log.exception("housekeeping failed for %r; it is tried again after the next commit", message)
+
+    def _keep(self, message: Committed, backend: Backend) -> None:
+        if message.accepted is not None:
+            self.counters["dropped"] += len(VersionedStore(backend).prune(message.accepted))
+        self.counters["merged"] += backend.maintain(message.committed)
+        now_ms = self._now_ms()
+        if now_ms - self._swept_ms.get(message.shard.directory, 0) >= LEFTOVER_EVERY_MS:
+            self._swept_ms[message.shard.directory] = now_ms
+            before_ns = (now_ms - LEFTOVER_KEPT_MS) * 1_000_000
+            self.counters["leftovers"] += backend.remove_leftovers(before_ns)
+            with self._logs.log_of(message) as log:
+                if log is not None:
+                    self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
+
+    def tidy_up(self) -> None:
+        """Let go of what is not in use, forget what is not there, close storages that nobody needs; now and then."""
+        self._let_go(self._use.idle())
+        for directory in list(self._known):
+            if not Path(directory).exists():
+                self._forget(directory)
+        for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
+            local_dirs.remove_old_runs(query)
+        self._shards.close_unused()
+        self._logs.close_unused(list(self._known.values()))
+
+    def _let_go(self, directories: Iterable[str]) -> None:
+        """Remove the local state of shards, unless somebody is at work on them at this moment."""
+        for directory in directories:
+            try:
+                is_gone = self._shards.remove(Path(directory))
+            except HoldfastError as exc:  # one that cannot go holds up no other
+                self.counters["errors"] += 1
+                _log.warning("%s is not in use here any more, and is still here: %s", directory, exc)
+                continue
+            if is_gone:
+                self.counters["let_go"] += 1
+                self._forget(directory)
+                local_dirs.remove_if_empty(Path(directory).parent)
+                _log.info("let go of %s, which is not in use here any more", directory)
+
+    def _forget(self, directory: str) -> None:
+        self.queue.forget(directory)
+        self._known.pop(directory, None)
+        self._swept_ms.pop(directory, None)
+        self._use.forget(directory)
+        self._forget_elsewhere(directory)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return counters, and by shard directory what the shard occupies, or why that cannot be said."""
+        shards: dict[str, Any] = {}
+        for directory, message in list(self._known.items()):
+            if Path(directory).exists():
+                try:
+                    with self._shards.use(message.shard) as backend:
+                        shards[directory] = asdict(backend.statistics())
+                except HoldfastError as exc:
+                    shards[directory] = {"error": str(exc)}
+        return {"pid": os.getpid(), "counters": dict(self.counters), "shards": shards}

@@ -1,0 +1,278 @@
+"""The shards that a state server has open: one backend for each directory, shared by all that use it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast import clock
+from holdfast.backends import local_files
+from holdfast.backends.base import Backend
+from holdfast.backends.folder_locks import alone
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import TableSchema
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.executor.dead_executors import adopt_shard
+
+REPLACE_WITHIN_SECONDS = 30.0
+IDLE_AFTER_MS = 10 * 60_000
+WARN_EVERY_MS = 10 * 60_000
+#: Below the executor's directory: shards that are being removed.
+GOING = "going"
+
+_CLOSED_FOR_OTHERS = (
+    "there are more shards here than the %d that the budget of backend %r keeps open: some are closed, and opened "
+    "again by the next micro-batch, which makes it slower. %s"
+)
+_BEYOND_BUDGET = (
+    "more shards are in use at once than the %d that the budget of backend %r keeps open: the state server may take "
+    "more memory and open files than it was given. %s"
+)
+_REMEDY = (
+    "Raise the backend's budget (for rocksdb: spark.holdfast.rocksdb.memory, and ulimit -n), or give the query more "
+    "executors or fewer shards"
+)
+_log = logging.getLogger(__name__)
+
+
+def open_backend(shard: ShardAddress, tables: Mapping[str, TableSchema], executor_directory: Path) -> Backend:
+    """Open a shard in this process; what a dead executor left of it is taken over first, where there is none here."""
+    backend = find_backend(shard.backend)
+
+    def open_at(path: Path) -> Backend:
+        return backend(path, tables, clock.new_id, shard.backend_options, executor_directory)
+
+    directory = Path(shard.directory)
+    if not backend.in_memory:
+        adopt_shard(directory, executor_directory, open_at)
+    return open_at(directory)
+
+
+def require_below(root: Path, text: str) -> Path:
+    """Return the directory that a request names.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not below `root`, which holds the executor's shards.
+    """
+    directory = Path(text)
+    inside = directory.is_relative_to(root) and directory.resolve().is_relative_to(root.resolve())
+    if not inside or directory == root or ".." in directory.parts:
+        raise InvalidArgumentError("not a directory of this executor's shards", directory=text)
+    return directory
+
+
+class _Slot:
+    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
+
+    def __init__(self) -> None:
+        self.holders = 0
+        self.changed = threading.Condition()
+        self.address: ShardAddress | None = None
+        self.backend: Backend | None = None
+        self.identity: tuple[int, int] | None = None
+        self.users = 0
+        self.used_ms = 0
+
+    @property
+    def opened_backend(self) -> str | None:
+        """The name of the backend, where it is open."""
+        return self.address.backend if self.backend is not None and self.address is not None else None
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Tell a directory from another that takes its place later; None where there is none."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class OpenShards:
+    """Opens shards on first use, and again when their tables, their options or their directory are others.
+
+    Parameters
+    ----------
+    executor_directory : pathlib.Path
+        Only shards below it are opened.
+
+    Attributes
+    ----------
+    counters : dict of str to int
+        ``closed_for_others``: shards closed because others needed their share of the budget. ``beyond_budget``: shards
+        opened although no share was left, since all others were in use.
+
+    Notes
+    -----
+    Threads: any. A shard that opens, or closes, holds back nobody who uses another.
+    """
+
+    def __init__(self, executor_directory: Path) -> None:
+        self._root = executor_directory
+        self._slots: dict[Path, _Slot] = {}
+        self._lock = threading.Lock()
+        self._warned_ms: dict[str, int] = {}
+        self.counters = {"closed_for_others": 0, "beyond_budget": 0}
+
+    @contextmanager
+    def use(self, address: ShardAddress) -> Iterator[Backend]:
+        """Return the shard's backend, which stays open as long as the context lasts.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The directory is not one of this executor's shards, or the backend is not known.
+        UnavailableError
+            Another definition of the operator uses the shard and does not let go.
+        HoldfastError
+            The shard cannot be opened. The next use tries again.
+        """
+        directory = require_below(self._root, address.directory)
+        with self._slot(directory) as slot:
+            with slot.changed:
+                self._close_if_other(slot, address, directory)
+                if slot.backend is None:
+                    self._make_room(address)
+                    slot.backend = open_backend(address, address.schemas(), self._root)
+                    slot.address = address
+                    slot.identity = _identity(directory)
+                backend = slot.backend
+                slot.users += 1
+            try:
+                yield backend
+            finally:
+                with slot.changed:
+                    slot.users -= 1
+                    slot.used_ms = clock.monotonic_ms()
+                    slot.changed.notify_all()
+
+    @contextmanager
+    def _slot(self, directory: Path) -> Iterator[_Slot]:
+        """Return the slot of a directory; one that is closed and that nobody holds any more is forgotten."""
+        with self._lock:
+            slot = self._slots.setdefault(directory, _Slot())
+            slot.holders += 1
+        try:
+            yield slot
+        finally:
+            with self._lock:
+                slot.holders -= 1
+                if not slot.holders and slot.backend is None:
+                    del self._slots[directory]
+
+    def _make_room(self, address: ShardAddress) -> None:
+        """Close shards that rest, where no share of the budget is left for one more."""
+        most = find_backend(address.backend).most_open(address.backend_options)
+        if most is None:
+            return
+        with self._lock:
+            others = [slot for slot in self._slots.values() if slot.opened_backend == address.backend]
+        going = len(others) + 1 - most
+        for slot in sorted(others, key=lambda other: other.used_ms):
+            if going > 0 and _close_if_unused(slot):
+                going -= 1
+                self.counters["closed_for_others"] += 1
+                self._warn("closed", _CLOSED_FOR_OTHERS, most, address.backend)
+        if going > 0:
+            self.counters["beyond_budget"] += 1
+            self._warn("beyond", _BEYOND_BUDGET, most, address.backend)
+
+    def _warn(self, kind: str, message: str, most: int, backend: str) -> None:
+        now_ms = clock.monotonic_ms()
+        if now_ms - self._warned_ms.get(kind, now_ms - WARN_EVERY_MS) >= WARN_EVERY_MS:
+            self._warned_ms[kind] = now_ms
+            _log.warning(message, most, backend, _REMEDY)
+
+    def _close_if_other(self, slot: _Slot, address: ShardAddress, directory: Path) -> None:
+        def is_other() -> bool:
+            return slot.backend is not None and (slot.address != address or slot.identity != _identity(directory))
+
+        if is_other() and not slot.changed.wait_for(lambda: not slot.users or not is_other(), REPLACE_WITHIN_SECONDS):
+            raise UnavailableError(
+                "the shard is still used as it was before its tables, options or directory changed: stop the other "
+                "query that uses it",
+                directory=directory,
+            )
+        if is_other():
+            _close(slot)
+
+    def close_unused(self) -> None:
+        """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
+                is_idle = clock.monotonic_ms() - slot.used_ms > IDLE_AFTER_MS
+                if not slot.users and (is_idle or slot.identity != _identity(directory)):
+                    _close(slot)
+
+    def remove(self, directory: Path) -> bool:
+        """Close a shard and remove its local state; False where somebody is at work on it, here or in a worker.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The directory is not one of this executor's shards.
+        UnavailableError
+            Local storage is failing.
+        """
+        going = self._root / GOING / clock.new_id()
+        require_below(self._root, str(directory))
+        with self._slot(directory) as slot, slot.changed:
+            if slot.users:
+                return False
+            _close(slot)
+            if directory.exists():
+                with alone(directory) as is_unused:
+                    if not is_unused:
+                        return False
+                    local_files.move_folder(directory, going)
+        shutil.rmtree(going, ignore_errors=True)
+        return True
+
+    def remove_going(self) -> None:
+        """Remove what a killed server has left of shards that it was removing."""
+        shutil.rmtree(self._root / GOING, ignore_errors=True)
+
+    def _directories(self) -> list[Path]:
+        with self._lock:
+            return list(self._slots)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Close all shards; those still in use after so long are left as they are."""
+        end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
+        for directory in self._directories():
+            with self._slot(directory) as slot, slot.changed:
+                left_seconds = max(0, end_ms - clock.monotonic_ms()) / 1000
+                if slot.changed.wait_for(lambda s=slot: not s.users, left_seconds):  # type: ignore[misc]
+                    _close(slot)
+                else:
+                    _log.warning("%s is still in use, and is not closed", directory)
+
+
+def _close_if_unused(slot: _Slot) -> bool:
+    """Close a shard unless somebody uses, opens or closes it at this moment; tell whether it was done."""
+    if not slot.changed.acquire(blocking=False):  # to wait here while others wait for each other would be for ever
+        return False
+    try:
+        if slot.users or slot.backend is None:
+            return False
+        _close(slot)
+        return True
+    finally:
+        slot.changed.release()
+
+
+def _close(slot: _Slot) -> None:
+    backend, slot.backend = slot.backend, None
+    if backend is not None:
+        try:
+            backend.close()
+        except HoldfastError:
+            _log.exception("a shard did not close well; what it has lost is restored", stacklevel=2)

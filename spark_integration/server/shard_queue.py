@@ -1,0 +1,60 @@
+"""Announcements of commits that wait for a thread, of each shard only the newest."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from holdfast.spark_integration.client.messages import Committed
+
+
+class ShardQueue:
+    """A queue that never holds more than one announcement of a shard; a shard keeps its place in it.
+
+    Notes
+    -----
+    Threads: `work` in one, everything else from any.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, Committed] = OrderedDict()
+        self._working = False
+        self._ending = False
+
+    def put(self, message: Committed) -> None:
+        """Let a commit wait for its turn, in the place of an older one of its shard."""
+        with self._changed:
+            self._waiting[message.shard.directory] = message
+            self._changed.notify_all()
+
+    def forget(self, directory: str) -> None:
+        """Take out what waits of a shard."""
+        with self._changed:
+            self._waiting.pop(directory, None)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let `work` return after what waits."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing waits and nothing is done; tell whether that came true in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout_seconds)
+
+    def work(self, handle: Callable[[Committed], None]) -> None:
+        """Handle one announcement after the other, until `end`."""
+        while True:
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+                if not self._waiting:
+                    return
+                _, message = self._waiting.popitem(last=False)
+                self._working = True
+            handle(message)

@@ -1,0 +1,274 @@
+"""Snapshots in the background, and what they make superfluous: uploads that no micro-batch waits for.
+
+A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
+go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
+Each failure is counted, logged with its cause, and told in durable storage (`holdfast.snapshotter.upkeep.troubles`).
+
+Before every few snapshots of a shard, what no version needs that the query may return to is deleted. How many there
+were since the last clean-up stands in the snapshots, so that it is known in every process: a job that runs a minute an
+hour cleans up as often as one that never ends.
+
+What is snapshotted is the newest version, although Spark may still drop it: for RocksDB that is much cheaper than the
+one before, which has to be made again from what was written since. The snapshot of a version that is dropped is in no
+later lineage, and deleted like all that such attempts leave.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from holdfast import clock
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.snapshots.manifest import CleanedUp
+from holdfast.snapshotter.upkeep.catalogue import Headers
+from holdfast.snapshotter.upkeep.retention import run_retention
+from holdfast.snapshotter.upkeep.troubles import Troubles, What
+from holdfast.spark_integration.client.messages import Committed
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.shard_queue import ShardQueue
+
+RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
+#: A clean-up lists all objects of the shard.
+CLEAN_UP_EVERY_SNAPSHOTS = 4
+#: A version that is gone before its turn came is no failure, unless that goes on.
+MISSED_IS_FAILURE = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Progress:
+    """What this process remembers of a shard's snapshots; losing it costs a little work, and nothing else.
+
+    Attributes
+    ----------
+    seen_ms : int
+        When the shard was first seen, or its last snapshot was written.
+    failures : dict of str to int
+        By what failed, how often in a row.
+    missed : int
+        Versions in a row that were gone before their turn came.
+    has_looked : bool
+        Whether it was looked for a snapshot that another executor wrote after its last commit.
+    retry_ms : int
+        Before this nothing is tried again.
+    error : str or None
+        Why the last snapshot failed.
+    headers : Headers or None
+        What clean-ups have read.
+    """
+
+    seen_ms: int
+    failures: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    missed: int = 0
+    has_looked: bool = False
+    retry_ms: int = 0
+    error: str | None = None
+    headers: Headers | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Snapshotting:
+    """Writes the snapshots of an executor's shards, one after the other.
+
+    Parameters
+    ----------
+    shards : OpenShards
+    logs : DurableLogs
+    monotonic_ms, now_ms : callable
+        Return a time in ms that never goes back, and the time in ms since 1970.
+
+    Notes
+    -----
+    Threads: `run` in one of its own, everything else from any.
+    """
+
+    def __init__(
+        self,
+        shards: OpenShards,
+        logs: DurableLogs,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+        now_ms: Callable[[], int] = clock.now_ms,
+    ) -> None:
+        self._shards = shards
+        self._logs = logs
+        self._monotonic_ms = monotonic_ms
+        self._now_ms = now_ms
+        self.queue = ShardQueue()
+        self._progress: dict[str, _Progress] = {}
+        self.counters = {"snapshots": 0, "snapshot_bytes": 0, "snapshot_new_bytes": 0, "snapshot_errors": 0}
+        self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
+
+    def announce(self, message: Committed) -> None:
+        """Consider a snapshot of the version that was committed."""
+        if message.checkpoint_dir is not None:
+            self.queue.put(message)
+
+    def run(self) -> None:
+        """Work until the queue's end."""
+        self.queue.work(self._consider)
+
+    def forget(self, directory: str) -> None:
+        """Forget a shard that is here no more."""
+        self.queue.forget(directory)
+        self._progress.pop(directory, None)
+
+    def _consider(self, message: Committed) -> None:
+        progress = self._progress_of(message)
+        if self._monotonic_ms() < progress.retry_ms:
+            return
+        try:
+            self._write(message, forced=False)
+        except NotFoundError as exc:
+            self._miss(message, progress, exc)
+        except HoldfastError as exc:
+            self._fail(message, progress, exc)
+
+    def write_now(self, message: Committed) -> bool:
+        """Write a snapshot of the announced version in the calling thread; tell whether one was written.
+
+        Raises
+        ------
+        HoldfastError
+            It could not be written.
+        """
+        return self._write(message, forced=True)
+
+    def _write(self, message: Committed, *, forced: bool) -> bool:
+        progress, pointer = self._progress_of(message), message.committed
+        with progress.lock, self._logs.log_of(message) as log, self._shards.use(message.shard) as backend:
+            if log is None:
+                return False
+            with backend.view(pointer) as view:
+                written = Lineage.of(view.properties)
+            lineage = log.snapshots.notes.apply_to(written)
+            progress.missed = 0
+            if not self._is_wanted(message, log, lineage, progress, forced=forced):
+                return False
+            if not progress.has_looked:
+                log.snapshots.discover(lineage)
+                progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
+                if not self._is_wanted(message, log, lineage, progress, forced=forced):
+                    return False
+            started_ms = self._monotonic_ms()
+            cleaned = self._clean_up(message, log, progress, lineage, written)
+            entry, manifest = log.write_snapshot(backend, pointer, cleaned)
+        progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
+        progress.failures.pop("snapshot", None)
+        self.counters["snapshots"] += 1
+        self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
+        self.counters["snapshot_new_bytes"] += manifest.new_bytes + entry.size_bytes
+        _log.info(
+            "wrote snapshot %s/%s: %d files, %d bytes, %d of them new, in %d ms",
+            *(message.prefix, entry.key, len(manifest.files), manifest.stored_bytes, manifest.new_bytes),
+            self._monotonic_ms() - started_ms,
+        )
+        return True
+
+    def _is_wanted(
+        self, message: Committed, log: ObjectCommitLog, lineage: Lineage, progress: _Progress, *, forced: bool
+    ) -> bool:
+        if forced:
+            return message.policy.is_overdue(lineage)
+        age_ms = log.snapshots.age_ms(lineage) if message.policy.interval_seconds is not None else None
+        if age_ms is None:
+            age_ms = self._monotonic_ms() - progress.seen_ms
+        return message.policy.is_due(lineage, age_ms / 1000)
+
+    # Failures.
+
+    def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
+        """Take note of a version that was dropped, or of a query that was removed, before its snapshot began."""
+        self.counters["snapshots_missed"] += 1
+        progress.missed += 1
+        if progress.missed % MISSED_IS_FAILURE == 0:
+            self._fail(message, progress, exc)
+        else:
+            _log.info("no snapshot for %r: %s", message, exc)
+
+    def _fail(self, message: Committed, progress: _Progress, exc: HoldfastError) -> None:
+        self.counters["snapshot_errors"] += 1
+        progress.error = str(exc)
+        in_a_row = self._tell(message, progress, "snapshot", exc)
+        pause_ms = min(RETRY_AFTER_MS << min(in_a_row - 1, 20), RETRY_AFTER_MS_MAX)
+        progress.retry_ms = self._monotonic_ms() + pause_ms
+        _log.warning("no snapshot for %r; it is tried again in %d ms at the earliest", message, pause_ms)
+
+    def _tell(self, message: Committed, progress: _Progress, what: What, exc: HoldfastError) -> int:
+        """Log a failure and tell it in durable storage; return how often it has failed in a row."""
+        progress.failures[what] += 1
+        in_a_row = progress.failures[what]
+        _log.warning(
+            "%s of %s has failed, %d in a row: %s", what, message.prefix, in_a_row, exc, exc_info=in_a_row == 1
+        )
+        try:
+            with self._logs.log_of(message) as log:
+                if log is not None:
+                    troubles = Troubles(log.storage, message.prefix)
+                    troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
+        except HoldfastError as unheard:
+            _log.warning("nor can %s tell it: %s", message.checkpoint_dir, unheard)
+        return in_a_row
+
+    # Clean-ups.
+
+    def _clean_up(
+        self, message: Committed, log: ObjectCommitLog, progress: _Progress, lineage: Lineage, written: Lineage
+    ) -> CleanedUp:
+        """Clean up where it is time; return what the next snapshot should know of it."""
+        try:
+            before = log.snapshots.cleaned_at(lineage)
+        except CorruptionError as exc:
+            _log.warning("%s cleans up, since nobody knows when that was done last: %s", message.prefix, exc)
+            before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
+        below = None
+        # Attempts that failed have left something, too, and may never come to a snapshot.
+        has_failed = progress.failures["snapshot"] % CLEAN_UP_EVERY_SNAPSHOTS == 1
+        if before.snapshots_since >= CLEAN_UP_EVERY_SNAPSHOTS or has_failed:
+            below = self._retain(message, log, progress, written.chain)
+        if below is None:
+            return CleanedUp(before.below, before.snapshots_since + 1)
+        return CleanedUp(max(before.below, below), 1)
+
+    def _retain(
+        self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
+    ) -> int | None:
+        """Delete what is not needed; return below which version number, or None where that was not done.
+
+        `chain` is that of the announced version, which begins as that of the accepted one does: it is what is known
+        here though the query may have gone on.
+        """
+        if message.accepted is None:
+            return None
+        if progress.headers is None or progress.headers.storage is not log.storage:
+            progress.headers = Headers(log.storage, message.prefix)
+        try:
+            done = run_retention(
+                *(log.storage, message.prefix, message.accepted, chain),
+                retained=message.retained_versions,
+                headers=progress.headers,
+            )
+        except HoldfastError as exc:
+            self.counters["clean_up_errors"] += 1
+            self._tell(message, progress, "clean-up", exc)
+            return None
+        progress.failures.pop("clean-up", None)
+        self.counters["clean_ups"] += 1
+        self.counters["deleted_objects"] += len(done.delete)
+        _log.info("deleted %d objects of %s, %d bytes", len(done.delete), message.prefix, done.delete_bytes)
+        return done.needed_from
+
+    def _progress_of(self, message: Committed) -> _Progress:
+        return self._progress.setdefault(message.shard.directory, _Progress(self._monotonic_ms()))
+
+    def errors(self) -> dict[str, str]:
+        """Return by shard directory why its last snapshot failed; those that went well are not there."""
+        return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}

@@ -1,0 +1,170 @@
+"""The state server: one process for each executor.
+
+It does what no micro-batch should wait for (`housekeeping`, `snapshotting`), and owns the shards of backends that
+have one owner: workers read and write those through it (`service`, `open_shards`). It may be killed at any
+time: the next task starts another, and what it has lost is restored from durable commits.
+
+It listens with Arrow Flight on a Unix socket in a directory that only this user can enter, holds a lock as long as it
+runs, so that an executor has one, and ends when its executor does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.spark_integration.executor import dead_executors, local_dirs
+from holdfast.spark_integration.executor.processes import ProcessId
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.housekeeping import Housekeeping
+from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.service import StateService
+from holdfast.spark_integration.server.shard_use import ShardUse
+from holdfast.spark_integration.server.snapshotting import Snapshotting
+
+CLEAN_EVERY_SECONDS = 300.0
+#: Each holds a part of a file, so they bound the memory that uploads take.
+UPLOAD_THREADS = 4
+END_WITHIN_SECONDS = 20.0
+_FILES_WHERE_UNLIMITED = 1 << 16
+LOG_BYTES_MAX = 16 << 20
+
+_log = logging.getLogger("holdfast.state_server")
+
+
+def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
+    """Run the server until its executor ends, then close its shards and remove what no later executor can use."""
+    socket.unlink(missing_ok=True)
+    shards = OpenShards(executor_directory)
+    shards.remove_going()
+    logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
+    snapshotting = Snapshotting(shards, logs)
+    housekeeping = Housekeeping(shards, logs, ShardUse(), snapshotting.forget)
+    workers = [
+        threading.Thread(target=work.run, name=type(work).__name__, daemon=True)
+        for work in (housekeeping, snapshotting)
+    ]
+    for worker in workers:
+        worker.start()
+    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, snapshotting, logs, executor_directory)
+    os.chmod(socket, 0o600)
+    _log.info("serving executor %s from process %d", executor, os.getpid())
+    has_ended = False
+    while not has_ended:
+        # executor_directory = <root>/holdfast-<user>/executor-…
+        dead_executors.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
+        local_dirs.remove_old_logs(clock.now_ms())
+        housekeeping.tidy_up()
+        has_ended = executor.wait(CLEAN_EVERY_SECONDS)
+    _log.info("executor %s has ended", executor)
+    housekeeping.queue.end()
+    snapshotting.queue.end()
+    _finish(server, shards, workers)
+    dead_executors.leave_executor_directory(executor_directory)
+
+
+def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:
+    """End calls, housekeeping and shards, all within a bounded time: what hangs is abandoned."""
+    end_ms = clock.monotonic_ms() + int(END_WITHIN_SECONDS * 1000)
+
+    def left_seconds() -> float:
+        return max(0, end_ms - clock.monotonic_ms()) / 1000
+
+    # It waits for views that are open, and a worker may outlive its executor.
+    shutting = threading.Thread(target=server.shutdown, name="shutdown", daemon=True)
+    shutting.start()
+    shutting.join(left_seconds() / 4)
+    for worker in workers:
+        worker.join(left_seconds() / 3)
+    closing = threading.Thread(target=shards.close, args=(left_seconds() / 2,), name="close", daemon=True)
+    closing.start()
+    closing.join(left_seconds())
+
+
+class _NoPandas:
+    """Finds every module but pandas."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave other modules to the next finder."""
+        if name == "pandas":
+            raise ModuleNotFoundError("not here", name=name)
+
+
+def _convert_without_pandas() -> None:
+    """Let pyarrow convert numpy's arrays as if pandas were not installed: it would load it for nothing.
+
+    Measured: 57 MB of memory and a second of CPU, before the first answer. It looks for pandas once.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array(np.zeros(1)).to_numpy()
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _raise_file_limit() -> None:
+    """Let the process open as many files as the system allows: databases keep many open, and many systems begin low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WHERE_UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):  # the system has a limit besides
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class ServerLog(RotatingFileHandler):
+    """The server's log, of which one older file is kept; what native code writes goes into it, too."""
+
+    def doRollover(self) -> None:
+        """Begin a new file."""
+        super().doRollover()
+        with open(self.baseFilename, "ab") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
+
+
+def _die_loudly(failure: threading.ExceptHookArgs) -> None:
+    _log.critical("the state server ends: a thread failed", exc_info=failure.exc_value)
+    os._exit(1)
+
+
+def main() -> None:
+    """Read the configuration from standard input and serve."""
+    os.umask(0o077)
+    _raise_file_limit()
+    _convert_without_pandas()
+    configuration = json.load(sys.stdin)
+    directory = Path(configuration["executor_directory"])
+    log = ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
+    threading.excepthook = _die_loudly
+    executor = ProcessId.parse(configuration["executor"])
+    if executor is None:
+        raise SystemExit(f"not a process: {configuration['executor']!r}")
+    served = False
+    try:
+        # The lock came with the process, and goes with it: whoever started it has taken it.
+        serve(directory, executor, Path(configuration["socket"]))
+        served = True
+    finally:
+        if not served:
+            _log.critical("the state server ends", exc_info=True)
+        # A merge or upload that did not end in time is abandoned: it has published nothing. And no thread keeps
+        # the lock of a server that does not serve.
+        os._exit(0 if served else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One call for each shard and micro-batch, in a Python worker."""

@@ -1,0 +1,192 @@
+"""One call for each shard and micro-batch: begin at the pointer, run the operator, commit, return the pointer.
+
+::
+
+    GroupState ──pointer──▶ begin ─▶ group rows ─▶ the user's function ─▶ commit ──new pointer──▶ GroupState
+                              │                     state.get / put           │
+                              ▼                                               ▼
+                       local versions, or restored                 durable first, then local
+
+Spark commits the pointer together with the micro-batch, so whatever an attempt wrote that Spark did not
+accept is never seen again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.base import Pointer
+from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.messages import ServerLostError
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.received_rows import gather_rows
+from holdfast.spark_integration.shard.store import ShardStore, bound_chain, open_shard
+from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.timeout import set_shard_timeout
+from holdfast.spark_integration.transport.output import Output
+from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
+from holdfast.spark_integration.transport.transport import Transport
+from holdfast.spark_integration.transport.worker_garbage import freeze_modules
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.state import GroupState
+
+_log = logging.getLogger(__name__)
+
+#: Output up to this size is kept until the commit, so that the whole call can begin again.
+HELD_BACK_BYTES = 32 << 20
+
+
+def call_shard(
+    operator: Operator,
+    transport: Transport,
+    output: Output,
+    key: tuple[Any, ...],
+    chunks: Iterable[pd.DataFrame],
+    state: GroupState,
+) -> Iterator[pd.DataFrame]:
+    """Run one shard of one micro-batch; what ``applyInPandasWithState`` calls."""
+    remembered = PointerRow.read(state.get) if state.exists else None
+    route = int(key[0])
+    if remembered is not None:
+        remembered.require(operator.name, hash_of_route(route), operator.shards)
+    shard = shard_of_route(route, operator.shards)
+    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None)
+    require_number_of_shards(operator, streaming)
+    batch_ms = state.getCurrentProcessingTimeMs()
+    if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
+        return  # it had rows, and has fired what was due; a timer stays that is due again in the next micro-batch
+    times = BatchTimes(
+        processing_ms=batch_ms,
+        watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
+        earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
+    )
+    received = gather_rows(transport.receive(chunks), transport.arrow_schema, _disk_of(operator))
+    batch = operator.input_of(received, shard, streaming.batch_id, times)
+    attempt = _Attempt(operator, batch, streaming, remembered)
+    frames = _held_back(attempt.run(), output)
+    try:
+        first = next(frames)
+    except (ServerLostError, CorruptionError) as exc:
+        # What was lost or damaged is restored by beginning again. Spark would do so too, but not in local mode.
+        _log.warning("shard %d of %r begins its micro-batch again: %s", shard, operator.name, exc)
+        attempt = _Attempt(operator, batch, streaming, remembered)
+        frames = _held_back(attempt.run(), output)
+        first = next(frames)
+    yield from first
+    for further in frames:
+        yield from further
+    opened, row = attempt.ended()
+    # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
+    state.update(row.columns())
+    set_shard_timeout(state, operator.timeout_conf, row.earliest_timer_ms)
+    if row.pointer is not None:
+        accepted = remembered.pointer if remembered else None
+        state_client.announce(operator, opened, accepted=accepted, committed=row.pointer)
+
+
+class _Attempt:
+    """One attempt at a shard's call."""
+
+    def __init__(
+        self, operator: Operator, batch: ShardInput, streaming: StreamingTask, remembered: PointerRow | None
+    ) -> None:
+        self._operator = operator
+        self._batch = batch
+        self._streaming = streaming
+        self._remembered = remembered
+        self._ended: tuple[ShardStore, PointerRow] | None = None
+
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """Yield the operator's output, and commit."""
+        pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
+        opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
+        freeze_modules()
+        if self._remembered is None:
+            opened.require_no_history(batch_id)
+        with opened.begin(pointer, None if batch_id is None else batch_id + 1) as transaction:
+            if pointer is not None:
+                bound_chain(self._operator, opened, pointer, transaction.view)
+            earliest_timer_ms = yield from self._operator.function.run(self._batch, transaction)
+            opened.declare()
+            committed = transaction.commit()
+        row = PointerRow(
+            query=self._streaming.query_id,
+            directory=opened.operator_directory,
+            shard=self._batch.shard,
+            shards=self._operator.shards,
+            pointer=committed,
+            carried=None if committed is None else opened.carried(committed),
+            earliest_timer_ms=earliest_timer_ms,
+            batch_ms=self._batch.times.processing_ms,
+        )
+        self._ended = opened, row
+
+    def ended(self) -> tuple[ShardStore, PointerRow]:
+        """Return the store and what to remember of it, once `run` has ended."""
+        assert self._ended is not None
+        return self._ended
+
+
+def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
+    """Check the number of shards where only Spark has kept it: as the number of partitions that the query began with.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The operator was defined for another one, and neither a setting nor a checkpoint directory says which.
+    """
+    settings, pinned = operator.settings, streaming.partitions
+    if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
+        raise SchemaMismatchError(
+            "the query began with another number of shuffle partitions, and so of shards: set spark.holdfast.shards "
+            f"to {pinned}, or set spark.holdfast.checkpoint.dir, which keeps the number",
+            operator=operator.name,
+            began_with=pinned,
+            defined_for=operator.shards,
+        )
+
+
+def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
+    """Yield frames to send: the output once it is more than `HELD_BACK_BYTES`, what is left after the commit."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        held_bytes += batch.nbytes
+        if held_bytes > HELD_BACK_BYTES:
+            yield list(output.send_at_once(held))
+            held, held_bytes = [], 0
+    yield list(output.send(held))
+
+
+def call_batch_shard(
+    operator: Operator, transport: Transport, output: Output, key: tuple[Any, ...], rows: pd.DataFrame
+) -> pd.DataFrame:
+    """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
+    # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
+    shard = shard_of_route(int(key[0]), operator.shards)
+    received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
+    batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))
+    transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)
+    frames = list(output.send(operator.function.run(batch, transaction)))
+    return pd.concat(frames) if frames else pd.DataFrame()
+
+
+def _disk_of(operator: Operator) -> Path:
+    return local_dirs.choose_root(operator.settings.local_dir, in_memory=False)
+
+
+def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:
+    raise AssertionError("a batch query has no state to commit")

@@ -1,0 +1,97 @@
+"""What the processes of an executor tell each other about the claim that one of them has made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from holdfast.backends import local_files
+from holdfast.errors import UnavailableError
+from holdfast.snapshotter.ownership.claims import Held
+
+
+class ClaimNote:
+    """A file with the claim, as old as the claim; locked while the claim is made or renewed.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        In a folder that only this user can enter.
+
+    Notes
+    -----
+    Processes: any; a lock ends with the process that has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def modified_ms(self) -> int | None:
+        """Return when the claim was made or renewed; None where there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns // 1_000_000 if found.st_size else None
+
+    @contextmanager
+    def locked(self) -> Iterator[Held | None]:
+        """Let nobody else in this executor claim or renew; yields what is claimed already.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is full or failing.
+        """
+        with local_files.writing(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with local_files.writing(self.path):
+                fcntl.flock(file, fcntl.LOCK_EX)
+                held = _parsed(self.path.read_text())
+                if held is None:
+                    os.ftruncate(file, 0)
+            yield held
+        finally:
+            os.close(file)
+
+    def write(self, held: Held) -> None:
+        """Note that this is claimed, or was renewed, as of now; under the lock.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is full or failing.
+        """
+        with local_files.writing(self.path):
+            self.path.write_text(json.dumps(asdict(held)))
+
+    def held(self) -> Held:
+        """Return what was noted.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is failing, or the note has gone.
+        """
+        with local_files.writing(self.path):
+            found = _parsed(self.path.read_text())
+        if found is None:  # another process is just writing it
+            with self.locked() as found:
+                pass
+        if found is None:
+            raise UnavailableError("the note of this run's claim has gone, and is made again", path=str(self.path))
+        return found
+
+
+def _parsed(text: str) -> Held | None:
+    """Return what was noted; None where there is nothing, or only half of it: who wrote it was killed."""
+    try:
+        return Held(**json.loads(text))
+    except (ValueError, TypeError):
+        return None

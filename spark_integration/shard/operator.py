@@ -1,0 +1,140 @@
+"""The seam between one call for a shard and what an API does in it.
+
+An `Operator` is one stateful step of a query as it travels to the workers: which shard has which keys, where state
+lives. What the step computes is its `ShardFunction`: it declares the tables it needs, and turns a shard's rows of one
+micro-batch into output, reading and writing those tables in a transaction. Beginning, committing, beginning again
+and all that makes state durable is the same for each of them: `holdfast.spark_integration.shard.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.settings import Settings
+from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.transport.transport import HASH
+
+
+@dataclass(frozen=True)
+class BatchTimes:
+    """What one micro-batch knows of time, in ms since 1970; the same when it is run again.
+
+    Attributes
+    ----------
+    processing_ms : int
+        When the micro-batch was planned.
+    watermark_ms : int or None
+        Event-time watermark; None where the input has none.
+    earliest_timer_ms : int or None
+        No timer of the shard is due before it; None where the shard has no timer.
+    """
+
+    processing_ms: int
+    watermark_ms: int | None
+    earliest_timer_ms: int | None
+
+
+@dataclass(frozen=True)
+class ShardInput:
+    """One shard's part of a micro-batch.
+
+    Attributes
+    ----------
+    operator : str
+        Name of the operator, for errors.
+    shard : int
+    batch_id : int or None
+        Spark's micro-batch; None in a batch query, and where Spark does not tell it.
+    rows : pyarrow.Table, shape (n, input columns)
+        In no particular order; none where the shard is called for its timers alone.
+    shown_keys : pyarrow.Table, shape (n, key columns)
+        The key of each row, as Spark gave it.
+    hashes : pyarrow.Array of int64, shape (n,)
+        Spark's ``xxhash64`` of each row's key.
+    times : BatchTimes
+    """
+
+    operator: str
+    shard: int
+    batch_id: int | None
+    rows: pa.Table
+    shown_keys: pa.Table
+    hashes: pa.Array
+    times: BatchTimes
+
+    def keys(self, schema: TableSchema) -> Keys:
+        """Return the key of each row for look-ups in a table: normalised, in storage types."""
+        return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
+
+
+class ShardFunction(Protocol):
+    """What an API does with one shard of one micro-batch; travels to the workers, and holds no credentials."""
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        """Return the schemas of the state tables."""
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        """Read and write state, and yield the output.
+
+        Returns
+        -------
+        int or None
+            When the earliest timer is due that the shard has now, in ms since 1970; None where it has none.
+
+        Notes
+        -----
+        May be called again for the same micro-batch after a failure, with the same state.
+        """
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The definition of one stateful step, as it travels to the workers; holds no credentials.
+
+    Attributes
+    ----------
+    name : str
+    definition_id : str
+        New for each definition; tells apart two operators of one name.
+    function : ShardFunction
+    shards : int
+    key_columns : list of str
+        Columns of the received table that hold the keys.
+    row_columns : list of str
+        Columns of the received table to show to the function as rows.
+    key_names : list of str
+        Of the keys, as the function sees them.
+    has_watermark : bool
+    timeout_conf : str
+        Of the shards, as of the operator that runs them.
+    settings : Settings
+    """
+
+    name: str
+    definition_id: str
+    function: ShardFunction
+    shards: int
+    key_columns: list[str]
+    row_columns: list[str]
+    key_names: list[str]
+    has_watermark: bool
+    timeout_conf: TimeoutConf
+    settings: Settings
+
+    def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
+        """Return the rows that a transport brought as the input of one shard."""
+        return ShardInput(
+            operator=self.name,
+            shard=shard,
+            batch_id=batch_id,
+            rows=received.select(self.row_columns),
+            shown_keys=received.select(self.key_columns).rename_columns(self.key_names).combine_chunks(),
+            hashes=received.column(HASH).combine_chunks(),
+            times=times,
+        )

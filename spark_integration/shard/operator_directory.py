@@ -1,0 +1,83 @@
+"""Below the checkpoint directory, the directory of one operator of one query.
+
+::
+
+    spark.holdfast.checkpoint.dir
+        totals/                 of the query that was here first
+        totals@<query id>/      of any other query with an operator of this name: one data frame started twice, a
+                                checkpoint location that was deleted
+
+A shard without a pointer chooses; from then on its pointer names the directory, whatever else changes. So it does no
+harm where two shards of a query have chosen differently: each finds its own again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from holdfast.errors import ConflictError
+from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+_log = logging.getLogger(__name__)
+_Held = TypeVar("_Held")
+
+
+def own_directory(operator: str, query_id: str) -> str:
+    """Return the directory that no other query chooses."""
+    return f"{operator}@{query_id}"
+
+
+def operator_of(directory: str) -> str | None:
+    """Return the name of the operator whose directory this is; None where it is none."""
+    name, found, query_id = directory.partition("@")
+    if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
+        return None
+    return name
+
+
+def begin_directory(
+    storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Held], *, is_run_known: bool
+) -> tuple[str, _Held]:
+    """Choose and claim the directory of a shard that has no pointer; return it, and what `claim` returned.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    operator : str
+        The operator's name.
+    query_id : str
+    claim : callable
+        Claims a directory, and raises ConflictError where it is another query's.
+    is_run_known : bool
+        Whether the task knows for certain which run it belongs to. Where it does not, it may not join the others.
+
+    Raises
+    ------
+    ConflictError
+        Another operator of this query has the name; or another application is at work on the query.
+    FencedError
+        A newer run of this query is at work.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    own = own_directory(operator, query_id)
+    stored = find_operator(storage, operator)
+    is_ours = stored is not None and stored.query_id == query_id
+    if is_ours or (is_run_known and stored is None and find_operator(storage, own) is None):
+        try:
+            return operator, claim(operator)
+        except ConflictError as exc:
+            # Only from another query there is a way out: a copy of this one, a newer run, or another of its operators
+            # would be met in the other directory, too.
+            if exc.facts.get("owner") in (None, query_id):
+                raise
+            _log.warning("%s", exc)
+    _log.warning("the directory %r is another query's: the state of query %s goes to %r", operator, query_id, own)
+    return own, claim(own)

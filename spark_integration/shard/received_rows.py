@@ -1,0 +1,69 @@
+"""The rows of one shard and micro-batch, all of them, before its function is called: in memory or, if many, in a file.
+
+Rows are grouped by key, so all of them have to be there before the first key can be called. Beyond `MEMORY_BYTES` they
+go to a file without a name on a local disk, and are mapped: the operating system takes their pages out of memory where
+it needs the room. What stays in memory of them are the keys, and some numbers a row for their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from holdfast.backends import local_files
+from holdfast.spark_integration.executor import local_dirs
+
+MEMORY_BYTES = 128 << 20
+
+
+def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
+    """Return the rows of all tables as one.
+
+    Parameters
+    ----------
+    tables : iterable of pyarrow.Table
+        Of one schema; taken one after another, and not kept.
+    schema : pyarrow.Schema
+        What to return where there are none.
+    root : pathlib.Path
+        A directory on a disk, below which local state goes.
+
+    Returns
+    -------
+    pyarrow.Table
+        One chunk a column, or one for each table where they are mapped.
+
+    Raises
+    ------
+    UnavailableError
+        The disk is full or failing.
+    """
+    tables = iter(tables)
+    held: list[pa.Table] = []
+    held_bytes = 0
+    for table in tables:
+        held.append(table)
+        held_bytes += table.nbytes
+        if held_bytes > MEMORY_BYTES:
+            return _mapped(itertools.chain(_given_away(held), tables), table.schema, root)
+    return pa.concat_tables(held).combine_chunks() if held else schema.empty_table()
+
+
+def _given_away(held: list[pa.Table]) -> Iterator[pa.Table]:
+    while held:
+        yield held.pop(0)
+
+
+def _mapped(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa.Table:
+    directory = local_dirs.user_directory(root)
+    with local_files.writing(directory), tempfile.TemporaryFile(dir=directory) as file:
+        with ipc.new_file(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table.combine_chunks())
+        file.flush()
+        return ipc.open_file(pa.memory_map(f"/dev/fd/{file.fileno()}")).read_all()

@@ -1,0 +1,227 @@
+"""The open components of one shard in the running task: its backend, its commits, the store that joins them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import clock
+from holdfast.backends.base import Backend, Pointer, View
+from holdfast.backends.registry import find_backend
+from holdfast.errors import HoldfastError, StateLostError, UnavailableError
+from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.ownership.claims import Held
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server.open_shards import open_backend
+from holdfast.spark_integration.shard import task
+from holdfast.spark_integration.shard.operator import Operator
+from holdfast.spark_integration.shard.operator_directory import begin_directory
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.streaming_task import StreamingTask
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShardStore:
+    """The open components of one shard during one call."""
+
+    shard: ShardAddress
+    executor_directory: Path
+    prefix: str
+    backend: Backend
+    log: ObjectCommitLog | None
+    record: OperatorRecord | None
+    store: VersionedStore
+    policy: SnapshotPolicy
+    retained_versions: int
+
+    @property
+    def operator_directory(self) -> str | None:
+        """The name of the operator's directory below the checkpoint directory; None where there is none."""
+        return None if self.record is None else self.record.operator
+
+    def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
+        """Begin at the pointer that the query has accepted, and forget what came before it.
+
+        Parameters
+        ----------
+        pointer : Pointer or None
+        version : int or None
+            To commit; None for the one that follows the pointer's.
+        """
+        transaction = self.store.begin(pointer, version)
+        try:
+            if pointer is not None:
+                # Now, not after the commit: so the new version takes the place of the oldest.
+                self.store.prune(pointer)
+        except BaseException:
+            transaction.abort()
+            raise
+        return transaction
+
+    def require_no_history(self, batch_id: int | None) -> None:
+        """Check that a shard without a pointer has none because it is new: at its first call, by one listing.
+
+        What attempts at this very micro-batch have left proves nothing: it is version ``batch_id + 1``, or 1 where the
+        micro-batch is not known.
+
+        Raises
+        ------
+        StateLostError
+            The shard has versions of earlier micro-batches.
+        """
+        if batch_id == 0:
+            return
+        found = self.backend.versions()
+        if self.log is not None:
+            listed = list_shard(self.log.storage, self.prefix).versions
+            found += [stored.pointer for stored in listed if stored.pointer is not None]
+        history = [p for p in found if (p.version <= batch_id if batch_id is not None else p.version > 1)]
+        if history:
+            raise StateLostError(
+                "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
+                "from its own checkpoint location, whole. Only where it was set back to a micro-batch before the shard "
+                "began, or a micro-batch that failed was repeated over other input: delete what is stored of the shard "
+                "in the checkpoint directory and on the executors",
+                shard=self.prefix,
+                on_executors=self.shard.directory,
+                micro_batch=batch_id,
+                newest=max(history),
+            )
+
+    def declare(self) -> None:
+        """See to it that the checkpoint directory tells whose state it is, before there is any."""
+        if self.log is not None and self.record is not None:
+            task.declare_once(self.log.storage, self.record)
+
+    def carried(self, pointer: Pointer) -> bytes | None:
+        """Return the commit of a version where the pointer's row must carry it."""
+        return None if self.log is None else self.log.carried.get(pointer)
+
+
+def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
+    """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
+
+    So restoring stays quick, and a storage that takes no snapshots is felt before it costs much.
+
+    Raises
+    ------
+    UnavailableError
+        The chain is far too long, and no snapshot can be written.
+    """
+    if opened.log is None or view is None:
+        return
+    lineage = Lineage.of(view.properties)
+    if opened.policy.is_overdue(lineage):  # else notes, which can only shorten the chain, need not be read
+        lineage = opened.log.snapshots.notes.apply_to(lineage)
+    if not opened.policy.is_overdue(lineage):
+        return
+    _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
+    try:
+        state_client.snapshot_now(operator, opened, pointer)
+    except HoldfastError as exc:
+        if opened.policy.is_full(lineage):
+            raise UnavailableError(
+                f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
+                f"make room and speed in spark.holdfast.checkpoint.dir, then start the query again ({exc.message})",
+                shard=opened.prefix,
+            ) from exc
+        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
+
+
+def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
+    """Open the store of one shard in the running task.
+
+    Parameters
+    ----------
+    remembered : PointerRow or None
+        What Spark's state has of the shard.
+    """
+    settings = operator.settings
+    tables = dict(operator.function.tables())
+    backend_class = find_backend(settings.backend)
+    root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
+    executor_directory = local_dirs.executor_directory(root)
+    state_directory = local_dirs.state_directory(executor_directory, in_memory=backend_class.in_memory)
+    of_query = state_directory / streaming.query_id
+    task.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
+    storage = task.checkpoint_storage(settings)
+    name, record, retained_versions = operator.name, None, settings.retained_versions
+    if storage is not None:
+        name, held = _claimed_directory(operator, streaming, remembered, storage, of_query)
+        record = _record(operator, streaming, name)
+        if held is not None and remembered is not None and remembered.pointer is not None:
+            retained_versions = held.retained(retained_versions, remembered.pointer.version)
+    directory = (
+        of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
+    )
+    address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
+    backend: Backend
+    if backend_class.has_one_owner:
+        backend = RemoteBackend(state_client.client_of(executor_directory), address, tables, clock.new_id)
+    else:
+        backend = open_backend(address, tables, executor_directory)
+    prefix = shard_prefix(name, shard)
+    log = None
+    if storage is not None:
+        log = ObjectCommitLog(
+            storage,
+            prefix,
+            tables,
+            task.io_executor(),
+            directory,
+            settings.backend,
+            settings.carried_bytes,
+            dict(remembered.carried_commits) if remembered else {},
+        )
+    policy = SnapshotPolicy(
+        settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
+    )
+    store = VersionedStore(backend, log)
+    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy, retained_versions)
+
+
+def _record(operator: Operator, streaming: StreamingTask, directory: str) -> OperatorRecord:
+    return OperatorRecord.of(
+        directory,
+        streaming.query_id,
+        operator.definition_id,
+        streaming.run_id,
+        operator.shards,
+        operator.function.tables(),
+        operator.settings.retained_versions,
+    )
+
+
+def _claimed_directory(
+    operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
+) -> tuple[str, Held | None]:
+    """Return the name of the shard's directory, and what the run holds there.
+
+    The directory is the one that the shard's pointer names, else one to begin in. It is claimed, unless the run is not
+    known.
+    """
+
+    def claim(directory: str) -> Held | None:
+        record = _record(operator, streaming, directory)
+        if streaming.is_run_known:
+            application = operator.settings.application
+            return task.keep_claim(storage, record, local / directory, streaming.batch_id, application)
+        task.look_once(storage, record)
+        return None
+
+    directory = remembered.directory if remembered else None
+    if directory is None:
+        return begin_directory(storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known)
+    return directory, claim(directory)

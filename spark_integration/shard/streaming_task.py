@@ -1,0 +1,95 @@
+"""Which query, run and micro-batch a task belongs to.
+
+Spark tells it in the properties of its own thread only. An action in a thread of the user's inside ``foreachBatch``, or
+over Spark Connect, has none of them; and ``setJobGroup`` overwrites what Spark uses for the run id. What a task finds:
+
+==============  =========================  ====================================================================
+                where Spark's thread runs  elsewhere
+==============  =========================  ====================================================================
+query           ``sql.streaming.queryId``  the shard's pointer, which keeps it; else the run that began the shard
+run             the session that Spark clones for each start of a query: its id is in the tags that Spark gives
+                jobs of SQL, in threads and over Connect too
+micro-batch     ``streaming.sql.batchId``  not known; a version follows the pointer's
+its time        Spark's processing time, which comes with the plan: the same whoever evaluates the micro-batch
+==============  =========================  ====================================================================
+
+A job that is none of SQL (``rows.rdd`` in a thread) or one of another session tells nothing. Then the operator's
+definition, which travels with the plan, stands in for the run; such a task claims nothing, and begins no shard where
+others do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark import TaskContext
+
+from holdfast.spark_integration.shard.operator_directory import QUERY_ID
+
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_EXECUTION, _TAGS = "spark.sql.execution.root.id", "spark.job.tags"
+_STATE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
+_SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-execution-root-id-(\d+)")
+
+
+@dataclass(frozen=True)
+class StreamingTask:
+    """The micro-batch that a task belongs to.
+
+    Attributes
+    ----------
+    query_id : str
+        The same after every restart of the query, for a shard that has a pointer.
+    run_id : str
+        New with every start, where it is known.
+    is_run_known : bool
+    batch_id : int or None
+        None where it is not known.
+    partitions : int or None
+        How many partitions Spark's state has, as pinned in the query's offset log; None where it is not known.
+    """
+
+    query_id: str
+    run_id: str
+    is_run_known: bool
+    batch_id: int | None
+    partitions: int | None
+
+    @classmethod
+    def current(cls, definition_id: str, pinned_query_id: str | None) -> StreamingTask:
+        """Return the micro-batch of the running task.
+
+        Parameters
+        ----------
+        definition_id : str
+            Of the operator that runs.
+        pinned_query_id : str or None
+            What the shard's pointer says.
+        """
+        context = TaskContext.get()
+
+        def tell(name: str) -> str:
+            return (context.getLocalProperty(name) if context else None) or ""
+
+        query_id = tell(_QUERY) if QUERY_ID.fullmatch(tell(_QUERY)) else None
+        partitions = _number(tell(_STATE_PARTITIONS))
+        run_id = _run_id(tell) if query_id or partitions else None
+        return cls(
+            query_id=pinned_query_id or query_id or run_id or definition_id,
+            run_id=run_id or definition_id,
+            is_run_known=run_id is not None,
+            batch_id=_number(tell(_BATCH)) if query_id else None,
+            partitions=partitions,
+        )
+
+
+def _run_id(tell: Callable[[str], str]) -> str | None:
+    """Return the id of the session in which the outermost execution of this job began: a clone made for the run."""
+    sessions = {number: session for session, number in _SESSION_TAG.findall(tell(_TAGS))}
+    return sessions.get(tell(_EXECUTION))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None

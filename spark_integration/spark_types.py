@@ -1,0 +1,222 @@
+"""Spark's types seen from Arrow, and what an operator can group by, keep and return."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.errors import ParseException
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from holdfast.backends.arrow.rows import is_same_kind, one_chunk
+from holdfast.backends.arrow.values import cast, null_where_none_may_be
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+
+WATERMARK_METADATA = "spark.watermarkDelayMs"
+
+# As Spark exchanges them with Python. Written out, since Spark's own conversion is not public and changes
+# its parameters from release to release.
+_ARROW_TYPES: dict[type[DataType], pa.DataType] = {
+    BinaryType: pa.binary(),
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    DateType: pa.date32(),
+    DayTimeIntervalType: pa.duration("us"),
+    DoubleType: pa.float64(),
+    FloatType: pa.float32(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    NullType: pa.null(),
+    ShortType: pa.int16(),
+    TimestampNTZType: pa.timestamp("us"),
+    TimestampType: pa.timestamp("us", "UTC"),
+}
+_HINTS = {
+    "map": "group by a column of another type, such as its JSON text (to_json)",
+    "collated": "group by lower(column), or by the column collated as UTF8_BINARY",
+    "type": "cast it to a type that Arrow carries, such as string or bigint",
+}
+
+
+def parse_struct(schema: StructType | str, what: str) -> StructType:
+    """Return a schema given as Spark gives it: a `StructType` or a DDL string.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is neither, or has no columns.
+    """
+    try:
+        parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except ParseException as exc:
+        raise InvalidArgumentError(f"{what} is no DDL string: {exc}") from exc
+    if not isinstance(parsed, StructType) or not parsed.fields:
+        raise InvalidArgumentError(
+            f"{what} must be a StructType or a DDL string with at least one column, as 'n long, total double'",
+            given=type(schema).__name__,
+        )
+    return parsed
+
+
+def arrow_schema(schema: StructType, what: str, *, keep_not_null: bool = False) -> pa.Schema:
+    """Return the Arrow schema in which Spark exchanges these columns with Python.
+
+    Parameters
+    ----------
+    schema : StructType
+    what : str
+        What to call it in an error.
+    keep_not_null : bool, default False
+        Whether columns that must not be null say so; else all may be.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column's type cannot be exchanged, or two columns have one name.
+    """
+    names = [f.name for f in schema]
+    repeated = sorted({n for n in names if names.count(n) > 1})
+    if repeated:
+        raise InvalidArgumentError(f"{what} names a column twice", repeated=repeated)
+    fields = [(f.name, _arrow_type(f.dataType, f.name, what), f.nullable or not keep_not_null) for f in schema]
+    return pa.schema([pa.field(*field) for field in fields])
+
+
+def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
+    if isinstance(t, ArrayType):
+        return pa.list_(pa.field("element", _arrow_type(t.elementType, column, what), t.containsNull))
+    if isinstance(t, MapType):
+        key, value = _arrow_type(t.keyType, column, what), _arrow_type(t.valueType, column, what)
+        return pa.map_(key, pa.field("value", value, t.valueContainsNull))
+    if isinstance(t, StructType):
+        return pa.struct([pa.field(f.name, _arrow_type(f.dataType, f"{column}.{f.name}", what), f.nullable) for f in t])
+    if isinstance(t, DecimalType):
+        return pa.decimal128(t.precision, t.scale)
+    if isinstance(t, StringType):
+        return pa.string()
+    if type(t) not in _ARROW_TYPES:
+        raise InvalidArgumentError(
+            f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()
+        )
+    return _ARROW_TYPES[type(t)]
+
+
+def require_key_types(fields: list[StructField]) -> None:
+    """Check that Spark's ``xxhash64`` and byte equality give the groups that Spark's ``groupBy`` gives.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A key column, or a part of it, is a map or a collated string.
+    """
+    for field in fields:
+        _require_key(field.dataType, field.name)
+
+
+def _require_key(data_type: DataType, column: str) -> None:
+    if isinstance(data_type, MapType):
+        raise InvalidArgumentError(f"cannot group by map column {column!r}: {_HINTS['map']}")
+    if isinstance(data_type, StringType) and getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY":
+        raise InvalidArgumentError(
+            f"cannot group by collated column {column!r}: equal keys would have different bytes; {_HINTS['collated']}",
+            collation=data_type.collation,
+        )
+    if isinstance(data_type, ArrayType):
+        _require_key(data_type.elementType, column)
+    if isinstance(data_type, StructType):
+        for part in data_type:
+            _require_key(part.dataType, f"{column}.{part.name}")
+
+
+def require_utf8(rows: pa.Table | pa.RecordBatch, what: str) -> None:
+    """Check that Python and pandas can hold the text of some columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column, or a part of it, has text that is not UTF-8, as Spark's may be.
+    """
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except ValueError as exc:
+            raise InvalidArgumentError(
+                f"column {name!r} of {what} has text that is not UTF-8, which Python and pandas cannot hold: make it "
+                "valid with make_valid_utf8(column), or keep it as binary"
+            ) from exc
+
+
+def owned(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column in memory of its own: Arrow's arrays may lie over numpy's, which their owner goes on changing."""
+    whole = one_chunk(column)
+    return pa.concat_arrays([whole, whole.slice(0, 0)])
+
+
+def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.RecordBatch:
+    """Return what a user's function returned as one batch of the declared output columns.
+
+    Raises
+    ------
+    SchemaMismatchError
+        Not a table, or its columns are not the declared ones.
+    """
+    if not isinstance(table, (pa.Table, pa.RecordBatch)):
+        raise SchemaMismatchError(
+            "the function must return a pyarrow.Table, a pyarrow.RecordBatch or None",
+            operator=operator,
+            returned=type(table).__name__,
+        )
+    if sorted(table.schema.names) != sorted(schema.names):
+        raise SchemaMismatchError(
+            "the function returned other columns than outputStructType declares",
+            operator=operator,
+            missing=sorted(set(schema.names) - set(table.schema.names)),
+            unexpected=sorted(set(table.schema.names) - set(schema.names)),
+        )
+    columns = []
+    for field in schema:
+        column = _cast_output(owned(table.column(field.name)), field, operator)
+        if column.null_count and not field.nullable:
+            raise SchemaMismatchError(
+                f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
+                operator=operator,
+                nulls=column.null_count,
+            )
+        if forbidden := null_where_none_may_be(column):
+            raise SchemaMismatchError(
+                f"the function returned nulls inside column {field.name!r}, in {forbidden}, which outputStructType "
+                "declares NOT NULL",
+                operator=operator,
+            )
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast_output(column: pa.Array, field: pa.Field, operator: str) -> pa.Array:
+    problem = f"the function returned column {field.name!r} in a type that does not fit"
+    facts = {"operator": operator, "returned": str(column.type), "declared": str(field.type)}
+    if not is_same_kind(column.type, field.type):
+        raise SchemaMismatchError(f"{problem}: convert it first", **facts)
+    try:
+        return cast(column, field.type)
+    except (ValueError, pa.ArrowNotImplementedError) as exc:
+        raise SchemaMismatchError(f"{problem}: {exc}", **facts) from exc

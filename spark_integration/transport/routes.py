@@ -1,0 +1,98 @@
+"""Which shard a key belongs to, and which partition of Spark's shuffle runs a shard.
+
+A shard is a contiguous range of the 64-bit key hash, so that changing the number of shards intersects
+ranges. ``shard = ((hash >>> 32) * S) >>> 32``: the same arithmetic here and in SQL.
+
+Spark sends a row to the partition ``pmod(murmur3(route, seed 42), N)``. Of one 4-byte block murmur3 is a bijection:
+each 32-bit number is the hash of exactly one int. **The route of shard i is the int whose hash is i**, so shard i runs
+in partition ``i mod N`` whatever N is: one shard for each partition, or the same number in each. Routes are keys of
+Spark's state, and depend on nothing: no session, no number of partitions, no number of shards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from holdfast.backends.arrow.rows import HashArray
+from holdfast.errors import SchemaMismatchError
+
+_SPARK_SEED = 42
+_MODULUS = 1 << 32
+# The constants of murmur3_x86_32: of the block, of the mixing, of the end; and what undoes their multiplications.
+_C1, _C2, _M, _N, _F1, _F2 = 0xCC9E2D51, 0x1B873593, 5, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35
+_C1_INVERSE, _C2_INVERSE, _M_INVERSE, _F1_INVERSE, _F2_INVERSE = (
+    pow(factor, -1, _MODULUS) for factor in (_C1, _C2, _M, _F1, _F2)
+)
+_BLOCK_BYTES = 4
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> (32 - bits)) % _MODULUS
+
+
+def hash_of_route(route: int) -> int:
+    """Return Spark's hash of an int key, as unsigned."""
+    block = _rotated(route * _C1 % _MODULUS, 15) * _C2 % _MODULUS
+    mixed = (_rotated(_SPARK_SEED ^ block, 13) * _M + _N) % _MODULUS
+    end = mixed ^ _BLOCK_BYTES
+    end = (end ^ end >> 16) * _F1 % _MODULUS
+    end = (end ^ end >> 13) * _F2 % _MODULUS
+    return end ^ end >> 16
+
+
+def route_of_hash(value: int) -> int:
+    """Return the int key that has this hash: `hash_of_route`, each step undone, the last one first."""
+    end = (value ^ value >> 16) * _F2_INVERSE % _MODULUS
+    end = (end ^ end >> 13 ^ end >> 26) * _F1_INVERSE % _MODULUS
+    mixed = end ^ end >> 16 ^ _BLOCK_BYTES
+    block = _rotated((mixed - _N) * _M_INVERSE % _MODULUS, 32 - 13) ^ _SPARK_SEED
+    route = _rotated(block * _C2_INVERSE % _MODULUS, 32 - 15) * _C1_INVERSE % _MODULUS
+    return route - _MODULUS if route >= _MODULUS // 2 else route
+
+
+def routes_of(shards: int) -> list[int]:
+    """Return by shard its route, the same ones for ever."""
+    return [route_of_hash(shard) for shard in range(shards)]
+
+
+def shard_of_route(route: int, shards: int) -> int:
+    """Return the shard that Spark calls under a key of its state.
+
+    Raises
+    ------
+    SchemaMismatchError
+        No shard of the operator has this route.
+    """
+    shard = hash_of_route(route)
+    if shard >= shards:
+        raise SchemaMismatchError(
+            "Spark calls a shard that the operator does not have: set spark.holdfast.shards to the number that the "
+            "query began with, and start no other operator from its checkpoint location",
+            route=route,
+            shards=shards,
+        )
+    return shard
+
+
+def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
+    """Return the shard of each hash."""
+    high = hashes >> np.uint64(32)
+    return ((high * np.uint64(shards)) >> np.uint64(32)).astype(np.intp)
+
+
+def shard_column(hash_column: Column, shards: int) -> Column:
+    """Return `shards_of` as a Spark expression on a ``bigint`` hash."""
+    high = F.shiftrightunsigned(hash_column, 32)
+    return F.shiftrightunsigned(high * F.lit(shards).cast("long"), 32).cast("int")
+
+
+def route_column(hash_column: Column, shards: int) -> Column:
+    """Return the route of each row's shard as a Spark expression."""
+    routes = routes_of(shards)
+    if shards == 1:
+        return F.lit(routes[0]).cast("int")
+    all_routes = F.array(*[F.lit(route).cast("int") for route in routes])
+    return F.element_at(all_routes, shard_column(hash_column, shards) + 1)

@@ -1,0 +1,215 @@
+"""The rows of one micro-batch by key, and reductions over each key's rows.
+
+Rows are sorted by key once; a reduction is then one pass over contiguous stretches, for all keys together.
+Nulls are left out as in SQL's aggregates: the result is null only where a key has no other value. `first` and `last`
+are of rows, as Spark's are by default: where the value of that row is null, so is the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import IntArray, RowOrder, one_chunk
+from holdfast.errors import InvalidArgumentError
+
+_INT64 = np.iinfo(np.int64)
+
+
+class Groups:
+    """Reductions of the micro-batch's columns, one value a key, in the order of `ShardBatch.keys`.
+
+    Every method takes a column as the name of an input column or as an array with one value for each input
+    row, and returns a `pyarrow.Array` of shape (number of keys,).
+    """
+
+    def __init__(self, rows: pa.Table, order: RowOrder) -> None:
+        self._rows = rows
+        self._order: IntArray = order.rows
+        self._first = order.first
+        self._starts: IntArray = np.flatnonzero(order.first)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def index(self) -> IntArray:
+        """For each input row the position of its key in `ShardBatch.keys`; shape (rows,)."""
+        index = np.empty(len(self._order), np.int64)
+        index[self._order] = self._sorted_index()
+        return index
+
+    def _sorted_index(self) -> IntArray:
+        index: IntArray = np.cumsum(self._first) - 1
+        return index
+
+    def count(self, column: str | pa.Array | None = None) -> pa.Array:
+        """Count each key's rows or, given a column, those where it is not null; int64."""
+        if column is None:
+            ends = np.append(self._starts[1:], len(self._order))
+            return pa.array(ends - self._starts)
+        return pa.array(self._count_valid(self._column(column)))
+
+    def sum(self, column: str | pa.Array) -> pa.Array:
+        """Add up: integers as int64, floats as float64, decimals as decimals of 38 digits.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Not a number, or a sum that its type cannot hold.
+        """
+        values = self._numbers(column)
+        if pa.types.is_decimal(values.type):
+            return self._sum_decimals(values)
+        if pa.types.is_integer(values.type):
+            self._require_no_overflow(values)
+            totals = self._reduce(np.add, self._sorted(values, 0).astype(np.int64))
+        else:
+            totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64))
+        return self._null_where_empty(values, totals)
+
+    def mean(self, column: str | pa.Array) -> pa.Array:
+        """Average as float64.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Not a number.
+        """
+        values = self._numbers(column).cast(pa.float64(), safe=False)
+        counts = self._count_valid(values)
+        totals = self._reduce(np.add, self._sorted(values, 0.0))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return pa.array(totals / counts, mask=counts == 0)
+
+    def min(self, column: str | pa.Array) -> pa.Array:
+        """Smallest value; NaN counts as the largest number, as in Spark."""
+        return self._extreme(column, "min")
+
+    def max(self, column: str | pa.Array) -> pa.Array:
+        """Largest value; NaN counts as the largest number, as in Spark."""
+        return self._extreme(column, "max")
+
+    def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
+        """Value, maybe null, of the first row: by `order_by`, null last; else as rows arrived, in no fixed order."""
+        return self._column(column).take(pa.array(self._picked(order_by, last=False)))
+
+    def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
+        """Value, maybe null, of the last row: by `order_by`, null first; else as rows arrived, in no fixed order."""
+        return self._column(column).take(pa.array(self._picked(order_by, last=True)))
+
+    def _numbers(self, column: str | pa.Array) -> pa.Array:
+        values = self._column(column)
+        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+        if not any(is_kind(values.type) for is_kind in kinds):
+            raise InvalidArgumentError("only numbers can be added up", type=str(values.type))
+        return values
+
+    def _column(self, column: str | pa.Array | pa.ChunkedArray) -> pa.Array:
+        if isinstance(column, str):
+            if column not in self._rows.schema.names:
+                raise InvalidArgumentError(f"the input has no column {column!r}", columns=list(self._rows.schema.names))
+            column = self._rows.column(column)
+        values = one_chunk(column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column))
+        if len(values) != len(self._order):
+            raise InvalidArgumentError(
+                "a column must have one value for each input row", values=len(values), rows=len(self._order)
+            )
+        return values
+
+    def _sorted(self, values: pa.Array, fill: Any) -> npt.NDArray[Any]:
+        if values.null_count:
+            values = pc.fill_null(values, pa.scalar(fill, values.type))
+        return values.to_numpy(zero_copy_only=False)[self._order]
+
+    def _reduce(self, function: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not len(values):
+            return values
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, as in Spark
+            reduced: npt.NDArray[Any] = function.reduceat(values, self._starts)
+        return reduced
+
+    def _count_valid(self, values: pa.Array) -> IntArray:
+        valid = values.is_valid().to_numpy(zero_copy_only=False)[self._order]
+        return self._reduce(np.add, valid.astype(np.int64))
+
+    def _null_where_empty(self, values: pa.Array, reduced: npt.NDArray[Any]) -> pa.Array:
+        if not values.null_count:
+            return pa.array(reduced)
+        return pa.array(reduced, mask=self._count_valid(values) == 0)
+
+    def _sum_decimals(self, values: pa.Array) -> pa.Array:
+        # Arrow adds up without a check: take twice the digits, which no number of rows fills.
+        totals = self._by_arrow(values.cast(pa.decimal256(76, values.type.scale)), "sum")
+        try:
+            return totals.cast(pa.decimal128(38, values.type.scale))
+        except pa.ArrowInvalid as exc:
+            raise _too_large(values.type) from exc
+
+    def _require_no_overflow(self, values: pa.Array) -> None:
+        """Bound every sum by the largest value times the most rows; look closer only if that is too large."""
+        bounds = pc.min_max(values).as_py()
+        if bounds["min"] is None:
+            return
+        largest = max(abs(bounds["min"]), abs(bounds["max"]))
+        if largest * int(np.diff(np.append(self._starts, len(self._order))).max()) <= _INT64.max:
+            return
+        exact = self._reduce(np.add, self._sorted(values, 0).astype(object))
+        if any(not _INT64.min <= total <= _INT64.max for total in exact):
+            raise _too_large(values.type)
+
+    def _extreme(self, column: str | pa.Array, which: str) -> pa.Array:
+        values = self._column(column)
+        if pa.types.is_temporal(values.type):
+            plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+            return self._extreme(plain, which).view(values.type)
+        if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+            return self._by_arrow(values, which)
+        if pa.types.is_floating(values.type):
+            # fmin passes NaN over, so that only a group of nothing else gives NaN.
+            fill: Any = np.nan if which == "min" else -np.inf
+            function: np.ufunc = np.fmin if which == "min" else np.maximum
+        else:
+            limits = np.iinfo(values.type.to_pandas_dtype())
+            fill = limits.max if which == "min" else limits.min
+            function = np.minimum if which == "min" else np.maximum
+        return self._null_where_empty(values, self._reduce(function, self._sorted(values, fill)))
+
+    def _by_arrow(self, values: pa.Array, function: str) -> pa.Array:
+        """Reduce a type that numpy does not hold with Arrow's own grouping."""
+        taken = values.take(pa.array(self._order))
+        table = pa.table({"group": pa.array(self._sorted_index()), "value": taken})
+        try:
+            reduced = table.group_by("group", use_threads=False).aggregate([("value", function)])
+        except pa.ArrowNotImplementedError as exc:
+            raise InvalidArgumentError(f"values of this type have no {function}", type=str(values.type)) from exc
+        return one_chunk(reduced.sort_by("group").column(f"value_{function}"))
+
+    def _picked(self, order_by: str | pa.Array | None, *, last: bool) -> IntArray:
+        if not len(self._order):
+            return self._order
+        ends = np.append(self._starts[1:], len(self._order))
+        if order_by is None:
+            return self._order[ends - 1] if last else self._order[self._starts]
+        order = self._column(order_by)
+        try:
+            ranks = pc.rank(order, tiebreaker="first").to_numpy().astype(np.int64)
+        except pa.ArrowNotImplementedError as exc:
+            raise InvalidArgumentError("values of this type have no order", type=str(order.type)) from exc
+        if last and order.null_count:
+            # Arrow ranks nulls above everything: put them below.
+            ranks[order.is_null().to_numpy(zero_copy_only=False)] -= len(ranks)
+        sorted_ranks = ranks[self._order]
+        wanted = self._reduce(np.maximum if last else np.minimum, sorted_ranks)
+        hit = sorted_ranks == np.repeat(wanted, ends - self._starts)
+        return self._order[hit]
+
+
+def _too_large(data_type: pa.DataType) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a sum is larger than its type holds: add up as float64, or integers as decimals", type=str(data_type)
+    )

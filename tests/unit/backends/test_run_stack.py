@@ -1,0 +1,221 @@
+"""Stacks of runs: which are merged when, and that background merges keep every promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import clock
+from holdfast.backends import run_stack
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Run, merge_runs
+from holdfast.backends.run_files import backend as run_files
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.backends.run_stack import GROWTH, first_to_merge, look_up, merge_in_stretches, merge_over
+from holdfast.testing.state_rows import COUNTS, TABLES, Row, contents, counts, keys_of, no_counts, run_of, users
+
+sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
+
+
+@given(sizes)
+def test_what_stays_below_is_large(sizes_bytes: list[int]) -> None:
+    """The rule of the stack: after a merge each run below is more than `GROWTH` times all above it."""
+    start = first_to_merge(sizes_bytes)
+    assert 0 <= start < len(sizes_bytes)
+    if start:
+        assert sizes_bytes[start - 1] > GROWTH * sum(sizes_bytes[start:])
+
+
+@given(sizes, st.integers(0, 20_000))
+def test_a_limited_merge_is_limited(sizes_bytes: list[int], limit: int) -> None:
+    """A commit never merges more than the limit, and of what the background will merge again only a small part."""
+    start, of_background = first_to_merge(sizes_bytes, limit), first_to_merge(sizes_bytes)
+    assert of_background <= start < len(sizes_bytes)
+    if start < len(sizes_bytes) - 1:
+        assert sum(sizes_bytes[start:]) <= limit
+        assert start == of_background or sum(sizes_bytes[start:]) <= sum(sizes_bytes[of_background:]) / 8
+
+
+def test_a_stack_stays_low_and_rows_are_rewritten_rarely() -> None:
+    """Many commits of one size: the stack is logarithmic, and so is the work a row causes."""
+    stack: list[int] = []
+    written = 0
+    for _ in range(2000):
+        start = first_to_merge([*stack, 1])
+        merged = sum(stack[start:]) + 1
+        written += merged
+        stack = [*stack[:start], merged]
+        assert len(stack) <= 11
+    assert written <= 2000 * 7
+
+
+@pytest.mark.parametrize(
+    "limit", [None, 20, 0], ids=["by the commit", "large ones in the background", "in the background"]
+)
+def test_what_one_per_cent_of_changes_writes(limit: int | None) -> None:
+    """All that is written goes into the next snapshot: at most 5 % of the state, and the state at most three times."""
+    keys, changed = 100_000, 1_000
+    commits_in: list[float] = [math.inf]
+    written = 0
+    commits = 1000
+
+    def sizes(commits_in: list[float]) -> list[int]:
+        return [round(keys * (1 - (1 - changed / keys) ** n)) for n in commits_in]
+
+    def merged(start: int) -> int:
+        commits_in[start:] = [sum(commits_in[start:])]
+        return sizes(commits_in)[start]
+
+    for _ in range(commits):
+        commits_in.append(1)
+        written += merged(first_to_merge(sizes(commits_in), None if limit is None else limit * changed))
+        if first_to_merge(sizes(commits_in)) < len(commits_in) - 1:
+            written += merged(first_to_merge(sizes(commits_in)))
+        assert sum(sizes(commits_in)) <= 1.8 * keys
+    assert written <= 0.05 * keys * commits
+
+
+def test_a_look_up_of_nothing_in_nothing() -> None:
+    """No runs, no keys: empty answers of the right shape."""
+    assert look_up([], keys_of(COUNTS, []), COUNTS).values.num_rows == 0
+    found = look_up([], keys_of(COUNTS, [("a",)]), COUNTS)
+    assert not found.exists.any()
+    assert found.values.num_rows == 1
+
+
+def numbered(hashes: Sequence[int], sign: int = 1) -> Run:
+    """Return a run whose row for hash h is named after it, and has h, or -h, as its value."""
+    return run_of(COUNTS, [((str(h),), (sign * h,)) for h in hashes], hashes)
+
+
+def test_stretches_grow_from_small_to_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First rows come soon, all rows come once, and no stretch is much larger than it may be."""
+    monkeypatch.setattr(run_stack, "STRETCH_BYTES", 64_000)
+    runs = [numbered(range(0, 40_000, 2)), numbered(range(0, 40_000, 3), -1), numbered(range(39_000, 41_000))]
+    found = list(merge_in_stretches(runs, drop_deletes=False, first_bytes=1_000))
+    sizes = [run.size_bytes for run in found]
+    assert 100 < sizes[0] <= 1_000
+    assert all(size <= 64_000 for size in sizes)
+    assert sizes[4] > 20_000
+    assert (
+        np.concatenate([run.hashes for run in found]).tolist() == merge_runs(runs, drop_deletes=False).hashes.tolist()
+    )
+
+
+few_hashes = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])
+rows_of_few_hashes = st.dictionaries(
+    st.tuples(st.sampled_from("abc"), few_hashes), st.one_of(st.none(), st.integers(0, 9)), max_size=12
+)
+
+
+def few(rows: dict[tuple[str, int], int | None]) -> Run:
+    """Return a run of rows by (name, hash)."""
+    written: list[tuple[Row, Row | None]] = [((n,), None if v is None else (v,)) for (n, _), v in rows.items()]
+    return run_of(COUNTS, written, [h for _, h in rows])
+
+
+@given(rows_of_few_hashes, st.lists(rows_of_few_hashes, max_size=3), st.integers(1, 5))
+def test_writes_over_a_scan_are_as_if_all_were_merged(
+    below: dict[tuple[str, int], int | None], writes: list[dict[tuple[str, int], int | None]], rows_each: int
+) -> None:
+    """Wherever the runs of the scan end, also within one hash: nothing doubled, risen again, lost or out of order."""
+    scanned = merge_runs([few(below)], drop_deletes=True)
+    written = [few(rows) for rows in writes]
+    pieces = [Run(COUNTS, scanned.batch.slice(i, rows_each)) for i in range(0, len(scanned) + 1, rows_each)]
+    found = list(merge_over(pieces, written))
+    assert all(map(len, found))
+    expected = merge_runs([scanned, *written], drop_deletes=True)
+    assert [row for run in found for row in run.batch.to_pylist()] == expected.batch.to_pylist()
+
+
+def test_writes_over_a_scan_read_no_more_than_is_asked_for() -> None:
+    """The first rows of a large state cost little, also once something was written."""
+    read: list[int] = []
+
+    def scan() -> Iterator[Run]:
+        for start in range(0, 1_000, 10):
+            read.append(start)
+            yield numbered(range(start, start + 10))
+
+    found = merge_over(scan(), [numbered([5, 500], -1)])
+    first = next(found)
+    assert first.values.column(0).to_pylist() == [0, 1, 2, 3, 4, -5, 6, 7, 8, 9]
+    assert read == [0]
+    assert sum(map(len, found)) == 1_000 - len(first)
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    """A backend whose commits merge nothing: all merging is the background's."""
+    monkeypatch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", 0)
+    return MemoryBackend(tmp_path / "shard", TABLES, clock.new_id)
+
+
+def commit(backend: MemoryBackend, base: Pointer | None, write: object) -> Pointer:
+    pointer = Pointer(base.version + 1 if base else 1, clock.new_id())
+    backend.apply(base, pointer, write, {})
+    return pointer
+
+
+def test_a_partial_background_merge_keeps_deletes(backend: MemoryBackend) -> None:
+    """A merge above a large run must carry tombstones, or deleted rows rise again."""
+    everyone = [(f"user {i}", i) for i in range(200)]
+    first = commit(backend, None, counts(*everyone))
+    second = commit(backend, first, no_counts("user 1", "user 2"))
+    third = commit(backend, second, counts(("user 2", -2), ("user 4", 4)))
+    assert backend.maintain(third) == 1
+    assert backend.maintain(third) == 0, "what is merged is not merged again"
+    fourth = commit(backend, third, counts(("user 3", -3)))
+    assert backend.statistics().runs["counts"] == 3, "large, merged, new"
+    with backend.view(third) as before, backend.view(fourth) as after:
+        assert users(before, "user 1", "user 2", "user 3") == [None, (-2,), (3,)]
+        assert users(after, "user 1", "user 2", "user 3") == [None, (-2,), (-3,)]
+        assert len(contents(after, "counts")) == 199
+
+
+def test_a_full_background_merge_forgets_deletes(backend: MemoryBackend) -> None:
+    """State that was deleted does not occupy memory for ever."""
+    first = commit(backend, None, counts(("a", 1), ("b", 2)))
+    second = commit(backend, first, no_counts("a", "b"))
+    assert backend.maintain(second) == 1
+    third = commit(backend, second, counts())
+    assert backend.statistics().rows["counts"] == 0
+    with backend.view(third) as view:
+        assert contents(view, "counts") == {}
+
+
+def test_merges_of_merged_runs_are_found(backend: MemoryBackend) -> None:
+    """A commit that missed one merge uses it together with the next; records need no order."""
+    pointer = commit(backend, None, counts(("a", 1)))
+    for step in range(2, 12):
+        pointer = commit(backend, pointer, counts((f"user {step}", step)))
+    late = pointer
+    for _ in range(3):
+        assert backend.maintain(late) in (0, 1)
+        late = commit(backend, late, counts(("late", late.version)))
+        backend.maintain(late)
+    again = commit(backend, pointer, counts(("again", 1)))
+    with backend.view(again) as view:
+        assert len(contents(view, "counts")) == 12
+        assert len(view.stack("counts")) <= 3
+
+
+def test_merges_go_when_no_version_needs_them(backend: MemoryBackend, tmp_path: Path) -> None:
+    """What background merges write is freed like everything else."""
+    pointer = commit(backend, None, counts(("a", 1)))
+    for step in range(2, 6):
+        pointer = commit(backend, pointer, counts((f"user {step}", step)))
+        backend.maintain(pointer)
+    last = commit(backend, pointer, counts(("z", 1)))
+    backend.drop([p for p in backend.versions() if p != last])
+    assert not list((tmp_path / "shard" / "merges").iterdir())
+    files = {p.stat().st_ino for p in (tmp_path / "shard").rglob("*.arrow")}
+    assert len(files) == backend.statistics().runs["counts"]
+    with backend.view(last) as view:
+        assert len(contents(view, "counts")) == 6

@@ -1,0 +1,244 @@
+"""The framing of stored files: whatever happens to a byte, the answer is right or an error that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import clock
+from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Run
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts
+
+RUN = counts(*((f"user {i}", i) for i in range(50)))["counts"]
+P1 = Pointer(1, "aa")
+
+
+def sections(compression: str | None) -> dict[str, stored_file.SectionWriter]:
+    return {"counts": lambda file: RUN.write(file, compression=compression), "note": lambda file: file.write(b"x" * 20)}
+
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, stored_file.SectionWriter]]] = {
+    "run": ({"rows": 50}, sections(None)),
+    "commit": ({"pointer": "1-aa", "chain": []}, sections("lz4")),
+    "version": ({"stacks": {"counts": []}, "properties": {"ü": None}}, {}),
+    "empty": ({}, {}),
+}
+
+
+def encoded(kind: str) -> bytes:
+    header, parts = KINDS[kind]
+    return stored_file.encode(kind, header, parts)[0].to_pybytes()
+
+
+def reseal(data: bytes, footer: Any, *, version: int = 1, flags: int = 0, magic: bytes = b"HOLDFAST") -> bytes:
+    """Return the file with another footer and a right digest, as somebody who knows the format could make it."""
+    size = struct.unpack("<I", data[-32:-28])[0]
+    text = footer if isinstance(footer, bytes) else json.dumps(footer).encode()
+    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), flags, version)
+    return body + xxhash.xxh3_128(body).digest() + magic
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_read(kind: str) -> None:
+    """Header, sections, size and digest come back; the two ways to write agree."""
+    data = encoded(kind)
+    read = stored_file.decode(data, source="x", kind=kind)
+    assert read.header == KINDS[kind][0]
+    assert read.size_bytes == len(data)
+    assert read.digest == stored_file.encode(kind, *KINDS[kind])[1]
+    assert set(read.sections) == set(KINDS[kind][1])
+    if "counts" in read.sections:
+        assert Run.read(read.section("counts", "x"), COUNTS, source="x").batch.equals(RUN.batch)
+        assert read.section("note", "x").to_pybytes() == b"x" * 20
+    with pytest.raises(CorruptionError, match=r"x lacks a section.*no such"):
+        read.section("no such", "x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_byte_is_found_wherever_it_is(kind: str) -> None:
+    """Each byte of each kind of file: the error names the file."""
+    data = encoded(kind)
+    for offset in range(len(data)):
+        damaged = bytearray(data)
+        damaged[offset] ^= 0x41
+        with pytest.raises(CorruptionError, match=r"s3://b/the-file"):
+            stored_file.decode(bytes(damaged), source="s3://b/the-file", kind=kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_or_extended_file_is_found(kind: str) -> None:
+    """Every length but the right one, the empty file included."""
+    data = encoded(kind)
+    for cut in [*(data[:n] for n in range(len(data))), data[1:], data + b"\0", data + data[-32:]]:
+        with pytest.raises(CorruptionError, match="the-file"):
+            stored_file.decode(cut, source="the-file", kind=kind)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_an_unverified_flip_is_never_an_untyped_error(offset: int, change: int) -> None:
+    """Local files are read without their digest: damage to the frame is still a typed error."""
+    data = bytearray(encoded("version"))
+    data[offset % len(data)] ^= change
+    with contextlib.suppress(CorruptionError):  # any other error fails the test
+        stored_file.decode(bytes(data), source="x", kind="version", verify=False)
+
+
+def test_another_format_version_says_what_to_do() -> None:
+    """A newer release's file is not called damaged."""
+    data = encoded("version")
+    footer = {"kind": "version", "encoding": "plain", "header": {}, "sections": []}
+    for changed in (reseal(data, footer, version=2), reseal(data, footer, flags=1)):
+        with pytest.raises(CorruptionError, match=r"another format than this release.*release that wrote it"):
+            stored_file.decode(changed, source="x", kind="version")
+    assert stored_file.decode(reseal(data, footer), source="x", kind="version").header == {}
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        [],
+        {"kind": "run"},
+        {"kind": "run", "encoding": "plain", "header": [], "sections": []},
+        {"kind": "version", "encoding": "plain", "header": {}, "sections": []},
+        {"kind": "run", "encoding": "aes", "header": {}, "sections": []},
+        *(
+            {"kind": "run", "encoding": "plain", "header": {}, "sections": [entry]}
+            for entry in (
+                7,
+                {},
+                {"name": "a", "offset": -1, "size_bytes": 1},
+                {"name": "a", "offset": 0, "size_bytes": -1},
+                {"name": "a", "offset": 0, "size_bytes": 2**62},
+                {"name": "a", "offset": 2**70, "size_bytes": 0},
+                {"name": "a", "offset": 0.0, "size_bytes": 1},
+                {"name": "a", "offset": True, "size_bytes": 1},
+                {"name": ["a"], "offset": 0, "size_bytes": 1},
+                {"name": "a", "offset": "0", "size_bytes": 1},
+            )
+        ),
+        b"[" * 100_000,
+        {"kind": "run", "encoding": ["plain"], "header": {}, "sections": []},
+        {"kind": ["run"], "encoding": "plain", "header": {}, "sections": []},
+        {"kind": "run", "encoding": "plain", "header": {"a": "\ud800"}, "sections": []},
+        b'{"kind": "run", "encoding": "plain", "header": {"a": Infinity}, "sections": []}',
+        *(
+            {"kind": "run", "encoding": encoding, "header": {}, "sections": sections}
+            for encoding, sections in (
+                ("plain", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": 2}]),
+                ("plain", [{"name": "a", "offset": 0, "size_bytes": 1}]),
+                ("lz4", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": 2**46}]),
+                ("lz4", [{"name": "a", "offset": 0, "size_bytes": 1, "plain_bytes": -1}]),
+                ("plain", [{"name": n, "offset": 0, "size_bytes": 9, "plain_bytes": 9} for n in "ab"]),
+                ("plain", [{"name": "a", "offset": o, "size_bytes": 9, "plain_bytes": 9} for o in (0, 9)]),
+            )
+        ),
+    ],
+    ids=lambda footer: str(footer)[:80],
+)
+def test_a_forged_footer_is_refused(footer: Any) -> None:
+    """A right digest proves nothing about who wrote the file."""
+    with pytest.raises(CorruptionError, match="the-file"):
+        stored_file.decode(reseal(encoded("run"), footer), source="the-file", kind="run")
+
+
+def test_a_file_made_in_place_is_the_same_file() -> None:
+    room = bytearray(b"some bytes" + b"\xff" * stored_file.END_BYTES_MAX)
+    wanted, digest = stored_file.encode("part", {"offset": 0}, {"data": lambda out: out.write(b"some bytes")})
+    made, its_digest = stored_file.encode_in_place(room, 10, "part", {"offset": 0}, "data")
+    assert (bytes(made), its_digest) == (wanted.to_pybytes(), digest)
+
+
+def test_a_file_that_has_no_room_is_not_made_in_place() -> None:
+    with pytest.raises(InvalidArgumentError, match="no room"):
+        stored_file.encode_in_place(bytearray(20), 10, "part", {}, "data")
+
+
+def test_sections_are_views() -> None:
+    """Reading copies nothing: a mapped file stays a mapping."""
+    data = pa.py_buffer(encoded("run"))
+    read = stored_file.decode(data, source="x", kind="run")
+    assert data.address <= read.sections["counts"].address < data.address + data.size
+
+
+# Local files, which are read by size and not by digest.
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> tuple[MemoryBackend, Path]:
+    backend = MemoryBackend(tmp_path / "shard", TABLES, clock.new_id)
+    backend.apply(None, P1, {"counts": RUN}, {})
+    return backend, tmp_path / "shard" / "versions" / str(P1)
+
+
+def run_of_version(folder: Path) -> Path:
+    return next(folder.glob("*.arrow"))
+
+
+@pytest.mark.parametrize("which", [lambda f: f / "version", run_of_version], ids=["version", "run"])
+def test_a_cut_local_file_is_named(version: tuple[MemoryBackend, Path], which: Callable[[Path], Path]) -> None:
+    """What a machine that lost its power leaves of a file; also nothing at all."""
+    backend, folder = version
+    path = which(folder)
+    data = path.read_bytes()
+    for size in (0, 1, len(data) // 2, len(data) - 1, len(data) + 1):
+        path.write_bytes((data + b"\0")[:size])
+        with pytest.raises(CorruptionError) as caught:
+            backend.view(P1)
+        assert str(path) in str(caught.value)
+        backend.load(P1, {"counts": RUN}, {})
+        with backend.view(P1) as view:
+            assert len(contents(view, "counts")) == 50
+        path = which(folder)
+        data = path.read_bytes()
+
+
+def test_a_flip_in_a_version_file_is_found(version: tuple[MemoryBackend, Path]) -> None:
+    """The small files that say what a version is are always verified."""
+    backend, folder = version
+    path = folder / "version"
+    data = path.read_bytes()
+    for offset in range(len(data)):
+        damaged = bytearray(path.read_bytes())
+        damaged[offset % len(damaged)] ^= 0x41
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptionError) as caught:
+            backend.view(P1)
+        assert str(path) in str(caught.value)
+        backend.load(P1, {"counts": RUN}, {})
+
+
+def test_a_flip_in_the_frame_of_a_run_is_found(version: tuple[MemoryBackend, Path]) -> None:
+    """A run's columns are trusted on local disk; its tail and its footer are still checked where they are read."""
+    backend, folder = version
+    found = 0
+    for offset in [*range(8), *range(-60, 0)]:
+        path = run_of_version(folder)
+        damaged = bytearray(path.read_bytes())
+        damaged[offset] ^= 0x41
+        path.write_bytes(damaged)
+        try:
+            with backend.view(P1) as view:
+                assert len(contents(view, "counts")) == 50
+        except HoldfastError as error:
+            assert str(path) in str(error)  # noqa: PT017  either is right
+            found += 1
+        backend.drop([P1])
+        backend.load(P1, {"counts": RUN}, {})
+    assert found > 12

@@ -1,0 +1,63 @@
+"""Benches of snapshots: what they measure is there, and a restore that brings back less is no result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.registry import backend_names
+from holdfast.benches import snapshots
+from holdfast.benches.measured import Measured, Places
+from holdfast.benches.paired import Entry, summarize
+from holdfast.benches.results import document
+from holdfast.benches.snapshots import FULL_BYTES, NEW_BYTES, Restore, Snapshots
+from holdfast.errors import CorruptionError
+from tests.unit.benches.test_benches import FACTS, a_document
+
+_SMALL = Restore(rows=3000, batches=3, warmup=1)
+
+
+def run_of(found: Measured, job: Snapshots | Restore) -> dict[str, object]:
+    return vars(found) | summarize(found.batch_ms, job) | {"load_before": 0.0}
+
+
+@pytest.mark.parametrize("backend", backend_names())
+def test_a_snapshot_sends_what_changed(backend: str, tmp_path: Path) -> None:
+    job = Snapshots(rows=20, keys=2000, batches=6, warmup=2)
+    found = job.measure(backend, {}, Places(tmp_path, tmp_path))
+    assert [set(phases) for phases in found.phases_ms] == [{"commit", "maintain", "snapshot"}] * 6
+    assert found.batch_ms == [phases["snapshot"] for phases in found.phases_ms]
+    assert 0 < found.storage[NEW_BYTES] < found.storage[FULL_BYTES]
+    assert found.storage[FULL_BYTES] > 4 * 2000 * 50, "four counted snapshots of letters that hardly shrink"
+    label = f"store-{backend}"
+    stored = document("snapshots", {label: Entry(label, job)}, {label: [run_of(found, job)]}, FACTS)
+    share = found.storage[NEW_BYTES] / found.storage[FULL_BYTES]
+    assert [(t["what"], t["measured"]) for t in stored["targets"]] == [(f"changed {label}", round(share, 4))]
+    assert not [path for path in (tmp_path / "durable").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("backend", backend_names())
+def test_a_restore_is_held_against_a_download(backend: str, tmp_path: Path) -> None:
+    found = _SMALL.measure(backend, {}, Places(tmp_path, tmp_path))
+    runs = {"store-rocksdb": [run_of(found, _SMALL)]}
+    stored = document("restore", {"store-rocksdb": Entry("store-rocksdb", _SMALL)}, runs, FACTS)
+    ratios = sorted(phases["restore"] / phases["plain download"] for phases in found.phases_ms[1:])
+    assert [(t["what"], t["measured"]) for t in stored["targets"]] == [
+        ("restore store-rocksdb", round(sum(ratios) / 2, 2))
+    ]
+
+
+def test_less_state_than_was_stored_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = snapshots._Shard.fill
+    monkeypatch.setattr(snapshots._Shard, "fill", lambda shard, keys, chance: fill(shard, keys // 2, chance))
+    with pytest.raises(CorruptionError, match="not the one that was stored"):
+        _SMALL.measure("memory", {}, Places(tmp_path, tmp_path))
+
+
+def test_the_longest_micro_batch_and_requests_have_targets() -> None:
+    found = a_document("uploads-a", ("with snapshots", "without"))
+    assert {t["what"]: t["measured"] for t in found["targets"]} == {
+        "with snapshots/without": 0.75,
+        "longest with snapshots": 1.09,
+    }

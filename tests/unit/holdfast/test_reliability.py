@@ -1,0 +1,36 @@
+"""docs/reliability.md names tests that exist, and has a line for each case of the groups that it lists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.storage_contract import StorageContract
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs/reliability.md").read_text()
+# T64 asks for a machine, not for a test of the storage.
+CASES = [number for number in (*range(1, 70), *range(96, 107)) if number != 64]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_/]+/test_\w+\.py)(?:::(\w+))?`", TEXT))))
+def test_what_it_names_is_there(name: tuple[str, str]) -> None:
+    file, test = name
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    assert not test or test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_contract_has_the_tests_that_it_names() -> None:
+    named = re.findall(r"`holdfast\.testing\.StorageContract\.(\w+)`", TEXT)
+    assert named
+    assert [name for name in named if not hasattr(StorageContract, name)] == []
+
+
+def test_every_case_and_promise_has_a_line() -> None:
+    found = re.findall(r"^\| T(\d\d+) \| [^|]+ \| ([^|]+) \|$", TEXT, re.MULTILINE)
+    assert [int(number) for number, _ in found] == CASES
+    rules = set(re.findall(r"^\| ([PR]\d+) \|", TEXT, re.MULTILINE))
+    assert set(re.findall(r"\b[PR]\d+\b", TEXT)) == rules

@@ -1,0 +1,97 @@
+"""Scans of a transaction that go on while it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast import clock
+from holdfast.backends.base import Backend
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.backends.run import Keys, Run
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.errors import ClosedError, InvalidArgumentError
+from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.testing.state_rows import COUNTS, TABLES
+
+ROWS = 40_000
+
+
+def keys(start: int, end: int) -> Keys:
+    """Return the keys from one number to another, each its own hash."""
+    numbers = np.arange(start, end, dtype=np.uint64)
+    return Keys.of(COUNTS, numbers, pa.record_batch({"user": pa.array(numbers).cast(pa.string())}))
+
+
+def put(transaction: Transaction, start: int, end: int, value: int) -> None:
+    values = pa.record_batch({"n": pa.array(np.full(end - start, value))})
+    transaction.put("counts", keys(start, end), values)
+
+
+def found(scan: Iterable[Run]) -> dict[int, int]:
+    """Return the values by hash."""
+    rows: dict[int, int] = {}
+    for run in scan:
+        rows.update(zip(run.hashes.tolist(), run.values.column(0).to_pylist(), strict=True))
+    return rows
+
+
+@pytest.fixture(params=[MemoryBackend, RocksDBBackend])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VersionedStore]:
+    backend_class: type[Backend] = request.param
+    with backend_class(tmp_path / "shard", TABLES, clock.new_id) as backend:
+        yield VersionedStore(backend)
+
+
+def test_rows_are_deleted_and_written_while_they_are_scanned(store: VersionedStore) -> None:
+    """As timers fire: each is deleted, and sets another, in the midst of the scan that found it."""
+    with store.begin(None) as first:
+        put(first, 0, ROWS, 1)
+        accepted = first.commit()
+    with store.begin(accepted) as transaction:
+        put(transaction, 100, 200, 2)
+        seen: dict[int, int] = {}
+        for run in transaction.scan("counts"):
+            seen.update(found([run]))
+            low, high = int(run.hashes[0]), int(run.hashes[-1]) + 1
+            transaction.delete("counts", keys(low, high))
+            put(transaction, ROWS + low, ROWS + high, 3)
+        assert seen == {i: 2 if 100 <= i < 200 else 1 for i in range(ROWS)}
+        assert found(transaction.scan("counts")) == dict.fromkeys(range(ROWS, 2 * ROWS), 3)
+        assert found(transaction.scan("counts", ROWS - 5, ROWS + 1)) == {ROWS: 3, ROWS + 1: 3}
+
+
+def test_a_state_that_was_only_just_written_is_scanned_in_pieces(store: VersionedStore) -> None:
+    """The first batch of a query has nothing below its writes, and may write much."""
+    with store.begin(None) as transaction:
+        put(transaction, 0, ROWS, 1)
+        transaction.delete("counts", keys(0, 10))
+        first = next(transaction.scan("counts"))
+        assert first.hashes[0] == 10
+        assert len(first) < ROWS / 2
+        assert found(transaction.scan("counts")) == dict.fromkeys(range(10, ROWS), 1)
+
+
+def test_there_is_one_row_of_values_for_each_key(store: VersionedStore) -> None:
+    with store.begin(None) as transaction, pytest.raises(InvalidArgumentError, match=r"each key.*rows=3 keys=2"):
+        transaction.put("counts", keys(0, 2), pa.record_batch({"n": pa.array([1, 2, 3])}))
+
+
+def test_a_scan_ends_with_its_transaction(store: VersionedStore) -> None:
+    """What has ended gives no rows that another attempt may have replaced."""
+    with store.begin(None) as first:
+        put(first, 0, ROWS, 1)
+        accepted = first.commit()
+    for writes in (False, True):
+        transaction = store.begin(accepted)
+        if writes:
+            put(transaction, 0, 1, 2)
+        scan = transaction.scan("counts")
+        assert len(next(scan))
+        transaction.abort()
+        with pytest.raises(ClosedError):
+            next(scan)

@@ -1,0 +1,137 @@
+"""The limit of upload bytes per second: what passes in a time, in which order, and what a cancelled upload leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.snapshotter.storage.bandwidth import Bandwidth
+
+
+class FakeClock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.sleeps: list[int] = []
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def sleep_ms(self, milliseconds: int) -> None:
+        self.sleeps.append(milliseconds)
+        self.now_ms += milliseconds
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def bandwidth(clock: FakeClock) -> Bandwidth:
+    """1,000 bytes a second."""
+    return Bandwidth(1000, monotonic_ms=clock.monotonic_ms, sleep_ms=clock.sleep_ms)
+
+
+def test_what_is_sent_is_paid_for_by_the_next(bandwidth: Bandwidth, clock: FakeClock) -> None:
+    """The first part goes at once, each other one when those before it would be through."""
+    at_ms = []
+    for size_bytes in (500, 1500, 100, 100):
+        bandwidth.take(size_bytes)
+        at_ms.append(clock.now_ms)
+    assert at_ms == [0, 500, 2000, 2100]
+
+
+def test_time_in_which_nothing_was_sent_is_not_saved_up(bandwidth: Bandwidth, clock: FakeClock) -> None:
+    clock.now_ms += 60_000
+    bandwidth.take(1000)
+    bandwidth.take(1000)
+    assert clock.now_ms == 61_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 3000)), min_size=1))
+def test_over_any_stretch_no_more_passes_than_the_rate_and_one_part(steps: list[tuple[int, int]]) -> None:
+    clock = FakeClock()
+    bandwidth = Bandwidth(1000, monotonic_ms=clock.monotonic_ms, sleep_ms=clock.sleep_ms)
+    sent: list[tuple[int, int]] = []
+    for size_bytes, pause_ms in steps:
+        clock.now_ms += pause_ms
+        bandwidth.take(size_bytes)
+        sent.append((clock.now_ms, size_bytes))
+    for first in range(len(sent)):
+        for last in range(first, len(sent)):
+            before_last = sum(size_bytes for _, size_bytes in sent[first:last])
+            assert before_last <= sent[last][0] - sent[first][0] + len(sent)  # whole ms are rounded
+
+
+def test_a_wait_is_slept_through_not_polled(bandwidth: Bandwidth, clock: FakeClock) -> None:
+    bandwidth.take(1000)
+    bandwidth.take(1)
+    assert clock.sleeps == [100] * 10
+
+
+def test_a_cancelled_upload_ends_within_a_tenth_of_a_second_and_gives_its_bytes_back(
+    bandwidth: Bandwidth, clock: FakeClock
+) -> None:
+    bandwidth.take(1000)
+
+    def cancelled_after_half_a_second() -> None:
+        if clock.now_ms >= 500:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bandwidth.take(10_000_000, cancelled_after_half_a_second)
+    assert clock.now_ms == 500
+    bandwidth.take(1)
+    assert clock.now_ms == 1000
+
+
+def test_one_that_was_cancelled_before_takes_nothing(bandwidth: Bandwidth, clock: FakeClock) -> None:
+    def cancelled() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bandwidth.take(1000, cancelled)
+    bandwidth.take(1)
+    assert clock.now_ms == 0
+
+
+def test_threads_go_in_the_order_in_which_they_came() -> None:
+    """Real threads, a clock that the test moves: nobody who came later overtakes."""
+    now_ms = 0
+    moved = threading.Condition()
+
+    def sleep_ms(_: int) -> None:
+        with moved:
+            seen = now_ms
+            moved.wait_for(lambda: now_ms > seen, 10)
+
+    bandwidth = Bandwidth(1000, monotonic_ms=lambda: now_ms, sleep_ms=sleep_ms)
+    waiting, passed = [], []
+    bandwidth.take(100)
+    for number in range(5):
+        came = threading.Event()
+
+        def upload(number: int = number, came: threading.Event = came) -> None:
+            bandwidth.take(100, came.set)
+            with moved:
+                passed.append((number, now_ms))
+                moved.notify_all()
+
+        waiting.append(threading.Thread(target=upload))
+        waiting[-1].start()
+        assert came.wait(10)
+        while bandwidth._free_ms < 100 * (number + 2):
+            came.wait(0.001)
+    for turn in range(1, 6):
+        with moved:
+            now_ms = 100 * turn
+            moved.notify_all()
+            assert moved.wait_for(lambda turn=turn: len(passed) == turn, 10)  # type: ignore[misc]
+    for thread in waiting:
+        thread.join()
+    assert passed == [(number, 100 * (number + 1)) for number in range(5)]

@@ -1,0 +1,627 @@
+"""The commit log on object storage: what is restored, what is refused, and how long chains of commits get."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+
+from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Run, merge_runs
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.clock import new_id
+from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
+from holdfast.mvcc import VersionedStore
+from holdfast.mvcc.store import RestoredVersion
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.spark_integration.read_state import read_rows
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
+
+PREFIX = "totals/shard-0003"
+TABLES = {"counts": COUNTS}
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["file", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStorage]:
+    url = f"file://{tmp_path}/durable" if request.param == "file" else f"memory://commits-{next(_numbers)}"
+    with open_storage(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+class Shard:
+    """A shard on one executor: its backend, log and store; every commit writes one user."""
+
+    def __init__(self, storage: ObjectStorage, executor: Executor, directory: Path, carried_bytes: int = 0) -> None:
+        self.backend = MemoryBackend(directory, TABLES, new_id)
+        self.log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, "memory", carried_bytes)
+        self.store = VersionedStore(self.backend, self.log)
+
+    def commit(self, base: Pointer | None, *rows: tuple[str, int | None], delete: Sequence[str] = ()) -> Pointer:
+        with self.store.begin(base) as transaction:
+            if rows:
+                transaction.put(
+                    "counts", keys_of(COUNTS, [(u,) for u, _ in rows]), values_of(COUNTS, [(n,) for _, n in rows])
+                )
+            if delete:
+                transaction.delete("counts", keys_of(COUNTS, [(u,) for u in delete]))
+            pointer = transaction.commit()
+        assert pointer is not None
+        return pointer
+
+    def grow(self, base: Pointer | None, commits: int) -> Pointer:
+        """Commit so many times; user i gets value i."""
+        first = base.version if base else 0
+        for i in range(first, first + commits):
+            base = self.commit(base, (f"u{i}", i))
+        assert base is not None
+        return base
+
+    def state(self, pointer: Pointer) -> dict[object, object]:
+        with self.store.read_at(pointer) as view:
+            return {key[0]: value[0] for key, value in contents(view, "counts").items()}
+
+    def snapshot(self, pointer: Pointer) -> ChainEntry:
+        return self.log.write_snapshot(self.backend, pointer)[0]
+
+    def chain(self, pointer: Pointer) -> list[str]:
+        with self.store.read_at(pointer) as view:
+            return [entry.key for entry in Lineage.of(view.properties).chain]
+
+
+@pytest.fixture
+def shard(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
+    return Shard(storage, executor, tmp_path / "here")
+
+
+@pytest.fixture
+def elsewhere(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
+    """Return the same shard on another executor, which has nothing locally."""
+    return Shard(storage, executor, tmp_path / "elsewhere")
+
+
+def test_another_executor_restores_every_version(shard: Shard, elsewhere: Shard) -> None:
+    one = shard.commit(None, ("ann", 1), ("bob", None))
+    two = shard.commit(one, ("ann", 2), delete=["bob"])
+    three = shard.commit(two, ("cem", 3))
+    assert elsewhere.state(three) == {"ann": 2, "cem": 3}
+    assert elsewhere.state(one) == {"ann": 1, "bob": None}
+    assert elsewhere.state(two) == {"ann": 2}
+
+
+def test_a_chain_goes_on_where_it_was_restored(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    there = elsewhere.commit(shard.grow(None, 2), ("ann", 1))
+    assert elsewhere.chain(there) == [f"commits/{p}" for p in (*_pointers(storage), there)]
+    assert shard.state(there) == {"u0": 0, "u1": 1, "ann": 1}
+
+
+def test_what_is_held_locally_is_not_read_again(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """A database that survived at an older version is brought forward by the commits since, and by nothing else."""
+    two = shard.grow(None, 2)
+    dropped = elsewhere.commit(two, ("dropped", 1))
+    four = shard.commit(shard.commit(two, ("cem", 3)), ("u1", 7), delete=["u0", "cem"])
+    storage.delete([f"{PREFIX}/commits/{p}" for p in _pointers(storage, range(1, 3))])
+    with shard.log.restore(four, [two, dropped]) as restored:
+        assert restored.base == two
+        assert restored.runs["counts"].deleted.sum() == 2, "deletes must reach the base"
+    assert elsewhere.state(four) == shard.state(four) == {"u1": 7}
+    assert elsewhere.chain(four) == shard.chain(four)
+
+
+def test_a_base_that_vanishes_meanwhile_is_done_without(
+    shard: Shard, elsewhere: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question what is held and its use, another worker may prune."""
+    two = shard.grow(None, 2)
+    elsewhere.state(two)
+    three = shard.commit(two, ("cem", 3))
+    restore = elsewhere.log.restore
+
+    @contextmanager
+    def pruned_meanwhile(pointer: Pointer, held: Sequence[Pointer] = ()) -> Iterator[RestoredVersion]:
+        with restore(pointer, held) as restored:
+            elsewhere.backend.drop([two])
+            yield restored
+
+    monkeypatch.setattr(elsewhere.log, "restore", pruned_meanwhile)
+    assert elsewhere.state(three) == {"u0": 0, "u1": 1, "cem": 3}
+
+
+def _pointers(storage: ObjectStorage, versions: range = range(1, 3)) -> list[str]:
+    names = [o.key.rpartition("/")[2] for o in storage.list(f"{PREFIX}/commits/")]
+    return [name for v in versions for name in names if name.startswith(f"{v}-")]
+
+
+def test_an_attempt_that_was_dropped_is_in_no_later_chain(shard: Shard, elsewhere: Shard) -> None:
+    one = shard.commit(None, ("ann", 1))
+    dropped, kept = shard.commit(one, ("ann", 7)), shard.commit(one, ("ann", 2))
+    last = shard.commit(kept, ("bob", 1))
+    assert shard.chain(last) == [f"commits/{p}" for p in (one, kept, last)]
+    assert elsewhere.state(last) == {"ann": 2, "bob": 1}
+    assert elsewhere.state(dropped) == {"ann": 7}
+
+
+def test_a_snapshot_shortens_the_chains_that_follow(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.grow(None, 5)
+    snapshot = shard.snapshot(base)
+    after = shard.commit(base, ("ann", 1), delete=["u0"])
+    last = shard.commit(after, ("bob", 2))
+    assert shard.chain(last) == [snapshot.key, f"commits/{after}", f"commits/{last}"]
+    assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(1, 5)} | {"ann": 1, "bob": 2}
+
+
+def test_commits_made_while_a_snapshot_was_written_stay_in_the_chain(shard: Shard, elsewhere: Shard) -> None:
+    """The background snapshots an accepted version, on which newer commits stand by the time it is done."""
+    accepted = shard.grow(None, 2)
+    first = shard.commit(accepted, ("ann", 1))
+    second = shard.commit(first, ("bob", 2))
+    snapshot = shard.snapshot(accepted)
+    last = shard.commit(second, ("cem", 3))
+    assert shard.chain(last) == [snapshot.key, *(f"commits/{p}" for p in (first, second, last))]
+    assert elsewhere.state(last) == {"u0": 0, "u1": 1, "ann": 1, "bob": 2, "cem": 3}
+
+
+def test_versions_before_a_snapshot_are_still_there(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.grow(None, 3)
+    shard.snapshot(base)
+    after = shard.commit(base, ("ann", 1))
+    assert shard.chain(base) == elsewhere.chain(base)
+    assert elsewhere.state(base) == {"u0": 0, "u1": 1, "u2": 2}
+    assert elsewhere.state(after) == {"u0": 0, "u1": 1, "u2": 2, "ann": 1}
+
+
+def test_a_snapshot_of_a_version_outside_the_chain_is_ignored(shard: Shard, elsewhere: Shard) -> None:
+    """A dropped attempt's snapshot must not enter the chain of the attempt that was kept."""
+    base = shard.grow(None, 2)
+    shard.snapshot(shard.commit(base, ("ann", 7)))
+    kept = shard.commit(base, ("ann", 2))
+    assert all(key.startswith("commits/") for key in shard.chain(kept))
+    assert elsewhere.state(kept)["ann"] == 2
+
+
+def test_an_empty_version_has_a_snapshot(shard: Shard, elsewhere: Shard) -> None:
+    base = shard.commit(shard.commit(None, ("ann", 1)), delete=["ann"])
+    shard.snapshot(base)
+    assert elsewhere.state(base) == {}
+    assert elsewhere.state(shard.commit(base, ("bob", 1))) == {"bob": 1}
+
+
+def test_notes_of_snapshots_do_not_pile_up(shard: Shard, tmp_path: Path) -> None:
+    base = None
+    for _ in range(8):
+        base = shard.grow(base, 2)
+        newest = shard.snapshot(base)
+    assert [p.name for p in (tmp_path / "here" / "snapshots").iterdir()].count(newest.pointer) == 1
+    assert len(list((tmp_path / "here" / "snapshots").iterdir())) == 4
+    assert shard.chain(shard.grow(base, 1))[0] == newest.key
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_note_that_cannot_be_read_costs_nothing_but_work(shard: Shard, tmp_path: Path, damage: str) -> None:
+    base = shard.grow(None, 2)
+    shard.snapshot(base)
+    note = tmp_path / "here" / "snapshots" / str(base)
+    content = note.read_bytes()
+    note.unlink()
+    if damage != "gone":
+        note.write_bytes(content[:-1] if damage == "cut" else b"")
+    assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
+
+
+def test_two_executors_may_snapshot_one_version_in_different_files(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage
+) -> None:
+    """Neither snapshot may take the other's place."""
+    base = shard.grow(None, 3)
+    elsewhere.state(base)
+    snapshots = [one.snapshot(base) for one in (shard, elsewhere)]
+    assert snapshots[0].key != snapshots[1].key
+    for one, other, snapshot in zip((shard, elsewhere), (elsewhere, shard), snapshots, strict=True):
+        after = one.commit(base, ("ann", 1))
+        assert one.chain(after) == [snapshot.key, f"commits/{after}"]
+        assert other.state(after) == {"u0": 0, "u1": 1, "u2": 2, "ann": 1}
+
+
+# What cannot be restored
+
+
+def test_a_commit_that_is_not_there_is_lost_state(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Never an empty state: the error names the object, and the setting to check."""
+    base = shard.grow(None, 1)
+    storage.delete([f"{PREFIX}/commits/{base}"])
+    with pytest.raises(StateLostError, match=r"spark\.holdfast\.checkpoint\.dir") as caught:
+        elsewhere.store.begin(base)
+    assert caught.value.facts["key"] == f"{PREFIX}/commits/{base}"
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _alter(data: bytes) -> bytes:
+    return data[:40] + bytes([data[40] ^ 1]) + data[41:]
+
+
+@pytest.mark.parametrize("which", ["commit in the chain", "newest commit"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "altered", "replaced"])
+def test_a_damaged_commit_is_named_and_changes_nothing_local(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, tmp_path: Path, which: str, damage: str
+) -> None:
+    base = shard.grow(None, 2)
+    shard.snapshot(base)
+    between = shard.grow(base, 1)
+    last = shard.grow(between, 1)
+    key = {"commit in the chain": f"commits/{between}", "newest commit": f"commits/{last}"}[which]
+    inflict(damage, storage, key, donor=f"commits/{base}")
+    wanted: type[HoldfastError] = StateLostError if (which, damage) == ("newest commit", "gone") else CorruptionError
+    with pytest.raises(wanted) as caught:
+        elsewhere.store.begin(last)
+    assert key in str(caught.value)
+    assert elsewhere.backend.versions() == []
+    assert not any(p.is_file() for p in (tmp_path / "elsewhere").rglob("*"))
+
+
+def inflict(damage: str, storage: ObjectStorage, key: str, donor: str) -> None:
+    """Remove, cut or alter an object of the shard, or put another one in its place."""
+    path = f"{PREFIX}/{key}"
+    data = bytes(storage.get(path))
+    storage.delete([path])
+    if damage != "gone":
+        made = {"cut": _cut(data), "altered": _alter(data), "replaced": bytes(storage.get(f"{PREFIX}/{donor}"))}[damage]
+        storage.put(path, made)
+
+
+def test_a_commit_of_another_shard_is_refused(
+    shard: Shard, storage: ObjectStorage, executor: Executor, tmp_path: Path
+) -> None:
+    """Copied between directories by hand, say: right bytes, wrong state."""
+    base = shard.grow(None, 1)
+    storage.put(f"totals/shard-0004/commits/{base}", bytes(storage.get(f"{PREFIX}/commits/{base}")))
+    other = ObjectCommitLog(storage, "totals/shard-0004", TABLES, executor, tmp_path / "other")
+    with pytest.raises(CorruptionError, match="moved or copied") as caught, other.restore(base):
+        pass
+    assert caught.value.facts["shard"] == PREFIX
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [{"kind": "commit"}],
+        [{"kind": "commit", "pointer": "1-aa", "size_bytes": 1, "digest": "0" * 32, "more": 1}],
+        ["1-aa"],
+        3,
+    ],
+)
+def test_a_commit_with_an_unreadable_chain_is_named(shard: Shard, storage: ObjectStorage, chain: object) -> None:
+    pointer = Pointer(7, "abcd")
+    header = {"pointer": str(pointer), "shard": PREFIX, "chain": chain, "rows": {}}
+    storage.put(f"{PREFIX}/commits/{pointer}", stored_file.encode("commit", header)[0])
+    with pytest.raises(CorruptionError, match=f"commits/{pointer}"), shard.log.restore(pointer):
+        pass
+
+
+@pytest.mark.parametrize("pointer", ["../../../outside", "/etc/passwd", "..", ""])
+def test_no_chain_leads_out_of_the_storage(shard: Shard, storage: ObjectStorage, tmp_path: Path, pointer: str) -> None:
+    entry = {"kind": "commit", "pointer": pointer, "size_bytes": 1, "digest": "0" * 32}
+    own = Pointer(7, "abcd")
+    header = {"pointer": str(own), "shard": PREFIX, "chain": [entry], "rows": {}}
+    storage.put(f"{PREFIX}/commits/{own}", stored_file.encode("commit", header)[0])
+    (tmp_path / "outside").write_text(json.dumps({}))
+    with pytest.raises(HoldfastError):
+        shard.log.restore(own).__enter__()
+
+
+def test_a_storage_that_does_not_answer_is_neither_lost_nor_corrupt(shard: Shard, elsewhere: Shard) -> None:
+    """Trying again must be possible: the error says retryable."""
+    last = shard.grow(None, 2)
+    faulty = FaultyStorage(elsewhere.log.storage, [Fault("fail", action="get", nth=2)])
+    elsewhere.log.storage = faulty
+    with pytest.raises(UnavailableError):
+        elsewhere.store.begin(last)
+    faulty.assert_all_hit()
+    assert elsewhere.state(last) == {"u0": 0, "u1": 1}
+
+
+@pytest.mark.parametrize("kind", ["fail", "lose_reply"])
+def test_a_commit_that_could_not_be_stored_leaves_no_local_version(shard: Shard, kind: str) -> None:
+    """Else a pointer could name what no other executor can restore."""
+    base = shard.grow(None, 1)
+    shard.log.storage = FaultyStorage(shard.log.storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        shard.commit(base, ("ann", 1))
+    assert shard.backend.versions() == [base]
+    assert shard.state(shard.commit(base, ("ann", 2))) == {"u0": 0, "ann": 2}
+
+
+def test_a_snapshot_that_could_not_be_stored_leaves_no_note(shard: Shard, tmp_path: Path) -> None:
+    base = shard.grow(None, 2)
+    shard.log.storage = FaultyStorage(shard.log.storage, [Fault("fail", action="put")])
+    with pytest.raises(UnavailableError):
+        shard.snapshot(base)
+    assert len(shard.chain(shard.commit(base, ("ann", 1)))) == 3
+
+
+def test_a_note_that_cannot_be_written_says_so_as_ours(shard: Shard, tmp_path: Path) -> None:
+    """The state server goes on after errors of holdfast, and dies of others."""
+    base = shard.grow(None, 1)
+    (tmp_path / "here" / "snapshots").write_text("in the way")
+    with pytest.raises(UnavailableError, match="snapshots"):
+        shard.snapshot(base)
+
+
+# Restoring in bounded memory
+
+
+class Steps:
+    """Watches a restore: how many bytes of commits each version that is made brings in, and what stands meanwhile."""
+
+    def __init__(self, shard: Shard, step_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Pointer] = []
+        self.most_held = 0
+        shard.log.step_bytes = step_bytes
+        backend = shard.backend
+        for name in ("apply", "load"):
+            monkeypatch.setattr(backend, name, self._watched(backend, getattr(backend, name), name))
+
+    def _watched(self, backend: MemoryBackend, make: Callable[..., None], name: str) -> Callable[..., None]:
+        def watched(*args: Any) -> None:
+            make(*args)
+            self.made.append(args[1] if name == "apply" else args[0])
+            self.most_held = max(self.most_held, len(backend.versions()))
+
+        return watched
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_long_chain_is_restored_in_steps(
+    shard: Shard, elsewhere: Shard, monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    """What a restore holds follows the step, not the chain; each version on the way is one of the lineage, and goes."""
+    base = shard.grow(None, 3)
+    if has_snapshot:
+        shard.snapshot(base)
+    last = shard.commit(shard.grow(base, 9), delete=["u1", "u5"])
+    chain = [e for e in lineage_of(shard, last).chain if e.kind == "commit"]
+    step_bytes = sum(entry.content_bytes for entry in chain[:3])
+    steps = Steps(elsewhere, step_bytes, monkeypatch)
+    assert elsewhere.state(last) == shard.state(last) == {f"u{i}": i for i in range(12) if i not in (1, 5)}
+    assert len(steps.made) == -(-len(chain) // 3)
+    assert {str(p) for p in steps.made} <= {entry.pointer for entry in chain}
+    assert steps.most_held == 2 + has_snapshot
+    assert set(elsewhere.backend.versions()) == {last, *([base] if has_snapshot else [])}
+    assert elsewhere.chain(last) == shard.chain(last)
+
+
+def test_a_version_on_the_way_is_that_version(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, executor: Executor, tmp_path: Path
+) -> None:
+    """Whoever begins at one finds its state and its chain; a restore that fails leaves it to the next one."""
+    last = shard.grow(None, 9)
+    faulty = FaultyStorage(storage, [Fault("fail", action="get", key="*/commits/8-*", times=1)])
+    elsewhere.log.storage, elsewhere.log.step_bytes = faulty, 1
+    with pytest.raises(UnavailableError):
+        elsewhere.store.begin(last)
+    faulty.assert_all_hit()
+    (held,) = elsewhere.backend.versions()
+    assert held.version == 7
+    before = len(faulty.operations)
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(9)}
+    assert len(faulty.operations) - before <= 4, "what was restored is not read again"
+    third = Shard(storage, executor, tmp_path / "third")
+    assert elsewhere.store.prune(last) == [held]
+    assert third.state(held) == {f"u{i}": i for i in range(7)}
+    assert third.chain(held) == shard.chain(held)
+
+
+def test_a_version_that_was_held_before_stays(shard: Shard, elsewhere: Shard) -> None:
+    """What a restore passes by goes only if the restore has made it."""
+    three = shard.grow(None, 3)
+    last = shard.grow(three, 3)
+    elsewhere.log.step_bytes = 1
+    elsewhere.state(three)
+    elsewhere.state(last)
+    assert elsewhere.backend.versions() == [three, last]
+
+
+def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Two damaged ones after each other, and no more than a commit at a time."""
+    base: Pointer | None = None
+    for number in range(3):
+        base = shard.grow(base, 3)
+        entry = shard.snapshot(base)
+        if number:
+            storage.delete([f"{PREFIX}/{entry.key}"])
+    last = shard.grow(base, 3)
+    elsewhere.log.step_bytes = 1
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(12)}
+
+
+def test_a_damaged_snapshot_is_read_once(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """It may be as large as the state, and the way around it may have many steps."""
+    middle = shard.grow(shard.grow(None, 3), 5)
+    shard.snapshot(middle)
+    parts = [info.key for info in storage.list(f"{PREFIX}/files/")]
+    storage.delete(parts[-1:])
+    last = shard.grow(middle, 3)
+    watched = FaultyStorage(storage, [])
+    elsewhere.log.storage, elsewhere.log.step_bytes = watched, 1
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(11)}
+    read = [key for operation in watched.operations if operation.action == "get" for key in operation.keys]
+    assert {read.count(key) for key in parts} <= {0, 1}
+    assert read.count(parts[-1]) == 1
+
+
+def test_a_history_in_a_circle_ends(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
+    """Around a damaged snapshot each commit must be older than the one before."""
+    base = shard.grow(None, 2)
+    storage.delete([f"{PREFIX}/{shard.snapshot(base).key}"])
+    last = shard.grow(base, 1)
+    newer = lineage_of(shard, shard.grow(last, 3)).chain[-1]
+    path = f"{PREFIX}/commits/{last}"
+    altered = with_header(bytes(storage.get(path)), lambda header: header.update(last=asdict(newer)))
+    storage.delete([path])
+    storage.put(path, altered)
+    with pytest.raises(CorruptionError) as caught:
+        elsewhere.store.begin(last)
+    assert "a commit builds on a later one" in str(caught.value.__notes__)
+
+
+def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return a stored file with another header, and a right digest."""
+    size = struct.unpack("<I", data[-32:-28])[0]
+    footer = json.loads(data[-32 - size : -32])
+    change(footer["header"])
+    text = json.dumps(footer).encode()
+    body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
+    return body + xxhash.xxh3_128(body).digest() + b"HOLDFAST"
+
+
+def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
+    with shard.store.read_at(pointer) as view:
+        return Lineage.of(view.properties)
+
+
+def test_a_chain_says_how_much_comes_with_each_object(shard: Shard, storage: ObjectStorage) -> None:
+    """Of a commit its rows, unpacked; of a snapshot the parts of its files."""
+    base = shard.grow(None, 2)
+    shard.snapshot(base)
+    last = shard.grow(base, 1)
+    snapshot, commit = lineage_of(shard, last).chain
+    batch = pa.ipc.open_stream(pa.py_buffer(storage.get(f"{PREFIX}/{commit.key}"))).read_next_batch()
+    assert batch.nbytes <= commit.content_bytes <= batch.nbytes + 1024
+    assert snapshot.content_bytes == sum(info.size_bytes for info in storage.list(f"{PREFIX}/files/"))
+
+
+@pytest.mark.parametrize("field", ["content_bytes", "size_bytes"])
+def test_an_object_of_another_size_than_declared_is_refused(
+    shard: Shard, elsewhere: Shard, storage: ObjectStorage, field: str
+) -> None:
+    """Sizes are checked against what was declared outside of the object."""
+    last = shard.grow(None, 2)
+    data = bytes(storage.get(f"{PREFIX}/commits/{last}"))
+
+    def enlarge(header: dict[str, Any]) -> None:
+        header["chain"][0][field] += 1
+
+    storage.delete([f"{PREFIX}/commits/{last}"])
+    storage.put(f"{PREFIX}/commits/{last}", with_header(data, enlarge))
+    with pytest.raises(CorruptionError, match="is not the object"):
+        elsewhere.store.begin(last)
+
+
+# How long chains get
+
+
+def test_the_policy_looks_at_commits_their_bytes_and_the_time() -> None:
+    commit = ChainEntry("commit", "1-aa", 100, "00")
+    snapshot = replace(commit, kind="snapshot")
+
+    def of(commits: int) -> Lineage:
+        return Lineage([snapshot, *[commit] * commits], [], commit)
+
+    policy = SnapshotPolicy(max_commits=3)
+    assert [policy.is_due(of(n), 1e9) for n in (2, 3)] == [False, True]
+    assert [policy.is_overdue(of(n)) for n in (11, 12)] == [False, True]
+    assert [policy.is_full(of(n)) for n in (47, 48)] == [False, True]
+    assert [SnapshotPolicy(max_bytes=200).is_due(of(n)) for n in (1, 2)] == [False, True]
+    by_time = SnapshotPolicy(interval_seconds=60)
+    assert [by_time.is_due(of(1), age) for age in (59.0, 60.0)] == [False, True]
+    assert by_time.is_due(Lineage([snapshot], ["2-bb"], commit), 60.0), "a carried commit is something new"
+    assert not by_time.is_due(Lineage([snapshot], [], commit), 60.0), "nothing was written since"
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("snapshot_mib", "commits_mib", "is_due"),
+    [
+        (None, [63], False),  # too little to count
+        (None, [64], True),  # a first load
+        (None, [900], True),
+        (1, [30, 30], False),
+        (1, [30, 40], True),
+        (1000, [300, 300], False),
+        (1000, [300, 300, 400], True),
+        (1000, [1000], True),
+    ],
+)
+def test_by_default_the_bytes_of_a_chain_follow_the_state(
+    snapshot_mib: int | None, commits_mib: list[int], is_due: bool
+) -> None:
+    """What is restored is about twice the snapshot at most, or 64 MiB more."""
+    lineage = grown(snapshot_mib, commits_mib)
+    assert SnapshotPolicy().is_due(lineage) is is_due
+
+
+def grown(snapshot_mib: int | None, commits_mib: list[int]) -> Lineage:
+    commits = [ChainEntry("commit", f"{i}-aa", mib * MIB, "00") for i, mib in enumerate(commits_mib, start=2)]
+    snapshot = ChainEntry("snapshot", "1-aa", 0, "00", (snapshot_mib or 0) * MIB)
+    return Lineage([*([snapshot] if snapshot_mib else []), *commits], [], commits[-1])
+
+
+def test_a_chain_cannot_grow_without_bound_in_bytes() -> None:
+    """Large commits wait for a snapshot, and then fail, as many commits do; a few never fail, however large."""
+    policy = SnapshotPolicy()
+    assert [policy.is_overdue(grown(100, [100] * n)) for n in (3, 4)] == [False, True]
+    assert [policy.is_full(grown(100, [100] * n)) for n in (15, 16)] == [False, True]
+    assert not policy.is_overdue(grown(100, [5000] * 3)), "there must be time for a snapshot"
+    assert [policy.is_full(grown(100, [5000] * n)) for n in (15, 16)] == [False, True]
+    assert not policy.is_full(grown(None, [100] * 15))
+    early = SnapshotPolicy(max_bytes=MIB)
+    assert early.is_due(grown(100, [1]))
+    assert not early.is_full(grown(100, [1] * 100)), "who wants snapshots early does not want to fail early"
+    assert not SnapshotPolicy(max_commits=1000).is_overdue(grown(100, [1] * 399))
+
+
+def test_objects_hold_the_state_compressed_and_readable_by_any_arrow_reader(
+    shard: Shard, storage: ObjectStorage
+) -> None:
+    base = shard.grow(None, 1)
+    data = storage.get(f"{PREFIX}/commits/{base}")
+    batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+    assert batch.to_pylist() == [{"hash": batch["hash"][0].as_py(), "deleted": False, "key.user": "u0", "value.n": 0}]
+    stored = stored_file.decode(data, source="it", kind="commit")
+    assert stored.header == {
+        "pointer": str(base),
+        "shard": PREFIX,
+        "rows": {"counts": 1},
+        "plain_bytes": {"counts": pa.ipc.get_record_batch_size(batch)},
+        "chain": [],
+        "since": [str(base)],
+        "last": None,
+    }
+    assert len(merge_runs([Run.read(stored.sections["counts"], COUNTS, source="it")], drop_deletes=True)) == 1
+
+
+def test_reading_state_goes_in_steps_too(shard: Shard, elsewhere: Shard) -> None:
+    """A reader without a backend of its own merges a long chain step by step, deletes included."""
+    base = shard.grow(None, 4)
+    shard.snapshot(base)
+    last = shard.commit(shard.grow(base, 5), ("u2", 7), delete=["u1", "u8"])
+    elsewhere.log.backend_name, elsewhere.log.step_bytes = None, 1
+    (run,) = read_rows(elsewhere.log, last, "counts")
+    rows = dict(zip(run.keys.column(0).to_pylist(), run.values.column(0).to_pylist(), strict=True))
+    assert rows == shard.state(last)
+    assert read_rows(elsewhere.log, last, "other") == []

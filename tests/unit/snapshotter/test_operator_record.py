@@ -1,0 +1,191 @@
+"""Whose an operator's directory is: who may go on in it, and what the others are told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.backends import stored_file
+from holdfast.backends.run import TableSchema
+from holdfast.errors import ConflictError, CorruptionError, NotFoundError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.ownership.operator_record import (
+    OperatorRecord,
+    declare_operator,
+    decode_schemas,
+    encode_schemas,
+    read_operator,
+    shard_prefix,
+)
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import TYPES, VALUE_TYPES
+
+KEY = pa.schema([("user", pa.string())])
+STATE = pa.schema([("n", pa.int64())])
+TABLES = {"state": TableSchema.of("state", KEY, STATE)}
+RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def storage() -> Iterator[ObjectStorage]:
+    with open_storage(f"memory://records-{next(_numbers)}") as opened:
+        yield opened
+
+
+def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage) -> None:
+    declare_operator(storage, RECORD)
+    written = bytes(storage.get("totals/operator"))
+    declare_operator(storage, RECORD)
+    declare_operator(storage, replace(RECORD, run_id="run-2", definition_id="def-2"))
+    assert bytes(storage.get("totals/operator")) == written
+    assert read_operator(storage, "totals") == RECORD
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator another name"),
+        (replace(RECORD, definition_id="def-2"), ConflictError, "two operators of this query have the same name"),
+        (replace(RECORD, run_id="run-2", shards=8), SchemaMismatchError, r"set spark\.holdfast\.shards"),
+        (
+            OperatorRecord.of(
+                "totals",
+                "query-1",
+                "def-2",
+                "run-2",
+                4,
+                {"state": TableSchema.of("state", KEY, STATE.append(pa.field("m", pa.int8())))},
+                100,
+            ),
+            SchemaMismatchError,
+            "other columns than the operator now declares",
+        ),
+    ],
+)
+def test_a_claim_that_does_not_fit_is_refused_with_the_remedy(
+    storage: ObjectStorage, other: OperatorRecord, error: type[Exception], message: str
+) -> None:
+    declare_operator(storage, RECORD)
+    with pytest.raises(error, match=message) as caught:
+        declare_operator(storage, other)
+    assert storage.url in str(caught.value)
+    assert read_operator(storage, "totals") == RECORD
+
+
+def test_operators_of_other_names_do_not_meet(storage: ObjectStorage) -> None:
+    declare_operator(storage, RECORD)
+    declare_operator(storage, replace(RECORD, operator="others", query_id="query-2"))
+    assert read_operator(storage, "others").query_id == "query-2"
+
+
+def test_of_two_queries_that_claim_at_once_the_loser_is_told(storage: ObjectStorage) -> None:
+    """The record is read back after it was written: here another query writes in between."""
+    other = replace(RECORD, query_id="query-2")
+    faulty = FaultyStorage(
+        storage, [Fault("delay", action="get", nth=2, wait=lambda: storage.put("totals/operator", _encode(other)))]
+    )
+    with pytest.raises(ConflictError, match="another query"):
+        declare_operator(faulty, RECORD)
+    faulty.assert_all_hit()
+
+
+def _encode(record: OperatorRecord) -> pa.Buffer:
+    return stored_file.encode("operator", asdict(record))[0]
+
+
+def test_a_storage_that_does_not_answer_claims_nothing(storage: ObjectStorage) -> None:
+    faulty = FaultyStorage(storage, [Fault("fail", action="put")])
+    with pytest.raises(UnavailableError):
+        declare_operator(faulty, RECORD)
+    assert storage.list("") == []
+
+
+def test_an_operator_that_is_not_there_is_named(storage: ObjectStorage) -> None:
+    with pytest.raises(NotFoundError, match="check the name") as caught:
+        read_operator(storage, "totals")
+    assert caught.value.facts == {"operator": "totals", "storage": storage.url}
+
+
+@pytest.mark.parametrize("header", [{}, {**asdict(RECORD), "colour": "red"}])
+def test_a_record_with_other_fields_is_named(storage: ObjectStorage, header: dict[str, object]) -> None:
+    storage.put("totals/operator", stored_file.encode("operator", header)[0])
+    with pytest.raises(CorruptionError, match="totals/operator is no operator record"):
+        declare_operator(storage, RECORD)
+
+
+def test_a_damaged_record_is_named(storage: ObjectStorage) -> None:
+    storage.put("totals/operator", bytes(_encode(RECORD).to_pybytes()[:-1]))
+    with pytest.raises(CorruptionError, match="totals/operator"):
+        read_operator(storage, "totals")
+
+
+def test_schemas_of_every_type_come_back() -> None:
+    """Their text would not: programs read state by these."""
+    columns = pa.schema([(f"c{i}", t) for i, (t, *_) in enumerate([*TYPES, *VALUE_TYPES])])
+    tables = {"state": TableSchema.of("state", KEY, columns), "bare": TableSchema.of("bare", KEY, pa.schema([]))}
+    assert decode_schemas(encode_schemas(tables)) == tables
+
+
+@given(st.lists(st.one_of(st.binary().map(lambda b: b.hex()), st.text(), st.none()), max_size=3))
+def test_what_is_no_schema_is_corrupt(sides: list[str]) -> None:
+    with pytest.raises(CorruptionError, match="state"):
+        decode_schemas({"state": sides})
+
+
+def test_a_schema_that_was_cut_is_corrupt() -> None:
+    key, value = encode_schemas({"state": TableSchema.of("state", KEY, STATE)})["state"]
+    for length in range(0, len(key), 4):
+        with pytest.raises(CorruptionError):
+            decode_schemas({"state": [key[:length], value]})
+
+
+def test_shards_sort_as_text_in_their_order() -> None:
+    assert shard_prefix("totals", 7) == "totals/shard-0007"
+    assert shard_prefix("totals", 12345) == "totals/shard-12345"
+
+
+def test_the_record_lies_where_the_format_says(tmp_path: Path) -> None:
+    with open_storage(str(tmp_path)) as storage:
+        declare_operator(storage, RECORD)
+    stored = stored_file.decode((tmp_path / "totals" / "operator").read_bytes(), source="it", kind="operator")
+    assert stored.header["tables"] == {"state": {"key": [["user", "large_string"]], "value": [["n", "int64"]]}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"retained_versions": None}, r"wrong values.*retained_versions"),
+        ({"shards": "4"}, r"wrong values.*shards"),
+        ({"shards": 0}, r"wrong values.*shards"),
+        ({"query_id": 7}, r"wrong values.*query_id"),
+        ({"tables": {"state": {"key": [["user"]], "value": []}}}, r"wrong values.*tables"),
+        ({"schemas": {"state": [1]}}, r"wrong values.*schemas"),
+        ({"operator": "other"}, r"belongs elsewhere.*operator=other"),
+        ({"level": 9}, r"is no operator record"),
+    ],
+    ids=str,
+)
+def test_a_record_that_says_what_none_says_is_damaged(
+    storage: ObjectStorage, changed: dict[str, object], said: str
+) -> None:
+    """Each reader may rely on what it gets, whoever has written it."""
+    storage.put("totals/operator", stored_file.encode("operator", asdict(RECORD) | changed)[0])
+    with pytest.raises(CorruptionError, match=said):
+        read_operator(storage, "totals")
+
+
+def test_a_record_of_an_earlier_build_is_named(storage: ObjectStorage) -> None:
+    """Without the number of retained versions; nothing was released with it."""
+    header = asdict(RECORD)
+    del header["retained_versions"]
+    storage.put("totals/operator", stored_file.encode("operator", header)[0])
+    with pytest.raises(CorruptionError, match=r"totals/operator is no operator record.*retained_versions"):
+        read_operator(storage, "totals")

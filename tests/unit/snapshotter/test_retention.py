@@ -1,0 +1,429 @@
+"""Retention of one shard, case by case: what stays, what goes, and what a clean-up that fails or is killed leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.upkeep.retention import (
+    GRACE_MS,
+    History,
+    Plan,
+    carry_out,
+    needed_in_storage,
+    plan,
+    run_retention,
+)
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
+
+DAY_MS = 24 * GRACE_MS
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def storage() -> TimedStorage:
+    return TimedStorage()
+
+
+@pytest.fixture
+def shard(storage: TimedStorage) -> ShardHistory:
+    return ShardHistory(storage)
+
+
+def clean(storage: ObjectStorage, at: Version, retained: int = 5, **more: object) -> Plan:
+    """Clean up as the background does, when the query has accepted a version."""
+    return run_retention(storage, PREFIX, at.pointer, at.chain, retained=retained, **more)  # type: ignore[arg-type]
+
+
+def planned_by_command(storage: ObjectStorage, now_ms: int, retained: int = 5) -> Plan:
+    history = History(list_shard(storage, PREFIX), Headers(storage, PREFIX))
+    return plan(history, needed_in_storage(retained, history), now_ms, DAY_MS)
+
+
+def versions(keys: object, kind: str) -> list[int]:
+    """Return the version numbers of the commits or snapshots among some keys."""
+    found = [key.split("/")[1] for key in keys if key.startswith(kind)]  # type: ignore[attr-defined]
+    return sorted(int(name.partition("-")[0]) for name in found)
+
+
+def test_the_retained_versions_keep_two_ways_and_the_rest_goes(storage: TimedStorage, shard: ShardHistory) -> None:
+    """Version 25 is the oldest that may be asked for: its snapshot 20, and 10 in case that is damaged."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    done = clean(storage, made[-1])
+    assert done.needed_from == 10
+    assert versions(shard.stored(), "commits") == list(range(10, 31))
+    assert versions(shard.stored(), "snapshots") == [10, 20, 30]
+    assert all("version 10" in reason for key, reason in done.delete.items() if key.startswith("commits"))
+    assert not [key for key in shard.stored() if key.startswith("probes")]
+
+
+@pytest.mark.parametrize(
+    ("retained", "needed"), [(9, 10), (10, 1), (19, 1), (0, 10), (1, 10), (29, 1), (30, 0), (1000, 0)]
+)
+def test_the_horizon_is_exact(storage: TimedStorage, shard: ShardHistory, retained: int, needed: int) -> None:
+    """The version at the horizon itself counts: 30 - 10 = 20, whose chain begins at snapshot 10."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    assert clean(storage, made[-1], retained).needed_from == needed
+
+
+def test_an_idle_shard_keeps_the_version_it_is_at(storage: TimedStorage, shard: ShardHistory) -> None:
+    """Spark's horizon has long passed it, but nothing has taken its place; nothing goes however often one cleans."""
+    made = shard.grow(None, 3)
+    storage.now_ms += 1000 * DAY_MS
+    assert not clean(storage, made[-1], 1).delete
+    assert not planned_by_command(storage, storage.now_ms, 1).delete
+
+
+def test_a_shard_without_any_version_is_cleaned_of_parts_only(storage: TimedStorage, shard: ShardHistory) -> None:
+    """Its first snapshot never got to its manifest."""
+    shard.begin_snapshot(Version(Pointer(1, "aa"), None, Lineage(), Lineage()))
+    storage.now_ms += 2 * DAY_MS
+    planned = planned_by_command(storage, storage.now_ms)
+    assert set(planned.delete) == shard.stored()
+    assert set(planned.delete.values()) == {"no snapshot that stays names it"}
+
+
+def test_parts_stay_while_a_manifest_that_stays_names_them(storage: TimedStorage, shard: ShardHistory) -> None:
+    """Snapshot 30 has taken over files that 10 stored: they stay when 10 goes, its other files go."""
+    made = shard.grow(None, 60, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, made[-1], 1)
+    left = [m for e, m in shard.manifests.items() if e.key in shard.stored()]
+    named = {part.key for manifest in left for file in manifest.files for part in file.parts}
+    assert {key for key in shard.stored() if key.startswith("files")} == named
+    assert len(named) < sum(manifest.new_bytes > 0 for manifest in shard.manifests.values()) * 2
+
+
+def test_an_upload_under_way_is_left_alone(storage: TimedStorage, shard: ShardHistory) -> None:
+    """T29: parts whose manifest is not there yet are younger than the grace period."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    manifest = shard.begin_snapshot(made[-1])
+    storage.now_ms += GRACE_MS - 100
+    clean(storage, made[-1])
+    entry = shard.finish_snapshot(manifest)
+    after = shard.commit(made[-1])
+    assert after.chain[0] == entry
+    assert not shard.missing(after, shard.stored())
+
+
+def test_an_attempt_that_was_dropped_goes_with_its_time(storage: TimedStorage, shard: ShardHistory) -> None:
+    """T35: a thousand of them leave nothing behind once the query has moved on."""
+    first = shard.grow(None, 30, snapshot_every=10)
+    for _ in range(1000):
+        shard.commit(first[-1])
+    assert len(shard.stored()) > 1000
+    more = shard.grow(shard.commit(first[-1]), 40, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, more[-1])
+    assert len(shard.stored()) < 50
+
+
+def test_a_shard_whose_commits_are_mostly_carried_is_cleaned_too(storage: TimedStorage, shard: ShardHistory) -> None:
+    """Snapshots between commit objects name no commits; every version, carried or not, keeps its two ways."""
+    made: list[Version] = []
+    for number in range(1, 121):
+        made.append(shard.commit(made[-1] if made else None, carried=number % 30 != 0))
+        if number % 10 == 0:
+            shard.snapshot(made[-1])
+    storage.now_ms += 2 * DAY_MS
+    needed = planned_by_command(storage, storage.now_ms, 15).needed_from
+    done = clean(storage, made[-1], 15)
+    assert needed == done.needed_from == 50
+    assert versions(shard.stored(), "commits") == [60, 90, 120]
+    for version in made[104:]:
+        assert not shard.missing(version, shard.stored())
+        assert shard.restores_without(version, version.chain[0], shard.stored())
+
+
+def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
+    storage: TimedStorage, shard: ShardHistory
+) -> None:
+    """Its executor has lost the shard, and nothing that is stored names it; when it is back, a commit builds on it."""
+    made = [shard.commit(None, carried=True)]
+    made.append(shard.commit(made[-1], carried=True))
+    snapshot = shard.snapshot(made[-1], executor=1)
+    for _ in range(8):
+        made.append(shard.commit(made[-1], carried=True))
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, made[-1], 2)
+    back = shard.commit(made[-1], executor=1)
+    assert back.chain[0] == snapshot
+    assert not shard.missing(back, shard.stored())
+    newer = shard.snapshot(made[-1], executor=0)
+    after = shard.commit(made[-1], carried=True, executor=0)
+    assert after.chain == [newer]
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, after, 2)
+    assert snapshot.key in shard.stored()
+
+
+def test_a_version_whose_executor_had_not_heard_of_newer_snapshots_keeps_its_own(
+    storage: TimedStorage, shard: ShardHistory
+) -> None:
+    """Another executor has written 10 and 20, and the query comes back to it: no manifest says that 25 needs 5."""
+    made = shard.grow(None, 10, snapshot_every=5)
+    shard.notes[1] = {}
+    for number in range(11, 31):
+        made.append(shard.commit(made[-1] if number > 11 else made[8], executor=0, step=1 if number > 11 else 2))
+        shard.notes[0] = {}
+        if number in (15, 20):
+            shard.notes[1] = dict(shard.notes[1])
+            shard.snapshot(made[-1], executor=1)
+    late = made[-5]
+    assert late.chain[0].pointer.startswith("5-")
+    at = shard.commit(made[-1], executor=1)
+    assert at.chain[0].pointer.startswith("20-")
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, at, 5)
+    assert not shard.missing(late, shard.stored())
+    assert shard.restores_without(late, late.chain[0], shard.stored())
+
+
+def test_a_query_that_went_far_back_is_at_what_it_wrote_last(storage: TimedStorage, shard: ShardHistory) -> None:
+    """The command goes by the time of the newest commit, not by its number: 12 is where the query is, not 60."""
+    made = shard.grow(None, 60, snapshot_every=10)
+    storage.now_ms += 1000
+    back = shard.grow(made[9], 2)
+    storage.now_ms += 2 * DAY_MS
+    carry_out(storage, planned_by_command(storage, storage.now_ms))
+    for version in (*back, made[9]):
+        assert not shard.missing(version, shard.stored())
+
+
+def test_every_version_that_the_query_may_be_at_is_asked(storage: TimedStorage, shard: ShardHistory) -> None:
+    """A fork of long ago, above the horizon by its number, may be what the query is at: its beginning stays."""
+    made = shard.grow(None, 25, snapshot_every=10)
+    fork = shard.commit(made[2], step=40)
+    made += shard.grow(made[-1], 5, snapshot_every=10)
+    storage.now_ms += 2 * DAY_MS
+    assert planned_by_command(storage, storage.now_ms).needed_from == 1
+    storage.delete([f"{PREFIX}/{fork.chain[-1].key}"])
+    assert planned_by_command(storage, storage.now_ms).needed_from == 10
+
+
+def test_the_parts_of_a_snapshot_that_stays_for_its_youth_stay_too(storage: TimedStorage, shard: ShardHistory) -> None:
+    """An executor that has lost the shard finishes late: its manifest is young, its parts are not."""
+    made = shard.grow(None, 60, snapshot_every=10)
+    late = shard.begin_snapshot(made[4], executor=1)
+    storage.now_ms += 2 * GRACE_MS
+    entry = shard.finish_snapshot(late, executor=1)
+    clean(storage, made[-1])
+    assert {entry.key, *(part.key for file in late.files for part in file.parts)} <= shard.stored()
+    storage.now_ms += 2 * GRACE_MS
+    clean(storage, made[-1])
+    assert not {entry.key, *(part.key for file in late.files for part in file.parts)} & shard.stored()
+
+
+def test_neighbours_and_strangers_are_left_alone(storage: TimedStorage, shard: ShardHistory) -> None:
+    """T38: another shard, an operator of a longer name, and a file whose name we would not write."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    others = [f"{PREFIX}1/commits/1-aa", "totals/shard-0004/files/0123456789abcdef-0", "totals2/shard-0003/x", "mine"]
+    for key in others:
+        storage.put(key, b"?")
+    strange = ["notes.txt", f"commits/7-{'a' * 65}", f"snapshots/7-{'a' * 65}-{'0' * 16}"]
+    for key in strange:
+        storage.put(f"{PREFIX}/{key}", b"?")
+    storage.now_ms += 2 * GRACE_MS
+    storage.put(f"{PREFIX}/commits/07-aa", b"?")
+    done = clean(storage, made[-1])
+    assert set(others) <= set(storage.objects)
+    assert all("nothing that holdfast has put" in done.delete[key] for key in strange)
+    assert "younger than the grace period" in done.keep["commits/07-aa"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_only_the_clock_of_the_store_counts(storage: TimedStorage, shard: ShardHistory, hours: int) -> None:
+    """T39: it may be an hour off, and round to seconds: what was stored a moment ago stays."""
+    storage.now_ms = (storage.now_ms + hours * GRACE_MS) // 1000 * 1000
+    made = shard.grow(None, 30, snapshot_every=10)
+    manifest = shard.begin_snapshot(made[-1])
+    clean(storage, made[-1], 1)
+    shard.finish_snapshot(manifest)
+    assert not shard.missing(shard.commit(made[-1]), shard.stored())
+    storage.now_ms -= 3 * GRACE_MS  # it jumps back
+    assert not clean(storage, made[-1], 1).delete
+
+
+@pytest.mark.parametrize(
+    ("harm", "victim"),
+    [
+        ("damage", "snapshots/20-"),
+        ("damage", "snapshots/30-"),
+        ("damage", "commits/25-"),
+        ("remove", "snapshots/20-"),
+        ("remove", "commits/25-"),
+        ("remove", "commits/28-"),
+    ],
+)
+def test_what_cannot_be_read_never_means_that_nothing_is_needed(
+    storage: TimedStorage, shard: ShardHistory, harm: str, victim: str
+) -> None:
+    made = shard.grow(None, 30, snapshot_every=10)
+    key = next(key for key in storage.objects if victim in key)
+    data, written_ms = storage.objects.pop(key)
+    if harm == "damage":
+        storage.objects[key] = (data[:10] + b"?" + data[11:], written_ms)
+    storage.now_ms += 2 * GRACE_MS
+    before = shard.stored()
+    with pytest.raises(CorruptionError, match=victim):
+        clean(storage, made[-1])
+    assert shard.stored() == before
+    with pytest.raises(CorruptionError, match=victim):
+        planned_by_command(storage, storage.now_ms)
+
+
+def test_an_object_that_was_moved_here_is_refused(storage: TimedStorage, shard: ShardHistory) -> None:
+    """A manifest of another shard may name parts of the same names: what is in it says nothing about this shard."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    other = ShardHistory(storage, "totals/shard-0001")
+    other.snapshot(other.grow(None, 1)[0])
+    key = next(key for key in other.stored() if key.startswith("snapshots"))
+    storage.put(f"{PREFIX}/{key}", storage.get(f"{other.prefix}/{key}"))
+    with pytest.raises(CorruptionError, match="belongs elsewhere"):
+        planned_by_command(storage, storage.now_ms, 100)
+    assert made
+
+
+@pytest.mark.parametrize("action", ["put", "list", "get"])
+def test_a_request_that_fails_deletes_nothing(storage: TimedStorage, shard: ShardHistory, action: str) -> None:
+    """T40: a listing that fails never means "no references"."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    before = shard.stored()
+    faulty = FaultyStorage(storage, [Fault("fail", action=action)])  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError, match="injected"):
+        clean(faulty, made[-1])
+    faulty.assert_all_hit()
+    assert before <= shard.stored()
+
+
+def test_an_object_that_vanishes_after_the_listing_stops_the_clean_up(
+    storage: TimedStorage, shard: ShardHistory
+) -> None:
+    """T41: somebody else cleans up; what was listed is not true any more."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    missing = Fault("fail", action="get", error=lambda: NotFoundError("gone"))
+    before = shard.stored()
+    with pytest.raises(NotFoundError, match="gone"):
+        clean(FaultyStorage(storage, [missing]), made[-1])
+    assert missing.hits
+    assert shard.stored() == before
+
+
+def test_parts_stay_while_objects_that_may_name_them_could_not_be_deleted(
+    storage: TimedStorage, shard: ShardHistory
+) -> None:
+    """T37: a failed delete is told, and the next clean-up does the rest."""
+    made = shard.grow(None, 40, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    faulty = FaultyStorage(storage, [Fault("fail", action="delete")])
+    with pytest.raises(UnavailableError, match="injected"):
+        clean(faulty, made[-1])
+    faulty.assert_all_hit()
+    assert [o.action for o in faulty.operations].count("delete") == 1
+    clean(storage, made[-1])
+    assert versions(shard.stored(), "snapshots") == [20, 30, 40]
+
+
+class OneByOne(TimedStorage):
+    """Deletes key by key, and is killed before one of them."""
+
+    def __init__(self, survives: int) -> None:
+        super().__init__()
+        self.survives = survives
+
+    def delete(self, keys: object) -> None:
+        for key in keys:  # type: ignore[attr-defined]
+            if self.survives == 0:
+                raise Killed
+            self.survives -= 1
+            super().delete([key])
+
+
+def test_a_clean_up_that_is_killed_at_any_delete_is_completed_by_the_next() -> None:
+    """No manifest that is left names a part that is gone, every retained version restores, and nothing is left over."""
+    for survives in itertools.count():
+        storage = OneByOne(survives)
+        shard = ShardHistory(storage)
+        made = shard.grow(None, 40, snapshot_every=10)
+        storage.now_ms += 2 * GRACE_MS
+        killed = False
+        try:
+            clean(storage, made[-1])
+        except Killed:
+            killed = True
+        for entry, manifest in shard.manifests.items():
+            if entry.key in shard.stored():
+                assert {p.key for file in manifest.files for p in file.parts} <= shard.stored()
+        storage.survives = 10_000
+        storage.now_ms += 2 * GRACE_MS
+        clean(storage, made[-1])
+        assert versions(shard.stored(), "commits") == list(range(20, 41))
+        assert versions(shard.stored(), "snapshots") == [20, 30, 40]
+        assert not [key for key in shard.stored() if key.startswith("probes")]
+        for version in made[34:]:
+            assert not shard.missing(version, shard.stored())
+        if not killed:
+            assert survives > 20
+            return
+
+
+def test_two_clean_ups_at_once_do_what_one_does(storage: TimedStorage, shard: ShardHistory) -> None:
+    """T33: the second one has listed, and deletes what is gone already."""
+    made = shard.grow(None, 40, snapshot_every=10)
+    storage.now_ms += 2 * DAY_MS
+    first = planned_by_command(storage, storage.now_ms)
+    second = planned_by_command(storage, storage.now_ms, 15)
+    carry_out(storage, first)
+    left = shard.stored()
+    carry_out(storage, second)
+    assert shard.stored() == left
+    assert made
+
+
+def test_a_clean_up_costs_few_requests(storage: TimedStorage, shard: ShardHistory) -> None:
+    """And less when it is given what it read the last time."""
+    made = shard.grow(None, 200, snapshot_every=20)
+    storage.now_ms += 2 * GRACE_MS
+    headers = Headers(counting := FaultyStorage(storage), PREFIX)
+    clean(counting, made[-1], 100, headers=headers)
+    actions = [o.action for o in counting.operations]
+    assert [actions.count(a) for a in ("put", "list", "delete")] == [1, 1, 2]
+    assert actions.count("get") <= 11
+    more = shard.grow(made[-1], 20, snapshot_every=20)
+    counting.operations.clear()
+    clean(counting, more[-1], 100, headers=headers)
+    assert [o.action for o in counting.operations].count("get") <= 3
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[ShardHistory]:
+    from holdfast.snapshotter.storage.object_storage import open_storage
+
+    with open_storage(f"file://{tmp_path}/durable") as opened:
+        yield ShardHistory(opened)
+
+
+def test_on_a_real_store(on_disk: ShardHistory) -> None:
+    """The store's own time stamps: all is young, until the grace period is none."""
+    made = on_disk.grow(None, 30, snapshot_every=10)
+    assert not clean(on_disk.storage, made[-1]).delete
+    done = clean(on_disk.storage, made[-1], grace_ms=-1000)
+    assert done.delete
+    assert versions(on_disk.stored(), "commits") == list(range(10, 31))

@@ -1,0 +1,376 @@
+"""The loop over keys, without Spark: what functions are called with, and what of their state and timers is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from holdfast import clock
+from holdfast.backends.base import Pointer
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.errors import SchemaMismatchError
+from holdfast.mvcc import VersionedStore
+from holdfast.spark_integration.keyed import frames
+from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+
+Calls = list[tuple[Any, ...]]
+
+
+class Loop:
+    """A step on an embedded store, micro-batch after micro-batch."""
+
+    def __init__(
+        self,
+        folder: Path,
+        function: PandasFunction,
+        timeout_conf: Any = "EventTimeTimeout",
+        rule: Any = "documented",
+        key_type: pa.DataType | None = None,
+        rows_each: int = 10_000,
+    ) -> None:
+        self.step = PandasWithState(
+            function=function,
+            key_types=pa.schema([("key", key_type or pa.string())]),
+            state=StructType([StructField("n", LongType())]),
+            output=StructType([StructField("key", StringType()), StructField("n", LongType())]),
+            timeout_conf=timeout_conf,
+            timeout_rule=rule,
+            frame_format=FrameFormat("UTC"),
+            rows_each=rows_each,
+            shown_keys=[0],
+            shown_columns=["key", "v"],
+        )
+        self.backend = MemoryBackend(folder, self.step.tables(), clock.new_id)
+        self.store = VersionedStore(self.backend)
+        self.pointer: Pointer | None = None
+        self.earliest_ms: int | None = None
+
+    def run(self, rows: list[tuple[Any, int]] = (), now: int = 0) -> list[dict[str, Any]]:  # type: ignore[assignment]
+        """Run a micro-batch in which both clocks stand at `now`, and return its output."""
+        keys = pa.array([key for key, _ in rows], self.step.key_types.field(0).type)
+        table = pa.table({"key": keys, "v": pa.array([v for _, v in rows], pa.int64())})
+        # A poor hash, so that keys which share one are usual.
+        hashes = pa.array([sum(repr(key).encode()) % 5 for key, _ in rows], pa.int64())
+        times = BatchTimes(processing_ms=now, watermark_ms=now, earliest_timer_ms=self.earliest_ms)
+        batch = ShardInput("op", 0, 0, table, table.select(["key"]), hashes, times)
+        output = []
+        with self.store.begin(self.pointer) as transaction:
+            running = self.step.run(batch, transaction)
+            while True:
+                try:
+                    output += next(running).to_pylist()
+                except StopIteration as end:
+                    self.earliest_ms = end.value
+                    break
+            self.pointer = transaction.commit()
+        return output
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        if self.pointer is None:
+            return []
+        with self.store.read_at(self.pointer) as view:
+            runs = list(view.scan(table))
+        keys = [row for run in runs for row in run.keys.to_pylist()]
+        values = [row for run in runs for row in run.values.to_pylist()]
+        return sorted((k["key"], *v.values()) for k, v in zip(keys, values, strict=True))
+
+    def timers(self) -> dict[Any, int]:
+        """The timers by key; that both tables say the same is checked."""
+        by_key = dict(self.rows("timers"))
+        assert len(self.rows("timers_by_due")) == len(by_key)
+        earliest = min(by_key.values(), default=None)
+        assert self.earliest_ms == earliest
+        return by_key
+
+
+class Script:
+    """A function whose behaviour for a call the test gives as another function of the state."""
+
+    def __init__(self) -> None:
+        self.calls: Calls = []
+        self.does: Any = lambda state: None
+
+    def __call__(self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        seen = tuple(v for chunk in chunks for v in chunk["v"])
+        self.calls.append((key[0], seen, state.getOption, state.hasTimedOut))
+        self.does(state)
+        return []
+
+    def last(self) -> Calls:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def set_at(due_ms: int) -> Any:
+    return lambda state: state.setTimeoutTimestamp(due_ms)
+
+
+def put(n: int) -> Any:
+    return lambda state: state.update((n,))
+
+
+def count(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    n = (state.getOption or (0,))[0] + sum(len(chunk) for chunk in chunks)
+    state.update((n,))
+    yield pd.DataFrame({"key": [key[0]], "n": [n]})
+
+
+def test_every_key_is_called_once_with_its_rows_and_its_state(tmp_path: Path, script: Script) -> None:
+    """C2, C3: in ascending order, null first, also where keys share a hash."""
+    loop = Loop(tmp_path, script, "NoTimeout")
+    script.does = put(7)
+    loop.run([("b", 1), (None, 2), ("a", 3), ("b", 4), ("", 5)])
+    assert script.last() == [
+        (None, (2,), None, False),
+        ("", (5,), None, False),
+        ("a", (3,), None, False),
+        ("b", (1, 4), None, False),
+    ]
+    loop.run([("b", 9), ("c", 8)])
+    assert script.last() == [("b", (9,), (7,), False), ("c", (8,), None, False)]
+
+
+def test_floating_keys_are_called_in_sparks_order(tmp_path: Path, script: Script) -> None:
+    loop = Loop(tmp_path, script, "NoTimeout", key_type=pa.float64())
+    keys = [2.5, math.nan, -1.0, None, math.inf, -math.inf, 0.0]
+    loop.run([(key, 0) for key in keys])
+    called = [call[0] for call in script.last()]
+    assert math.isnan(called[0])  # null, as pandas shows it
+    assert called[1:6] == [-math.inf, -1.0, 0.0, 2.5, math.inf]
+    assert math.isnan(called[6])
+
+
+@pytest.mark.parametrize("slab_keys", [1, 3, 20_000])
+def test_slabs_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slab_keys: int) -> None:
+    """States are read and written by slab; each key sees its own."""
+    monkeypatch.setattr(frames, "SLAB_KEYS", slab_keys)
+    loop = Loop(tmp_path, count, "NoTimeout")
+    keys = [f"k{i % 10}" for i in range(25)]
+    loop.run([(key, 1) for key in keys])
+    output = loop.run([(key, 1) for key in [*keys, "new"]])
+    assert output == [{"key": f"k{i}", "n": 6 if i < 5 else 4} for i in range(10)] + [{"key": "new", "n": 1}]
+    assert len(loop.rows("state")) == 11
+
+
+def test_a_key_with_many_rows_comes_in_chunks(tmp_path: Path) -> None:
+    """C2: the same state for all of them."""
+    sizes = []
+
+    def sized(key: Any, chunks: Iterable[pd.DataFrame], state: GroupState) -> list[pd.DataFrame]:
+        sizes.append([len(chunk) for chunk in chunks])
+        return []
+
+    Loop(tmp_path, sized, "NoTimeout", rows_each=4).run([("a", 1)] + [("b", i) for i in range(10)] + [("c", 1)])
+    assert sizes == [[1], [4, 4, 2], [1]]
+
+
+def test_rows_need_not_be_consumed(tmp_path: Path) -> None:
+    def lazy(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
+        state.update((int(next(chunks)["v"].iloc[0]),) if key[0] != "skip" else (0,))
+        return []
+
+    loop = Loop(tmp_path, lazy, "NoTimeout", rows_each=2)
+    loop.run([(key, i) for key in ("a", "skip", "z") for i in range(5)])
+    assert loop.rows("state") == [("a", 0), ("skip", 0), ("z", 0)]
+
+
+def test_state_set_after_the_last_frame_is_kept(tmp_path: Path) -> None:
+    """C6."""
+
+    def late(key: Any, chunks: Any, state: GroupState) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"key": [key[0]], "n": [1]})
+        state.update((5,))
+
+    loop = Loop(tmp_path, late, "NoTimeout")
+    assert loop.run([("a", 1)]) == [{"key": "a", "n": 1}]
+    assert loop.rows("state") == [("a", 5)]
+
+
+def test_what_is_not_changed_is_not_written(tmp_path: Path, script: Script) -> None:
+    """P1: no version where nothing was written."""
+    loop = Loop(tmp_path, script)
+    loop.run([("a", 1)])
+    assert loop.pointer is None
+    script.does = put(1)
+    loop.run([("a", 1), ("b", 1)])
+    before = loop.pointer
+    script.does = lambda state: state.exists
+    loop.run([("a", 1)])
+    assert loop.pointer == before
+    script.does = lambda state: state.remove()
+    loop.run([("a", 1), ("absent", 1)])
+    assert loop.rows("state") == [("b", 1)]
+
+
+# Timeouts
+
+
+@pytest.mark.parametrize("now", [999, 1000, 1001])
+def test_a_timer_fires_strictly_after_it_is_due(tmp_path: Path, script: Script, now: int) -> None:
+    """P2, G6: also where there is no state; then it is gone."""
+    loop = Loop(tmp_path, script)
+    script.does = set_at(1000)
+    loop.run([("a", 1)], now=500)
+    assert loop.timers() == {"a": 1000}
+    assert loop.rows("state") == []
+    script.last()
+    script.does = lambda state: None
+    loop.run(now=now)
+    assert script.last() == ([("a", (), None, True)] if now > 1000 else [])
+    assert loop.timers() == ({} if now > 1000 else {"a": 1000})
+
+
+def test_processing_time(tmp_path: Path, script: Script) -> None:
+    loop = Loop(tmp_path, script, "ProcessingTimeTimeout")
+    script.does = lambda state: state.setTimeoutDuration(100)
+    loop.run([("a", 1)], now=500)
+    assert loop.timers() == {"a": 600}
+    loop.run(now=600)
+    assert [call[3] for call in script.last()] == [False]
+    loop.run(now=601)
+    assert [call[3] for call in script.last()] == [True]
+    assert loop.timers() == {"a": 701}
+
+
+def test_keys_with_rows_come_first_and_move_their_timers(tmp_path: Path, script: Script) -> None:
+    """C4: a key whose timer was due and that has rows does not fire, if it sets another or none."""
+    loop = Loop(tmp_path, script)
+    script.does = set_at(1000)
+    loop.run([("moved", 1), ("cleared", 1), ("due", 1), ("b", 1)], now=1)
+    script.last()
+    script.does = lambda state: None if state.hasTimedOut else state.setTimeoutTimestamp(3000)
+    loop.run([("moved", 1), ("new", 1)], now=2000)
+    assert [(call[0], call[3]) for call in script.last()] == [
+        ("moved", False),
+        ("new", False),
+        ("b", True),
+        ("cleared", True),
+        ("due", True),
+    ]
+    assert loop.timers() == {"moved": 3000, "new": 3000}
+
+
+def test_a_fired_key_gets_a_list_of_one_empty_frame(tmp_path: Path) -> None:
+    """C5."""
+    seen: list[Any] = []
+
+    def look(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
+        if state.hasTimedOut:
+            seen.extend([type(chunks), len(chunks), list(chunks[0].columns), len(chunks[0]), key])
+        else:
+            state.setTimeoutTimestamp(10)
+        return []
+
+    loop = Loop(tmp_path, look)
+    loop.run([("a", 1)], now=1)
+    loop.run(now=11)
+    assert seen == [list, 1, ["key", "v"], 0, ("a",)]
+
+
+def test_timers_fire_in_the_order_in_which_they_are_due(tmp_path: Path, script: Script) -> None:
+    loop = Loop(tmp_path, script)
+    for key, due_ms in [("a", 30), ("b", 10), ("c", 20), ("d", 10), ("later", 99)]:
+        script.does = set_at(due_ms)
+        loop.run([(key, 1)], now=1)
+    script.last()
+    script.does = put(1)
+    loop.run(now=31)
+    assert [call[0] for call in script.last()] == ["b", "d", "c", "a"]
+    assert loop.rows("state") == [(key, 1) for key in "abcd"]
+    assert loop.timers() == {"later": 99}
+
+
+@pytest.mark.parametrize(
+    ("rule", "does", "kept"),
+    [
+        ("documented", lambda state: None, False),
+        ("documented", put(1), False),
+        ("spark", lambda state: None, True),
+        ("spark", put(1), False),
+        ("spark", lambda state: state.remove(), False),
+    ],
+)
+@pytest.mark.parametrize("fires", [False, True])
+def test_what_a_call_without_a_timeout_leaves(
+    tmp_path: Path, script: Script, rule: str, does: Any, kept: bool, fires: bool
+) -> None:
+    """P7: as documented each call clears the timeout; in Spark it stays where the function does nothing."""
+    loop = Loop(tmp_path, script, rule=rule)
+    script.does = set_at(1000)
+    loop.run([("a", 1), ("b", 1)], now=1)
+    script.last()
+    script.does = does
+    loop.run([] if fires else [("a", 1), ("b", 1)], now=1001 if fires else 2)
+    assert loop.timers() == ({"a": 1000, "b": 1000} if kept else {})
+    script.last()
+    loop.run(now=1002)
+    assert [call[0] for call in script.last()] == (["a", "b"] if kept else [])
+
+
+# Errors
+
+
+def test_an_error_names_operator_and_key_and_leaves_nothing(tmp_path: Path) -> None:
+    """C7: the exception itself is the user's."""
+
+    def fail(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
+        state.update((1,))
+        if key[0] == "b":
+            raise ZeroDivisionError("mine")
+        return []
+
+    loop = Loop(tmp_path, fail)
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        loop.run([("a", 1), ("b", 1)])
+    assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
+    assert loop.pointer is None
+
+
+def test_a_state_that_does_not_fit_names_its_key(tmp_path: Path) -> None:
+    def misfit(key: Any, chunks: Any, state: GroupState) -> list[pd.DataFrame]:
+        state.update(("text",) if key[0] == "b" else (1,))
+        return []
+
+    loop = Loop(tmp_path, misfit)
+    with pytest.raises(SchemaMismatchError) as caught:
+        loop.run([("a", 1), ("b", 1), ("c", 1)])
+    assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
+    assert loop.pointer is None
+
+
+def test_a_wrong_return_names_its_key(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, lambda key, chunks, state: 7)  # type: ignore[arg-type, return-value]
+    with pytest.raises(Exception, match="UDF_RETURN_TYPE") as caught:
+        loop.run([("a", 1)])
+    assert caught.value.__notes__ == ["raised in operator 'op' for key ('a',)"]
+
+
+def test_many_timers_due_at_once_cost_by_what_is_due(tmp_path: Path, script: Script) -> None:
+    """A hundred thousand with one due time are found, fired and removed; none of them twice."""
+    n = 30_000
+    loop = Loop(tmp_path, script, key_type=pa.int64())
+    script.does = set_at(1000)
+    loop.run([(i, 1) for i in range(n)], now=1)
+    script.last()
+    script.does = lambda state: None
+    loop.run(now=1001)
+    called = [call[0] for call in script.last()]
+    assert called == list(range(n))
+    assert loop.timers() == {}
+    assert np.all(np.diff(called) == 1)

@@ -1,0 +1,378 @@
+"""States of keys: what `GroupState` gives and takes, against Spark's own class and its own conversions."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    Row,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+from holdfast.backends.arrow.rows import storage_type
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
+from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.testing.ddl import parse_schema
+
+MICROS = st.integers(-(2**51), 2**52)
+WALL_CLOCK = MICROS.map(lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None))
+POINT = StructType().add("x", IntegerType()).add("at", TimestampType()).add("name", StringType())
+PLAIN: list[tuple[DataType, st.SearchStrategy[Any]]] = [
+    (ByteType(), st.integers(-128, 127)),
+    (ShortType(), st.integers(-(2**15), 2**15 - 1)),
+    (IntegerType(), st.integers(-(2**31), 2**31 - 1)),
+    (LongType(), st.integers(-(2**63), 2**63 - 1)),
+    (FloatType(), st.floats(width=32, allow_nan=False)),
+    (DoubleType(), st.floats(allow_nan=False)),
+    (BooleanType(), st.booleans()),
+    (StringType(), st.text(max_size=3)),
+    (BinaryType(), st.binary(max_size=3)),
+    (DateType(), st.dates()),
+    (TimestampType(), st.one_of(WALL_CLOCK, WALL_CLOCK.map(lambda value: value.replace(tzinfo=dt.UTC)))),
+    (TimestampNTZType(), WALL_CLOCK),
+    (DayTimeIntervalType(), st.timedeltas(dt.timedelta(-1000), dt.timedelta(1000))),
+    (DecimalType(38, 2), st.decimals(-(10**30), 10**30, places=2)),
+]
+NULLABLE_POINTS = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.one_of(st.none(), WALL_CLOCK), st.text()))
+NESTED: list[tuple[DataType, st.SearchStrategy[Any]]] = [
+    (POINT, NULLABLE_POINTS),
+    (StructType().add("p", POINT).add("b", BooleanType()), st.tuples(NULLABLE_POINTS, st.booleans())),
+    (ArrayType(POINT), st.lists(NULLABLE_POINTS, max_size=3)),
+    (ArrayType(ArrayType(LongType())), st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9))), max_size=3)),
+    (MapType(StringType(), POINT), st.dictionaries(st.text(max_size=2), NULLABLE_POINTS, max_size=3)),
+    (MapType(DateType(), ArrayType(StringType())), st.dictionaries(st.dates(), st.lists(st.text(max_size=1)))),
+]
+EVERY = PLAIN + NESTED
+
+
+def schema_of(*types: DataType, nullable: bool = True) -> StructType:
+    schema = StructType()
+    for i, data_type in enumerate(types):
+        schema.add(f"c{i}", data_type, nullable)
+    return schema
+
+
+def through_spark(schema: StructType, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what `get` gives on Spark after `update`; the JVM row between them holds the internal values."""
+    return tuple(schema.fromInternal(pickle.loads(pickle.dumps(schema.toInternal(Row(*given))))))
+
+
+def through_ours(schema: StructType, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    values = RowValues(schema)
+    batch = values.to_arrow(rows)
+    stored = pa.Table.from_batches([batch]).cast(pa.schema([f.with_type(storage_type(f.type)) for f in batch.schema]))
+    assert values.to_tuples(stored) == values.to_tuples(batch)
+    return values.to_tuples(stored)
+
+
+@pytest.fixture(params=["Asia/Tokyo", "America/New_York"])
+def process_zone(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Set the time zone of the process, which decides over states and not the session's."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = request.param
+    time.tzset()
+    yield request.param
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("data_type", "values"), EVERY, ids=lambda v: v.simpleString() if hasattr(v, "jsonValue") else ""
+)
+def test_states_come_back_as_from_spark(data_type: DataType, values: st.SearchStrategy[Any], process_zone: str) -> None:
+    """Value and type, in every type, null or not."""
+    schema = schema_of(data_type, data_type)
+
+    @given(st.lists(st.tuples(values, st.one_of(st.none(), values)), max_size=4))
+    def run(rows: list[tuple[Any, ...]]) -> None:
+        ours = through_ours(schema, rows)
+        sparks = [through_spark(schema, row) for row in rows]
+        assert ours == sparks
+        assert repr(ours) == repr(sparks)  # Types, too: 1 is True, and a Row is a tuple.
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "kept"),
+    [
+        (BinaryType(), bytearray(b"ab"), b"ab"),
+        (StringType(), 5, "5"),
+        (StringType(), True, "true"),
+        (StringType(), 1e10, "1.0E10"),
+        (StringType(), Decimal("1.50"), "1.50"),
+        (DecimalType(3, 1), Decimal("nan"), None),
+        (LongType(), float("nan"), None),
+        (BooleanType(), pd.NA, None),
+        (DecimalType(5, 1), Decimal("1.25"), Decimal("1.3")),
+        (DecimalType(5, 1), Decimal("-1.25"), Decimal("-1.3")),
+        (DateType(), dt.datetime(2024, 1, 2, 3), dt.date(2024, 1, 2)),  # noqa: DTZ001
+        (TimestampNTZType(), dt.datetime(2024, 1, 2, 3, tzinfo=dt.timezone(dt.timedelta(hours=5))), dt.datetime(2024, 1, 2, 3)),  # noqa: DTZ001, E501
+        (POINT, {"x": 1, "name": "a"}, Row(x=1, at=None, name="a")),
+        (POINT, Row(x=1, at=None, name="a"), Row(x=1, at=None, name="a")),
+        (POINT, [1, None, "a"], Row(x=1, at=None, name="a")),
+    ],
+)  # fmt: skip
+def test_what_spark_accepts_is_kept_as_there(data_type: DataType, value: Any, kept: Any) -> None:
+    """Each was run on Spark."""
+    assert repr(through_ours(schema_of(data_type), [(value,)])) == repr([(kept,)])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "kept"),
+    [(DoubleType(), 1, 1.0), (LongType(), 3.0, 3), (LongType(), True, 1), (DecimalType(5, 1), 1, Decimal("1.0"))],
+)
+def test_numbers_of_another_type_are_kept_where_nothing_is_lost(data_type: DataType, value: Any, kept: Any) -> None:
+    """Spark makes nulls of them without a word."""
+    assert repr(through_ours(schema_of(data_type), [(value,)])) == repr([(kept,)])
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value"),
+    [
+        (LongType(), "5"),
+        (LongType(), 1.5),
+        (LongType(), 2**70),
+        (ByteType(), 300),
+        (IntegerType(), 2**40),
+        (StringType(), b"a"),
+        (DecimalType(3, 1), Decimal("1234.5")),
+        (DecimalType(3, 1), 1.5),
+        (TimestampType(), dt.date(2024, 1, 2)),
+        (TimestampType(), pd.NaT),
+        (DateType(), "2024-01-01"),
+        (DateType(), 5),
+        (DayTimeIntervalType(), 5),
+        (TimestampNTZType(), 5),
+        (TimestampType(), 5),
+        (BooleanType(), 1),
+        (POINT, (1, None)),
+        (POINT, 7),
+        (POINT, {"x": 1, "nmae": "a"}),
+        (ArrayType(POINT), [{"x": 1}, {"z": 1}]),
+        (ArrayType(StringType()), "abc"),
+        (ArrayType(StringType()), {"a": 1}),
+        (ArrayType(LongType()), 7),
+        (ArrayType(LongType()), ["a"]),
+        (MapType(StringType(), LongType()), [1]),
+        (MapType(StringType(), LongType()), {None: 1}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_and_named(data_type: DataType, value: Any) -> None:
+    """Spark makes nulls or other numbers of most of them without a word."""
+    values = RowValues(schema_of(LongType(), data_type))
+    with pytest.raises(StateValueError, match="'c1'") as caught:
+        values.to_arrow([(1, None), (1, None), (1, value), (1, value)])
+    assert caught.value.row == 2
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.row, str(again)) == (2, str(caught.value))
+
+
+def test_rows_of_another_length_are_refused() -> None:
+    values = RowValues(schema_of(LongType(), LongType()))
+    for wrong in ((1,), (1, 2, 3)):
+        with pytest.raises(StateValueError, match="one value for each column") as caught:
+            values.to_arrow([(1, 2), wrong])
+        assert caught.value.row == 1
+
+
+def test_null_where_the_schema_says_not_null_is_refused() -> None:
+    """Spark keeps 0."""
+    with pytest.raises(StateValueError, match="NOT NULL") as caught:
+        RowValues(schema_of(LongType(), nullable=False)).to_arrow([(1,), (None,)])
+    assert caught.value.row == 1
+
+
+def test_types_that_cannot_be_kept_are_refused_at_definition() -> None:
+    with pytest.raises(InvalidArgumentError, match="c0"):
+        RowValues(schema_of(YearMonthIntervalType()))
+
+
+STATE = schema_of(LongType(), ArrayType(LongType()))
+DUE = dt.datetime(2024, 1, 1, 0, 0, 1, 500, tzinfo=dt.UTC)
+
+
+def both(
+    value: tuple[Any, ...] | None, timeout_conf: str, watermark_ms: int | None, timed_out: bool = False
+) -> tuple[KeyState, GroupState]:
+    """Return our state of a key, and Spark's."""
+    ours = KeyStates(STATE, timeout_conf, 1000, watermark_ms).open(value, has_timed_out=timed_out)
+    sparks = GroupState(
+        optionalValue=None if value is None else Row(*value),  # type: ignore[arg-type]
+        batchProcessingTimeMs=1000,
+        eventTimeWatermarkMs=-1 if watermark_ms is None else watermark_ms,
+        timeoutConf=timeout_conf,
+        hasTimedOut=timed_out,
+        watermarkPresent=watermark_ms is not None,
+        defined=value is not None,
+        updated=False,
+        removed=False,
+        timeoutTimestamp=-1,
+        keyAsUnsafe=b"",
+        valueSchema=STATE,
+    )
+    return ours, sparks
+
+
+def seen(act: Callable[[], Any]) -> str:
+    try:
+        return repr(act())
+    except (PySparkRuntimeError, PySparkTypeError, PySparkValueError, AttributeError) as exc:
+        return f"{type(exc).__name__}: {exc}"
+
+
+STEPS: list[Callable[[GroupState], Any]] = [
+    lambda s: s.exists,
+    lambda s: s.get,
+    lambda s: s.getOption,
+    lambda s: s.hasTimedOut,
+    lambda s: s.oldTimeoutTimestamp,
+    str,
+    lambda s: s.update((1, [2])),
+    lambda s: s.update((None, None)),
+    lambda s: s.update((np.int64(5), pd.Timestamp("2024-01-01"))),
+    lambda s: s.update((pd.Timedelta(5), np.float32(0.5))),
+    lambda s: s.update(None),  # type: ignore[arg-type]
+    lambda s: s.remove(),
+    lambda s: s.setTimeoutDuration(10),
+    lambda s: s.setTimeoutDuration(0),
+    lambda s: s.setTimeoutDuration("1 hour"),  # type: ignore[arg-type]
+    lambda s: s.setTimeoutTimestamp(2000),
+    lambda s: s.setTimeoutTimestamp(500),
+    lambda s: s.setTimeoutTimestamp(499),
+    lambda s: s.setTimeoutTimestamp(-1),
+    lambda s: s.setTimeoutTimestamp(DUE),  # type: ignore[arg-type]
+    lambda s: s.getCurrentWatermarkMs(),
+    lambda s: s.getCurrentProcessingTimeMs(),
+]
+
+
+@given(
+    st.one_of(st.none(), st.just((1, [2]))),
+    st.sampled_from(["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]),
+    st.sampled_from([None, 0, 500]),
+    st.booleans(),
+    st.lists(st.sampled_from(STEPS), max_size=8),
+)
+def test_a_state_behaves_as_sparks(
+    value: tuple[Any, ...] | None,
+    timeout_conf: str,
+    watermark_ms: int | None,
+    timed_out: bool,
+    steps: list[Callable[[GroupState], Any]],
+) -> None:
+    """G1 to G7: whatever a function does, it sees what it would see on Spark, and Spark would be told the same."""
+    ours, sparks = both(value, timeout_conf, watermark_ms, timed_out)
+    assert isinstance(ours, GroupState)
+    for step in steps:
+        assert seen(lambda: step(ours)) == seen(lambda: step(sparks))  # noqa: B023
+    assert ours.json() == sparks.json()
+    assert ours.changed_value == ("put" if sparks._updated else "delete" if sparks._removed else None)
+    assert ours.timer_ms == (None if sparks._timeout_timestamp == -1 else int(sparks._timeout_timestamp))
+    if ours.changed_value == "put":
+        assert ours.value == tuple(sparks._value)
+
+
+def test_a_timeout_conf_that_is_none_is_an_assertion() -> None:
+    with pytest.raises(AssertionError):
+        KeyStates(STATE, "Never", 1000, None)
+
+
+class Place:
+    """An object whose attributes are the fields of a struct, which Spark takes, too."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+# What a function may go on using after the call, and how it changes it.
+REUSED: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
+    "dict of a struct": ("struct<x:long>", {"x": 1}, lambda value: value.update(x=3)),
+    "list of a struct": ("struct<x:long>", [1], lambda value: value.__setitem__(0, 3)),
+    "object of a struct": ("struct<x:long>", Place(1), lambda value: setattr(value, "x", 3)),
+    "list": ("array<long>", [1], lambda value: value.append(3)),
+    "list in a list": ("array<array<long>>", [[1]], lambda value: value[0].append(3)),
+    "numpy's array": ("array<long>", np.array([1]), lambda value: value.fill(3)),
+    "deque": ("array<long>", deque([1]), lambda value: value.append(3)),
+    "dict": ("map<string,long>", {"x": 1}, lambda value: value.update(x=3)),
+    "list in a dict": ("map<string,array<long>>", {"x": [1]}, lambda value: value["x"].append(3)),
+    "bytearray": ("binary", bytearray(b"1"), lambda value: value.extend(b"3")),
+    "bytearray in a tuple": ("struct<x:binary>", (bytearray(b"1"),), lambda value: value[0].extend(b"3")),
+}
+
+
+@pytest.mark.parametrize("what", REUSED)
+def test_what_the_function_goes_on_using_is_kept_as_it_was_when_the_call_ended(what: str) -> None:
+    """States are written for many keys together, long after the call; Spark pickles each when its call ends."""
+    ddl, given_value, change = REUSED[what]
+    value = copy.deepcopy(given_value)
+    schema = parse_schema(f"v {ddl}")
+    state = KeyStates(schema, "NoTimeout", 1000, None).open(None)
+    state.update((value,))
+    kept = state.value
+    change(value)
+    assert through_ours(schema, [kept]) == through_ours(schema, [(given_value,)])
+    assert through_ours(schema, [kept]) != through_ours(schema, [(value,)])
+
+
+def test_states_of_two_keys_are_apart() -> None:
+    states = KeyStates(STATE, "ProcessingTimeTimeout", 1000, None)
+    first, second = states.open(None), states.open(None)
+    first.update((1, []))
+    first.setTimeoutDuration(5)
+    assert (second.exists, second.changed_value, second.timer_ms) == (False, None, None)
+
+
+@pytest.mark.parametrize("ddl", ["string", "array<string>", "struct<t string>", "map<int, string>"])
+def test_text_that_a_vectorised_operator_has_kept_and_python_cannot_hold_is_named(ddl: str) -> None:
+    """An operator may change its API between two runs: both have one table of state."""
+    schema = parse_schema(f"n long, raw {ddl}")
+    binary = pa.array([b"\xff\xfe"])
+    text = binary.view(pa.string())
+    of_type = {
+        "string": text,
+        "array<string>": pa.ListArray.from_arrays([0, 1], text),
+        "struct<t string>": pa.StructArray.from_arrays([text], ["t"]),
+        "map<int, string>": pa.MapArray.from_arrays([0, 1], pa.array([1], pa.int32()), text),
+    }
+    with pytest.raises(InvalidArgumentError, match="column 'raw' of the state has text that is not UTF-8"):
+        RowValues(schema).to_tuples(pa.table({"n": [1], "raw": of_type[ddl]}))

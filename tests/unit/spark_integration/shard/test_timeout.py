@@ -1,0 +1,50 @@
+"""What Spark is told of a shard: when it is to be called without rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.types import StructType
+
+from holdfast.spark_integration.shard.timeout import set_shard_timeout
+
+
+def group_state(timeout_conf: str, now_ms: int) -> GroupState:
+    """The state of a shard's group, as Spark's worker makes it."""
+    return GroupState(
+        optionalValue=None,  # type: ignore[arg-type]
+        batchProcessingTimeMs=now_ms,
+        eventTimeWatermarkMs=now_ms,
+        timeoutConf=timeout_conf,
+        hasTimedOut=False,
+        watermarkPresent=True,
+        defined=False,
+        updated=False,
+        removed=False,
+        timeoutTimestamp=GroupState.NO_TIMESTAMP,
+        keyAsUnsafe=b"",
+        valueSchema=StructType(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("timeout_conf", "earliest_ms", "expected_ms"),
+    [
+        ("NoTimeout", None, -1),
+        ("EventTimeTimeout", None, -1),
+        ("EventTimeTimeout", 1500, 1500),
+        ("EventTimeTimeout", 1000, 1000),
+        ("EventTimeTimeout", 400, 400),  # a timer that stays after it has fired: due in every micro-batch
+        ("ProcessingTimeTimeout", None, -1),
+        ("ProcessingTimeTimeout", 1500, 1500),
+        ("ProcessingTimeTimeout", 400, 1001),
+    ],
+)
+def test_the_shard_is_called_when_its_earliest_timer_is_due(
+    timeout_conf: Any, earliest_ms: int | None, expected_ms: int
+) -> None:
+    state = group_state(timeout_conf, 1000)
+    set_shard_timeout(state, timeout_conf, earliest_ms)
+    assert state._timeout_timestamp == expected_ms

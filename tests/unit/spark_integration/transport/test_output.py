@@ -1,0 +1,126 @@
+"""The ways of output out of a shard: nothing is altered by pandas, and much output is neither kept nor gathered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.conversion import PandasToArrowConversion
+
+from holdfast.spark_integration.shard import call as shard_call
+from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput, unpack_output
+from holdfast.spark_integration.transport.transport import BLOB
+
+FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
+#: By type: values that a pandas frame would alter.
+AWKWARD: dict[T.DataType, list[Any]] = {
+    T.BooleanType(): [True, False],
+    T.ByteType(): [1, -128],
+    T.ShortType(): [1, 2**15 - 1],
+    T.IntegerType(): [1, -(2**31)],
+    T.LongType(): [2**53 + 1, -(2**63)],
+    T.FloatType(): [1.5, float("inf")],
+    T.DoubleType(): [5e-324, -0.0],
+    T.DecimalType(38, 18): [Decimal("12345678901234567890.123456789012345678"), Decimal(0)],
+    T.StringType(): ["", "None"],
+    T.BinaryType(): [b"", b"\xff\x00"],
+    T.DateType(): [dt.date(1, 1, 1), dt.date(9999, 12, 31)],
+    T.TimestampType(): [FOLD, FOLD + dt.timedelta(hours=1)],
+    T.TimestampNTZType(): [dt.datetime(2024, 11, 3, 1, 30), dt.datetime(9999, 1, 1)],  # noqa: DTZ001
+    T.DayTimeIntervalType(): [dt.timedelta(days=1), dt.timedelta(microseconds=-1)],
+    T.ArrayType(T.TimestampType()): [[FOLD, None], []],
+    T.MapType(T.StringType(), T.LongType()): [[("a", 2**53 + 1), ("b", None)], []],
+    T.StructType([T.StructField("x", T.LongType()), T.StructField("t", T.TimestampType())]): [
+        {"x": 2**53 + 1, "t": FOLD},
+        {"x": None, "t": None},
+    ],
+}
+ROWS = pa.schema([("n", pa.int64())])
+
+
+def as_spark_converts(frames: list[pd.DataFrame], schema: T.StructType) -> pa.Array:
+    """What Spark's worker makes of frames: it puts them together, and an empty one of its own behind them."""
+    padding = pd.DataFrame(dict.fromkeys(schema.names), index=[])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of pandas, for each padding
+        together = pd.concat([*frames, padding], ignore_index=True)
+    batch = PandasToArrowConversion.convert(
+        [together],
+        T.StructType([T.StructField("_1", schema)]),
+        timezone="America/New_York",
+        arrow_cast=True,
+        assign_cols_by_name=True,
+    )
+    return batch.column(0).field(0)
+
+
+@pytest.mark.parametrize("first_has_null", [True, False])
+@pytest.mark.parametrize("data_type", AWKWARD, ids=lambda t: t.simpleString())
+def test_rows_are_converted_without_loss(data_type: T.DataType, first_has_null: bool) -> None:
+    """Also where one batch has nulls and the next has none: Spark's worker puts them into one frame."""
+    schema = T.StructType([T.StructField("c", data_type)])
+    types = arrow_schema(schema, "the output")
+    values = AWKWARD[data_type]
+    parts = [[*values, None], values] if first_has_null else [values, values]
+    batches = [pa.RecordBatch.from_arrays([pa.array(part, types.types[0])], schema=types) for part in parts]
+    converted = as_spark_converts(list(RowsOutput(schema).send(batches)), schema)
+    expected = pa.concat_arrays([batch.column(0) for batch in batches])
+    assert converted.cast(types.types[0]).equals(expected)
+
+
+def rows(first: int, n: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(range(first, first + n), pa.int64())], schema=ROWS)
+
+
+def unpacked(frames: list[pd.DataFrame]) -> list[int]:
+    batches = [
+        pa.RecordBatch.from_pydict({BLOB: pa.Array.from_pandas(frame[BLOB], type=pa.binary())}) for frame in frames
+    ]
+    return [n for batch in unpack_output(batches, 1000) for n in batch.column(0).to_pylist()]
+
+
+def test_what_is_sent_at_once_has_more_rows_than_sparks_worker_gathers() -> None:
+    output = PackedOutput(T.StructType([T.StructField("n", T.LongType())]), 100)
+    frames = list(output.send_at_once([rows(0, 5), rows(5, 5)]))
+    assert [len(frame) for frame in frames] == [101]
+    assert unpacked(frames) == list(range(10))
+
+
+def test_output_is_held_back_until_the_commit_as_long_as_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the call can begin again; and more of it than that is never kept."""
+    events: list[str] = []
+
+    def attempt(batches: int) -> Iterator[pa.RecordBatch]:
+        for i in range(batches):
+            events.append(f"batch {i}")
+            yield rows(i * 10, 10)
+        events.append("commit")
+
+    output = PackedOutput(T.StructType([T.StructField("n", T.LongType())]), 100)
+    monkeypatch.setattr(shard_call, "HELD_BACK_BYTES", 200)
+    sent = []
+    for frames in shard_call._held_back(attempt(2), output):
+        events.append("sent")
+        sent += frames
+    assert events == ["batch 0", "batch 1", "commit", "sent"]
+    assert unpacked(sent) == list(range(20))
+
+    events, sent = [], []
+    for frames in shard_call._held_back(attempt(7), output):
+        events.append("sent")
+        sent += frames
+    assert [i for i, event in enumerate(events) if event == "sent"] == [3, 7, 10]
+    assert events[-2] == "commit"
+    assert unpacked(sent) == list(range(70))
+
+
+def test_no_output_sends_nothing() -> None:
+    assert list(shard_call._held_back(iter([]), RowsOutput(T.StructType([])))) == [[]]

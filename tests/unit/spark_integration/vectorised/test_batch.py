@@ -1,0 +1,312 @@
+"""What an operator function reads and writes: one shard's state, for all keys of a micro-batch at once."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import TableSchema
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.clock import new_id
+from holdfast.errors import ClosedError, InvalidArgumentError, SchemaMismatchError
+from holdfast.mvcc import VersionedStore
+from holdfast.spark_integration.vectorised.batch import STATE_TABLE, ShardState, group_rows
+from holdfast.testing.state_rows import TYPES, VALUE_TYPES, hash_of, plain
+
+KEYS = pa.schema([("user", pa.string())])
+STATE = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+class Shard:
+    """An embedded shard whose micro-batches bring given users."""
+
+    def __init__(self, directory: Path, keys: pa.Schema = KEYS, state: pa.Schema = STATE) -> None:
+        self.keys, self.state_types = keys, state
+        self.schema = TableSchema.of(STATE_TABLE, keys, state)
+        self.store = VersionedStore(MemoryBackend(directory, {STATE_TABLE: self.schema}, new_id))
+        self.pointer: Pointer | None = None
+
+    def begin(self, users: list[Any]) -> None:
+        """Begin a micro-batch; its state and the keys as a function sees them are attributes."""
+        rows = pa.table({self.keys.names[0]: pa.array(users, self.keys.types[0])})
+        hashes = np.array([hash_of(plain(user)) for user in users], np.uint64)
+        found, self.shown, self.groups = group_rows(rows, self.schema.conform(rows, "key"), hashes, self.keys)
+        self.transaction = self.store.begin(self.pointer)
+        self.state = ShardState(self.transaction, found, self.state_types)
+
+    def commit(self) -> None:
+        self.pointer = self.transaction.commit()
+
+    def read(self) -> dict[Any, Any]:
+        """Return by key its state as a tuple; keys without state are left out."""
+        rows = self.state.get().to_pylist()
+        exists = self.state.exists().to_pylist()
+        users = self.shown.column(0).to_pylist()
+        return {u: tuple(r.values()) for u, r, e in zip(users, rows, exists, strict=True) if e}
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Shard:
+    shard = Shard(tmp_path)
+    shard.begin(["ann", "bob", "ann", None])
+    return shard
+
+
+def in_order(shard: Shard, values: dict[Any, Any]) -> list[Any]:
+    """Return the values in the order of the batch's keys."""
+    return [values[user] for user in shard.shown.column(0).to_pylist()]
+
+
+def test_keys_stand_once_in_their_own_type(shard: Shard) -> None:
+    assert shard.shown.schema == KEYS
+    assert sorted(shard.shown.column(0).to_pylist(), key=str) == [None, "ann", "bob"]
+
+
+def test_what_was_never_written_is_null_and_absent(shard: Shard) -> None:
+    """A shard that is called for the first time has no committed state."""
+    assert shard.state.get() == pa.table({"n": pa.nulls(3, pa.int64()), "name": pa.nulls(3, pa.string())})
+    assert shard.state.get().schema == STATE
+    assert shard.state.exists().to_pylist() == [False] * 3
+
+
+def test_writes_are_read_back_in_this_micro_batch_and_the_next(shard: Shard) -> None:
+    shard.state.put(n=in_order(shard, {"ann": 1, "bob": 2, None: 3}), name=["x"] * 3)
+    assert shard.read() == {"ann": (1, "x"), "bob": (2, "x"), None: (3, "x")}
+    shard.commit()
+    shard.begin(["bob", "cem"])
+    assert shard.read() == {"bob": (2, "x")}
+
+
+def test_a_null_state_is_not_an_absent_one(shard: Shard) -> None:
+    shard.state.put(n=pa.nulls(3), name=[None] * 3)
+    shard.commit()
+    shard.begin(["ann", "cem"])
+    assert shard.read() == {"ann": (None, None)}
+    assert shard.state.get().to_pylist() == [{"n": None, "name": None}] * 2
+
+
+def test_a_mask_chooses_keys_and_null_in_it_is_false(shard: Shard) -> None:
+    mask = in_order(shard, {"ann": True, "bob": None, None: False})
+    shard.state.put(n=[7] * 3, name=["x"] * 3, where=mask)
+    assert shard.read() == {"ann": (7, "x")}
+    shard.state.put(
+        pa.table({"name": ["y"] * 3, "n": [8] * 3}),
+        where=pa.array(in_order(shard, {"ann": False, "bob": True, None: True})),
+    )
+    assert shard.read() == {"ann": (7, "x"), "bob": (8, "y"), None: (8, "y")}
+    shard.state.delete(where=np.array(in_order(shard, {"ann": True, "bob": False, None: True})))
+    assert shard.read() == {"bob": (8, "y")}
+    shard.commit()
+    shard.begin(["ann", "bob", None])
+    assert shard.read() == {"bob": (8, "y")}
+
+
+@pytest.mark.parametrize(
+    "mask", [[None, None, None], [False] * 3, pa.nulls(3), pa.chunked_array([[False], [None, False]])]
+)
+def test_a_mask_of_nothing_writes_nothing(shard: Shard, mask: object) -> None:
+    shard.state.put(n=[7] * 3, name=["x"] * 3, where=mask)
+    shard.state.delete(where=mask)
+    assert shard.read() == {}
+    shard.commit()
+    assert shard.pointer is None, "nothing was written, so there is no version"
+
+
+def test_delete_without_a_mask_removes_all_keys_of_the_batch_and_no_other(shard: Shard) -> None:
+    shard.state.put(n=[1] * 3, name=["x"] * 3)
+    shard.commit()
+    shard.begin(["ann", "cem"])
+    shard.state.delete()
+    assert shard.read() == {}
+    shard.commit()
+    shard.begin(["ann", "bob", None])
+    assert shard.read() == {"bob": (1, "x"), None: (1, "x")}
+
+
+def test_of_several_writes_the_last_counts(shard: Shard) -> None:
+    shard.state.put(n=[1] * 3, name=["x"] * 3)
+    shard.state.delete()
+    shard.state.put(n=[2] * 3, name=["y"] * 3)
+    assert set(shard.read().values()) == {(2, "y")}
+
+
+def test_an_empty_micro_batch_reads_and_writes_nothing(tmp_path: Path) -> None:
+    shard = Shard(tmp_path)
+    shard.begin([])
+    assert shard.state.get().num_rows == len(shard.state.exists()) == 0
+    shard.state.put(n=[], name=[])
+    shard.state.put(n=pa.array([], pa.int64()), name=[], where=[])
+    shard.state.delete(where=[])
+    shard.state.delete()
+    shard.commit()
+    assert shard.pointer is None
+
+
+def test_columns_may_come_as_arrow_numpy_pandas_or_lists(shard: Shard) -> None:
+    for n in (
+        pa.array([4] * 3),
+        pa.chunked_array([[4], [4, 4]]),
+        np.full(3, 4),
+        pd.Series([4] * 3),
+        [4] * 3,
+        (4, 4, 4),
+        pa.array([4] * 3, pa.int8()),
+    ):
+        shard.state.put(n=n, name=pa.array(["x"] * 3).dictionary_encode())
+        assert set(shard.read().values()) == {(4, "x")}
+        shard.state.delete()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("given", ["column", "array", "table", "batch"])
+def test_what_is_put_is_put(tmp_path: Path, given: str, reads: bool) -> None:
+    """What the function does later to its arrays of numpy does not change the state."""
+    shard = Shard(tmp_path, state=pa.schema([("n", pa.int64())]))
+    shard.begin(["ann", "bob"])
+    n = np.array([1, 2])
+    if given == "column":
+        shard.state.put(n=n)
+    elif given == "array":
+        shard.state.put(n=pa.array(n))
+    else:
+        shard.state.put(pa.table({"n": n}) if given == "table" else pa.RecordBatch.from_pydict({"n": n}))
+    if reads:
+        shard.state.get()
+    n *= 0
+    assert sorted(shard.read().values()) == [(1,), (2,)]
+    shard.commit()
+    shard.begin(["ann", "bob"])
+    assert sorted(shard.read().values()) == [(1,), (2,)]
+
+
+def test_a_column_called_where_is_given_in_a_table(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, state=pa.schema([("where", pa.string()), ("self", pa.int64())]))
+    shard.begin(["ann"])
+    shard.state.put(pa.table({"where": ["here"], "self": [1]}))
+    assert shard.read() == {"ann": ("here", 1)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"n": [1] * 3}, SchemaMismatchError, "missing=.*name"),
+        ({}, SchemaMismatchError, "missing=.*n.*name"),
+        ({"n": [1] * 3, "name": ["x"] * 3, "more": [1] * 3}, SchemaMismatchError, "unexpected=.*more"),
+        ({"n": ["1"] * 3, "name": ["x"] * 3}, SchemaMismatchError, "'n' has another type.*given=string expected=int64"),
+        ({"n": [1.5] * 3, "name": ["x"] * 3}, SchemaMismatchError, "'n' cannot be stored"),
+        ({"n": np.full(3, 2**63, np.uint64), "name": ["x"] * 3}, SchemaMismatchError, "'n' cannot be stored"),
+        ({"n": [2**64] * 3, "name": ["x"] * 3}, InvalidArgumentError, "'n' must be an array"),
+        ({"n": [1] * 3, "name": [b"x"] * 3}, SchemaMismatchError, "'name' has another type"),
+        (
+            {"n": [1] * 2, "name": ["x"] * 3},
+            InvalidArgumentError,
+            "'n' must have one value for each key, values=2 keys=3",
+        ),
+        (
+            {"n": [1] * 4, "name": ["x"] * 4},
+            InvalidArgumentError,
+            "'n' must have one value for each key, values=4 keys=3",
+        ),
+        ({"n": 1, "name": ["x"] * 3}, InvalidArgumentError, "'n' must be an array with one value for each key"),
+        ({"n": [1, "a", 2], "name": ["x"] * 3}, InvalidArgumentError, "'n' must be an array"),
+        (
+            {"n": [1] * 3, "name": ["x"] * 3, "where": [1, 0, 1]},
+            InvalidArgumentError,
+            "where must be boolean, given=int64",
+        ),
+        ({"n": [1] * 3, "name": ["x"] * 3, "where": True}, InvalidArgumentError, "where must be an array"),
+        (
+            {"n": [1] * 3, "name": ["x"] * 3, "where": [True]},
+            InvalidArgumentError,
+            "where must have one value for each key",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_named_and_nothing_is_written(
+    shard: Shard, columns: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        shard.state.put(**columns)
+    assert shard.read() == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        (pa.table({"n": [1] * 3}), SchemaMismatchError, "expected=.*name"),
+        (pa.table({"n": ["1"] * 3, "name": ["x"] * 3}), SchemaMismatchError, "'n' has another type"),
+        (pa.table({"n": [1], "name": ["x"]}), InvalidArgumentError, "one row for each key, rows=1 keys=3"),
+        (pd.DataFrame({"n": [1] * 3, "name": ["x"] * 3}), InvalidArgumentError, "given=DataFrame"),
+        ({"n": [1] * 3, "name": ["x"] * 3}, InvalidArgumentError, "given=dict"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(shard: Shard, table: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        shard.state.put(table)
+    assert shard.read() == {}
+
+
+def test_a_table_and_columns_together_are_refused(shard: Shard) -> None:
+    with pytest.raises(InvalidArgumentError, match="not both"):
+        shard.state.put(pa.table({"n": [1] * 3, "name": ["x"] * 3}), n=[1] * 3)
+
+
+def test_state_that_is_kept_beyond_the_call_is_closed(shard: Shard) -> None:
+    """A function that keeps its batch must not write into a later version."""
+    shard.state.put(n=[1] * 3, name=["x"] * 3)
+    shard.commit()
+    with pytest.raises(ClosedError):
+        shard.state.put(n=[1] * 3, name=["x"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "one", "other"), TYPES, ids=lambda v: str(v) if isinstance(v, pa.DataType) else ""
+)
+def test_keys_of_every_type_come_back_as_they_were_given(
+    tmp_path: Path, data_type: pa.DataType, one: Any, other: Any
+) -> None:
+    """Stored as large types and in UTC, shown as Spark's types."""
+    shard = Shard(tmp_path, keys=pa.schema([("k", data_type)]), state=pa.schema([("n", pa.int64())]))
+    shard.begin([one, other, None, one])
+    assert shard.shown.schema.types == [data_type]
+    assert {plain(v) for v in shard.shown.column(0).to_pylist()} == {plain(v) for v in (one, other, None)}
+    shard.state.put(n=pa.array(range(3)))
+    shard.commit()
+    shard.begin([other, one])
+    assert shard.state.exists().to_pylist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "one", "other"), [*TYPES, *VALUE_TYPES], ids=lambda v: str(v) if isinstance(v, pa.DataType) else ""
+)
+def test_state_of_every_type_comes_back_as_it_was_put(
+    tmp_path: Path, data_type: pa.DataType, one: Any, other: Any
+) -> None:
+    shard = Shard(tmp_path, state=pa.schema([("v", data_type)]))
+    shard.begin(["a", "b", "c"])
+    values = pa.array([one, other, None], data_type)
+    shard.state.put(v=values)
+    for _ in range(2):
+        read = shard.state.get()
+        assert read.schema.types == [data_type]
+        assert [plain(v) for v in read.column("v").to_pylist()] == [plain(v) for v in values.to_pylist()]
+        shard.commit()
+        shard.begin(["a", "b", "c"])
+
+
+def test_timestamps_of_another_zone_are_the_same_instants(tmp_path: Path) -> None:
+    """Spark sends them in the session's zone."""
+    utc = pa.timestamp("us", "UTC")
+    shard = Shard(tmp_path, keys=pa.schema([("at", utc)]), state=pa.schema([("seen", utc)]))
+    at = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, twice that day
+    shard.begin([at, at + dt.timedelta(hours=1)])
+    assert len(shard.groups) == 2
+    shard.state.put(seen=shard.shown.column("at").cast(pa.timestamp("us", "America/New_York")))
+    assert shard.state.get().column("seen").to_pylist() == shard.shown.column("at").to_pylist()
