@@ -37,11 +37,11 @@ from tests.source_tree import (
 # A new room or module gets a place here.
 ROOMS = {
     "backends": (
-        "folder_locks options pieces stored_schema",
+        "folder_locks options pieces",
         "stored_file",
         "arrow local_files",
-        "key_search",
-        "run",
+        "schema",
+        "run stored_schema",
         "base",
         "registry run_stack",
         "rocksdb run_files",

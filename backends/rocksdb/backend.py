@@ -100,7 +100,7 @@ class RocksDBBackend(Backend):
             return RocksDBView(self, database, database.version(pointer))
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         named = Named(new, properties)
         database = self._find(base) if base is not None else None
         self._require_new(new)
@@ -111,7 +111,7 @@ class RocksDBBackend(Backend):
                 database.apply(base, named, runs)
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         if pointer not in self.versions():
             with suppress(ConflictError):  # another thread was faster
                 self._build(Named(pointer, properties), runs.values())
@@ -247,11 +247,6 @@ class RocksDBBackend(Backend):
     def _require_new(self, pointer: Pointer) -> None:
         if pointer in self.versions():
             raise ConflictError("the version exists already", pointer=pointer)
-
-    def _require_tables(self, runs: Mapping[str, Run]) -> None:
-        for table in runs:
-            if table not in self.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
 
     def _open(self) -> list[Database]:
         """Return the open databases, having opened those that are not."""

@@ -24,12 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import pyarrow as pa
-
 from holdfast.backends import stored_file
+from holdfast.backends.arrow.streams import require_columns
 from holdfast.backends.base import Pointer
-from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.schema import TableSchema, require_declared
+from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 MARKER_KEY = b"\x00m"
@@ -90,28 +89,15 @@ class Marker:
         SchemaMismatchError
             A stored table is not declared, or with other columns.
         """
-        unknown = sorted(self.schemas.keys() - declared.keys())
-        if unknown:
-            raise SchemaMismatchError(
-                "the stored state has tables that the operator does not declare: declare them again, or begin "
-                "with a new operator name",
-                tables=unknown,
-            )
+        require_declared(self.schemas, declared)
         for name, stored in self.schemas.items():
-            if not stored.columns.equals(declared[name].columns):
-                raise SchemaMismatchError(
-                    f"{source} holds state of another schema than the operator now declares: declare the stored "
-                    "columns again, or begin with a new operator name",
-                    table=name,
-                    stored=_shown(stored),
-                    declared=_shown(declared[name]),
-                )
+            require_columns(stored.columns, declared[name].columns, source=str(source), table=name)
 
     def encode(self) -> bytes:
         """Return the marker's value."""
         tables = {
-            name: {"id": self.tables[name], "key": encode_schema(schema.key), "value": encode_schema(schema.value)}
-            for name, schema in self.schemas.items()
+            name: {"id": self.tables[name], "key": key, "value": value}
+            for name, (key, value) in encode_schemas(self.schemas).items()
         }
         version = _named(self.version) or {"pointer": None, "properties": None}
         header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _named(self.undo)}
@@ -139,13 +125,13 @@ class Marker:
             )
         try:
             tables = header["tables"]
-            schemas = {n: TableSchema(n, decode_schema(t["key"]), decode_schema(t["value"])) for n, t in tables.items()}
+            schemas = decode_schemas({name: (table["key"], table["value"]) for name, table in tables.items()})
             ids = {name: _table_id(table["id"]) for name, table in tables.items()}
             if len(set(ids.values())) != len(ids):
                 raise ValueError("two tables have one id")
             version = _read_named(header) if header["pointer"] is not None else None
             return cls(version, ids, schemas, _read_named(header["undo"]) if header["undo"] else None)
-        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException, OSError) as exc:
+        except (KeyError, TypeError, ValueError, AttributeError, CorruptionError) as exc:
             raise CorruptionError(f"the marker of {source} cannot be read: {exc!r}") from exc
 
 
@@ -163,7 +149,3 @@ def _table_id(value: object) -> int:
     if type(value) is not int or not 0 < value <= _TABLE_IDS_MAX:
         raise ValueError("not the id of a table")
     return value
-
-
-def _shown(schema: TableSchema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for side in (schema.key, schema.value) for f in side)

@@ -23,8 +23,9 @@ from holdfast.backends.rocksdb.reads import (
     to_list,
 )
 from holdfast.backends.rocksdb.rows import decode_values, encode_keys
-from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.errors import ClosedError, NotFoundError
+from holdfast.backends.run import Run
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError
 
 #: A scan is cheaper than seeking prefixes while it meets at most so many rows for each.
 SCAN_ROWS_PER_PREFIX = 10
@@ -163,9 +164,7 @@ class RocksDBView(View):
     def _table(self, table: str) -> tuple[TableSchema, int | None]:
         """Return a table's schema, and its id where it was ever written."""
         self._require_open()
-        if table not in self._owner.tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._owner.tables))
-        return self._owner.tables[table], self._database.marker.tables.get(table)
+        return find_table(self._owner.tables, table), self._database.marker.tables.get(table)
 
     def _require_open(self) -> Version:
         if self._version is None:

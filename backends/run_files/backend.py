@@ -36,11 +36,12 @@ from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
 from holdfast.backends.folder_locks import hold
 from holdfast.backends.local_files import StagedFolder
-from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
+from holdfast.backends.run import Run, merge_runs, read_stretches, write_stretches
 from holdfast.backends.run_files.damage import DamagedRuns
 from holdfast.backends.run_files.version_file import VERSION, Merge, RunFile, Version
 from holdfast.backends.run_files.view import RunFilesView
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
+from holdfast.backends.schema import TableSchema, require_declared
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -85,13 +86,13 @@ class RunFilesBackend(Backend):
             with local_files.reading(self.directory):
                 held = undo.enter_context(hold(self.directory))
             version = self._read_version(pointer)
-            self._require_declared(version)
+            require_declared(version.stacks, self.tables)
             stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
             undo.pop_all()
         return RunFilesView(pointer, self.tables, stacks, version.properties, held)
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         merges = self._read_merges()
         with self._stage() as staged:
             stacks = {} if base is None else self._link_version(base, staged)
@@ -110,7 +111,7 @@ class RunFilesBackend(Backend):
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         if self._is_whole(pointer):
             return
         with self._stage() as staged:
@@ -173,7 +174,7 @@ class RunFilesBackend(Backend):
     def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
         """Check a version that another process has made, and make its files ours."""
         version = Version.read(staged.path, str(pointer))
-        self._require_declared(version)
+        require_declared(version.stacks, self.tables)
         staged.keep_only({VERSION, *(file.name for file in version.files)})
         staged.adopt(VERSION)
         for table, files in version.stacks.items():
@@ -272,20 +273,6 @@ class RunFilesBackend(Backend):
 
     def _version_folder(self, pointer: Pointer) -> Path:
         return self._versions / str(Pointer.parse(str(pointer)))
-
-    def _require_tables(self, runs: Mapping[str, Run]) -> None:
-        for table in runs:
-            if table not in self.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
-
-    def _require_declared(self, version: Version) -> None:
-        unknown = sorted(version.stacks.keys() - self.tables.keys())
-        if unknown:
-            raise SchemaMismatchError(
-                "the stored state has tables that the operator does not declare: declare them again, or begin "
-                "with a new operator name",
-                tables=unknown,
-            )
 
     def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
         """Link the runs of a version into a staged folder; from here on nobody can take them away."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.folder_locks import HeldFolder
-from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.run import Run
 from holdfast.backends.run_stack import count_rows, look_up, merge_prefixes, scan_runs
-from holdfast.errors import ClosedError, NotFoundError
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError
 
 
 class RunFilesView(View):
@@ -40,8 +41,7 @@ class RunFilesView(View):
         """Return the runs of `table`, oldest first; those of one file by ascending hash."""
         if self._stacks is None:
             raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
-        if table not in self._tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
+        find_table(self._tables, table)
         return self._stacks.get(table, [])
 
     def get(self, table: str, keys: Keys) -> Found:
