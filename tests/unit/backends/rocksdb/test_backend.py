@@ -264,9 +264,9 @@ def test_half_a_version_on_disk_is_not_used(tmp_path: Path, small: None, monkeyp
 
 def abandon(backend: RocksDBBackend) -> None:
     """End a backend as a kill would, as far as its own doing goes."""
-    for database in backend._databases:
+    for database in backend._shard.opened:
         database.abandon()
-    backend._databases.clear()
+    backend._shard.opened.clear()
     backend.close()
 
 
@@ -307,21 +307,21 @@ def test_undo_rows_of_no_version_are_removed_when_a_database_is_opened(tmp_path:
         return backend
 
     def undo_rows(backend: RocksDBBackend) -> list[bytes]:
-        (rdict,) = (database._rdict for database in backend._databases)
+        (rdict,) = (database._rdict for database in backend._shard.opened)
         assert rdict is not None
         keys: Iterator[bytes] = rdict.keys(from_key=UNDO_PREFIX)  # type: ignore[assignment]
         return list(takewhile(lambda key: key < UNDO_END, keys))
 
     with open_shard(tmp_path / "shard") as backend:
         backend.apply(None, P1, counts(("ann", 1), ("bob", 2)), {})
-        (rdict,) = (database._rdict for database in backend._databases)
+        (rdict,) = (database._rdict for database in backend._shard.opened)
         assert rdict is not None
         for i in range(rows):
             rdict.put(UNDO_PREFIX + b"\1" + f"left over by a close that was killed: {i}".encode(), b"\0")
         assert len(undo_rows(backend)) == rows
     backend = opened()
     assert undo_rows(backend) == []
-    (rdict,) = (database._rdict for database in backend._databases)
+    (rdict,) = (database._rdict for database in backend._shard.opened)
     assert rdict is not None
     rdict.flush()
     abandon(backend)
@@ -538,7 +538,7 @@ def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
     many = counts(*((f"user {i}", i) for i in range(100_000)))
     before = pa.total_allocated_bytes()
     shard.apply(P1, P2, many, {})
-    (database,) = shard._databases
+    (database,) = shard._shard.opened
     columns = many["counts"].batch.column(0)
     starts = {part.hashes.ctypes.data for part in database._log.since(0)}
     assert not any(columns.buffers()[1].address <= at < columns.buffers()[1].address + columns.nbytes for at in starts)
@@ -550,7 +550,7 @@ def test_many_branches_of_one_version_do_not_multiply_their_changes(shard: Rocks
     shard.apply(None, P1, counts(("ann", 0)), {})
     for i in range(100):
         shard.apply(P1, Pointer(2, f"b{i}"), counts(("ann", i), (f"u{i % 7}", i)), {})
-    (database,) = shard._databases
+    (database,) = shard._shard.opened
     assert max(len(part.keys) for part in database._log.since(0)) == 8
     assert len(database._log.since(0)) == 199
     with shard.view(P1) as view:
@@ -616,7 +616,7 @@ def test_changes_are_forgotten_when_nobody_needs_them(shard: RocksDBBackend) -> 
     for version in range(2, 10):
         shard.apply(Pointer(version - 1, P1.commit_id) if version > 2 else P1, Pointer(version, P1.commit_id), {}, {})
         shard.drop([p for p in shard.versions() if p.version < version])
-    (database,) = shard._databases
+    (database,) = shard._shard.opened
     assert len(database._log._changes) == 8
     view.close()
     assert len(database._log._changes) == 0
@@ -630,7 +630,7 @@ def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(rocksdb_writes, "BATCH_BYTES", 10_000)
     backend = open_shard(tmp_path / "shard")
     backend.apply(None, P1, counts(("ann", 0)), {})
-    (database,) = backend._databases
+    (database,) = backend._shard.opened
     monkeypatch.setattr(database, "_write_buffer_bytes", lambda: 65_536)
     backend.apply(P1, P2, counts(*((f"u{i}", i) for i in range(20_000))), {})
     assert database._rdict is not None

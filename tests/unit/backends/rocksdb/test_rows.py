@@ -15,7 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.backends.arrow.rows import HashArray, from_columns, normalize_keys, storage_type
-from holdfast.backends.rocksdb.rows import KEY_HEADER_BYTES, decode_keys, decode_values, encode_keys, encode_values
+from holdfast.backends.rocksdb.keys import KEY_HEADER_BYTES, decode_keys, encode_keys
+from holdfast.backends.rocksdb.rows import decode_values, encode_values
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
