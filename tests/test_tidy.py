@@ -149,8 +149,6 @@ LONG_TESTS = {
     "tests/faults/test_run_files_crash.py": 565,
     "tests/faults/test_state_server.py": 635,
     "tests/faults/test_storage_s3.py": 840,
-    "tests/unit/backends/rocksdb/test_backend.py": 661,
-    "tests/unit/backends/rocksdb/test_rows.py": 547,
     "tests/unit/benches/test_benches.py": 466,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/test_claims.py": 503,
