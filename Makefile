@@ -62,7 +62,7 @@ bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor
 	$(BIN)/holdfast bench job-a $(ARGS)
 
 bench-micro: $(STAMP) ## single functions, with pytest-benchmark [ARGS=]
-	$(BIN)/pytest benches --benchmark-only -o python_files='micro_*.py' -o timeout=0 $(ARGS)
+	$(BIN)/pytest benches/micro --benchmark-only -o python_files='*.py' -o timeout=0 $(ARGS)
 
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
