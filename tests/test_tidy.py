@@ -110,7 +110,7 @@ PLACES = {
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
-    "rocksdict": ("backends/rocksdb/*", "benches/rocksdb_*.py"),
+    "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
 }
 

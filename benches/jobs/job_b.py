@@ -24,8 +24,8 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.benches.job import SparkJob, option
-from holdfast.benches.numbered_rows import FIRST_SECOND, SEEDS_PER_PARTITION, numbered_rows
+from holdfast.benches.jobs.job import SparkJob, option
+from holdfast.benches.jobs.numbered_rows import FIRST_SECOND, SEEDS_PER_PARTITION, numbered_rows
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.benches.report import Sheet, page
+from holdfast.benches.report.tables import Sheet, page
 
 _Measured = Mapping[str, Any]
 _ABSENT = "-"

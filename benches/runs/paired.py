@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches import spans
-from holdfast.benches.job import Job
+from holdfast.benches.instruments import spans
+from holdfast.benches.jobs.job import Job
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.executor.local_dirs import choose_root
 
@@ -66,7 +66,7 @@ def run_engine(engine: str, job: Job, *, profile: bool = False, disk: str | None
         if profile:
             environment[spans.FOLDER_VARIABLE] = str(folders["spans"])
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.benches.child"],
+            [sys.executable, "-m", "holdfast.benches.runs.child"],
             input=json.dumps(order),
             capture_output=True,
             text=True,

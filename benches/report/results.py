@@ -10,7 +10,7 @@
      "state_bytes": {label: {"live_arrow", "local_peak", "local_final", "ratio", "after_batch"}},
      "targets": [{"what", "wanted", "measured", "met"}]}
 
-What a run holds is described at `holdfast.benches.measured.Measured`.
+What a run holds is described at `holdfast.benches.instruments.measured.Measured`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.benches.job import Job
-from holdfast.benches.jobs import read_job
-from holdfast.benches.paired import Entry, Run, ratios
-from holdfast.benches.requests import requests_of
-from holdfast.benches.snapshots import FULL_BYTES, NEW_BYTES
+from holdfast.benches.jobs.by_name import read_job
+from holdfast.benches.jobs.job import Job
+from holdfast.benches.jobs.requests import requests_of
+from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES
+from holdfast.benches.runs.paired import Entry, Run, ratios
 
 Document = dict[str, Any]
 

@@ -24,10 +24,10 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.pieces import write_at
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
-from holdfast.benches.job import StoreJob, option
-from holdfast.benches.measured import Measured, Places
-from holdfast.benches.rows import TABLE, keys_of, table_of, values_of
-from holdfast.benches.store_watch import StoreWatch
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.store_watch import StoreWatch
+from holdfast.benches.jobs.job import StoreJob, option
+from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog

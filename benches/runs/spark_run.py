@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.benches.job import SparkJob
-from holdfast.benches.measured import Measured, Places
-from holdfast.benches.processes import Processes, since, spark_kind
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.processes import Processes, since, spark_kind
+from holdfast.benches.jobs.job import SparkJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.05
 _LOOK_AT_PROCESSES_EVERY_S = 0.5
 _SETTLE_S = 1.0
-_PROFILED_DAEMON = "holdfast.benches.profiled_daemon"
+_PROFILED_DAEMON = "holdfast.benches.instruments.profiled_daemon"
 
 
 @dataclass(frozen=True)

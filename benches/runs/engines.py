@@ -1,6 +1,6 @@
 """The engines that can be compared: each runs a job its own way and returns what was measured.
 
-A new engine is a subclass of `Engine` in `ENGINES`. It runs in a fresh process (`holdfast.benches.child`), with a
+A new engine is a subclass of `Engine` in `ENGINES`. It runs in a fresh process (`holdfast.benches.runs.child`), with a
 directory of its own on disk and one in RAM; both are removed afterwards.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from holdfast.benches import queries
-from holdfast.benches.by_key import JobByKey
-from holdfast.benches.job import Job, SparkJob, StoreJob
-from holdfast.benches.measured import Measured, Places
-from holdfast.benches.request_counts import RequestCounts
-from holdfast.benches.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.request_counts import RequestCounts
+from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.job import Job, SparkJob, StoreJob
+from holdfast.benches.jobs.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
+from holdfast.benches.runs import queries
 from holdfast.snapshotter.storage.object_storage import open_storage
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SparkEngine(Engine):
 
     def measure(self, job: Job, places: Places, storage: Callable[[], dict[str, float]] = dict) -> Measured:
         """Run the job in this process; `storage` tells what was asked of the durable storage so far."""
-        from holdfast.benches.spark_run import StateFolders, run_query
+        from holdfast.benches.runs.spark_run import StateFolders, run_query
 
         assert isinstance(job, SparkJob)
         folders = StateFolders(

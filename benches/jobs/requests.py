@@ -1,8 +1,8 @@
 """Many shards and few rows: what one micro-batch asks of the storage, ours and Spark's own.
 
 Job A on S3, each micro-batch of which touches nearly every shard. Requests are counted between the workers and the
-server (`holdfast.benches.request_counts`); of Spark's own checkpoint, which is on local disk here, the files are
-counted that a micro-batch adds: on an object store each of them is one request or more.
+server, by `holdfast.benches.instruments.request_counts`. Spark's own checkpoint is on local disk here: counted are the
+files that a micro-batch adds to it, each of which would be one request or more on an object store.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.benches.job import option
-from holdfast.benches.job_a import JobA
+from holdfast.benches.jobs.job import option
+from holdfast.benches.jobs.job_a import JobA
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""PySpark's worker daemon with `holdfast.benches.spans` in its workers: ``spark.python.daemon.module``."""
+"""PySpark's worker daemon with `holdfast.benches.instruments.spans` in its workers: ``spark.python.daemon.module``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 from pyspark import daemon
 
-from holdfast.benches import spans
+from holdfast.benches.instruments import spans
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from holdfast.benches.engines import ENGINES
-from holdfast.benches.jobs import read_job
-from holdfast.benches.measured import Places
-from holdfast.benches.processes import adopt_orphans
+from holdfast.benches.instruments.measured import Places
+from holdfast.benches.instruments.processes import adopt_orphans
+from holdfast.benches.jobs.by_name import read_job
+from holdfast.benches.runs.engines import ENGINES
 
 
 def main() -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from holdfast.benches.job import option
-from holdfast.benches.job_a import JobA
-from holdfast.benches.numbered_rows import FIRST_SECOND, numbered_rows
+from holdfast.benches.jobs.job import option
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.numbered_rows import FIRST_SECOND, numbered_rows
 from holdfast.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

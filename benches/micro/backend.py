@@ -33,7 +33,7 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.backends.run import Keys, Run
-from holdfast.benches.rows import TABLE, keys_of, table_of, values_of
+from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.spark_integration.executor.local_dirs import choose_root
 

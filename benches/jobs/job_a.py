@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.benches.job import SparkJob
+from holdfast.benches.jobs.job import SparkJob
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

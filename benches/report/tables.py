@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from holdfast.benches.requests import requests_of
-from holdfast.benches.results import Document, asked_of_storage, counted_ms, job_of, memory, usage, written
+from holdfast.benches.jobs.requests import requests_of
+from holdfast.benches.report.results import Document, asked_of_storage, counted_ms, job_of, memory, usage, written
 
 # Parts of Spark's progress, as it names them.
 _PHASES = ("addBatch", "queryPlanning", "walCommit", "commitOffsets", "latestOffset", "getBatch")

@@ -24,7 +24,7 @@ from holdfast.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from holdfast.benches.measured import Measured, Places
+    from holdfast.benches.instruments.measured import Measured, Places
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
@@ -71,7 +71,7 @@ class Job:
         return range(self.fill_batches + self.warmup, self.all_batches)
 
     def stored(self) -> dict[str, Any]:
-        """Return the job as JSON values; `holdfast.benches.jobs.read_job` reads it."""
+        """Return the job as JSON values; `holdfast.benches.jobs.by_name.read_job` reads it."""
         return {"name": self.name, **asdict(self)}
 
 

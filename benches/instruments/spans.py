@@ -1,9 +1,9 @@
 """Where a holdfast micro-batch spends its time inside the Python workers; only when profiling.
 
-`install_once` wraps the functions of `SPANS` in a worker that has just been forked, so nothing of this is in the
-normal path; see `holdfast.benches.profiled_daemon`. Spans may nest: ``call`` holds most others. Time that a generator
-waits for its input is not its own, but a task's time holds all that it waits. Each span has calls, seconds, and seconds
-of this thread's CPU: on a busy machine the latter say more::
+`install_once` wraps the functions of `SPANS` in a worker that has just been forked, by
+`holdfast.benches.instruments.profiled_daemon`: a run without ``--profile`` has nothing of it. Spans nest: ``call``
+holds most others. The time that a generator waits for its input is not its own, but a task's time holds all that it
+waits. Each span has calls, seconds, and seconds of this thread's CPU, which say more on a busy machine::
 
     worker 4711, a task of micro-batch 3:   {"batch": 3, "spans": {"pack": [1, 0.213, 0.187], …}}
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.benches.measured import Measured
-from holdfast.benches.processes import Processes, since, store_kind
+from holdfast.benches.instruments.measured import Measured
+from holdfast.benches.instruments.processes import Processes, since, store_kind
 
 
 class StoreWatch:

@@ -10,8 +10,8 @@ import pandas as pd
 
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
-from holdfast.benches.by_key import JobByKey
-from holdfast.benches.job import SparkJob
+from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.job import SparkJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
