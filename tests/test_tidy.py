@@ -103,13 +103,14 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
+    "matplotlib": ("benches/figure.py",),
     "mmh3": (),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/client/connection.py", "spark_integration/server/service.py"),
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
-    "rocksdict": ("backends/rocksdb/*", "benches/rocksdb_*.py"),
+    "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
 }
 
