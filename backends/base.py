@@ -155,16 +155,16 @@ class View(ABC):
         prefixes : Keys
             Hashes, and the first so many of the table's key columns; see `TableSchema.prefix`. Any order,
             duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list.
+
+        Notes
+        -----
+        For state with several rows a key, as `transformWithState` has in its lists and maps.
         """
         if len(prefixes):
             for run in self.scan(table, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
                 found = run.with_prefixes(prefixes)
                 if len(found):
                     yield found
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        """Return how many live rows have a hash in [first_hash, last_hash], without reading values if possible."""
-        return sum(len(run) for run in self.scan(table, first_hash, last_hash))
 
     @abstractmethod
     def close(self) -> None:
@@ -358,7 +358,7 @@ class Backend(ABC):
         Returns
         -------
         int
-            Pieces of work done; 0 when there was none.
+            How many such jobs were done; 0 when there was none.
 
         Raises
         ------

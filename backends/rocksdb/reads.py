@@ -169,16 +169,6 @@ class TableReader:
         written = self._written_between(start, rows.rest or end)
         return self._corrected(rows, written) if written else rows
 
-    def count(self, start: bytes, end: bytes) -> tuple[int, bytes | None]:
-        """Return how many rows a first part of a range has, and where the range goes on."""
-        keys = _keys(self._database, start, end, RUN_ROWS)
-        rest = _rest(self._database, start, end, keys)
-        written = self._written_between(start, rest or end)
-        if not written:
-            return len(keys), rest
-        live = sum(value is not None for value in get_each(self._snapshot, written))
-        return len(set(keys) - set(written)) + live, rest
-
     def prefixed(self, prefixes: list[bytes]) -> tuple[Rows, int]:
         """Return the rows that begin with one of `prefixes`, as many as make up one run, and how many were used.
 

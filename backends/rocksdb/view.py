@@ -136,19 +136,6 @@ class RocksDBView(View):
                     run = run_of(schema, rows)
                 yield run
 
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        _, table_id = self._table(table)
-        if table_id is None:
-            return 0
-        start, end = key_range(table_id, first_hash, last_hash)
-        total = 0
-        rest: bytes | None = start
-        while rest is not None:
-            with self._reading(table_id) as reader:
-                rows, rest = reader.count(rest, end)
-            total += rows
-        return total
-
     def estimate_rows(self, table: str) -> int:
         """Return about how many rows a table has; exact for small ones."""
         _, table_id = self._table(table)
