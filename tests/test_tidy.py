@@ -53,6 +53,7 @@ ROOMS = {
         "commits upkeep",
     ),
     "spark_integration": (
+        "spark_versions",
         "java spark_types",
         "executor",
         "client",
