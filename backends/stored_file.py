@@ -17,9 +17,9 @@ Invariants
   altered file is a `CorruptionError` that names it.
 * **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
   each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
-* **sizes first**: no memory is asked for before its size was checked: a section's against the footer, the footer's
-  against the file and, where the caller knows better, against what was declared outside of it. A digest proves that a
-  file is whole, not who wrote it.
+* **sizes first**: no memory is allocated before its size is checked: a section's against the footer, the footer's
+  against the file and, if the caller knows it, against what was declared elsewhere. A digest proves that a file is
+  whole, not who wrote it.
 * **fixed tail**: the format version and the magic stay at these places in every later version.
 """
 
@@ -304,7 +304,10 @@ def decode(
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
-            f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
+            f"{source} is of another kind or encoding than expected",
+            kind=footer["kind"],
+            encoding=encoding,
+            wanted=kind,
         )
     _check_table(
         footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source
@@ -315,7 +318,9 @@ def decode(
             section = buffer.slice(entry["offset"], entry["size_bytes"])
             sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
         except (RuntimeError, ValueError) as exc:
-            raise CorruptionError(f"{source} has a section that is no LZ4 frame: {exc}", section=entry["name"]) from exc
+            raise CorruptionError(
+                f"{source} has a section that is not an LZ4 frame: {exc}", section=entry["name"]
+            ) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 
@@ -364,7 +369,7 @@ def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _is_section(entry: object) -> bool:

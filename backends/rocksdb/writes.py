@@ -1,4 +1,4 @@
-"""Writing rows in batches, and the memory of which keys were written when."""
+"""Writing rows in batches, and the log of which keys were written when."""
 
 from __future__ import annotations
 
