@@ -4,7 +4,7 @@
 
     key      0x00 'm'            table id 0, which no state table has
     value    a stored file (`holdfast.backends.stored_file`) of kind "rocksdb", its header:
-             rows       format of keys and values (`holdfast.backends.rocksdb.keys`, `rows`)
+             rows       format of keys and values (`holdfast.backends.rocksdb.codec.keys`, `rows`)
              pointer    version that the rows make up; null while a version of several batches is written
              properties what was kept with the version
              tables     by name: id (the first byte of each key), key and value schema (Arrow IPC, base64)

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH, Found, View
+from holdfast.backends.rocksdb.codec.keys import encode_keys
+from holdfast.backends.rocksdb.codec.rows import decode_values
 from holdfast.backends.rocksdb.database import Database, OpenVersion
-from holdfast.backends.rocksdb.keys import encode_keys
 from holdfast.backends.rocksdb.reads import (
     CHUNK_KEYS,
     FIRST_RUN_ROWS,
@@ -23,7 +24,6 @@ from holdfast.backends.rocksdb.reads import (
     run_of,
     to_list,
 )
-from holdfast.backends.rocksdb.rows import decode_values
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError
