@@ -304,10 +304,7 @@ def decode(
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
-            f"{source} is of another kind or encoding than expected",
-            kind=footer["kind"],
-            encoding=encoding,
-            wanted=kind,
+            f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
         )
     _check_table(
         footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source
@@ -318,9 +315,7 @@ def decode(
             section = buffer.slice(entry["offset"], entry["size_bytes"])
             sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
         except (RuntimeError, ValueError) as exc:
-            raise CorruptionError(
-                f"{source} has a section that is not an LZ4 frame: {exc}", section=entry["name"]
-            ) from exc
+            raise CorruptionError(f"{source} has a section that is no LZ4 frame: {exc}", section=entry["name"]) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 
