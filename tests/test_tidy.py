@@ -79,6 +79,7 @@ PLUG_INS_MAY_IMPORT = {
     "holdfast.backends.options",
     "holdfast.backends.run",
     "holdfast.backends.run_stack",
+    "holdfast.backends.schema",
     "holdfast.errors",
 }
 
