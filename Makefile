@@ -65,7 +65,7 @@ bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor
 	$(BIN)/holdfast bench job-a $(ARGS)
 
 bench-micro: $(STAMP) ## single functions, with pytest-benchmark [ARGS=]
-	$(BIN)/pytest benches --benchmark-only -o python_files='micro_*.py' -o timeout=0 $(ARGS)
+	$(BIN)/pytest benches/micro --benchmark-only -o python_files='*.py' -o timeout=0 $(ARGS)
 
 docs: $(STAMP) ## the documentation as a site, with an API reference: build/docs/README.html
 	$(SITE) -b html . build/docs

@@ -14,11 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark.sql.conversion import (
-    ArrowTableToRowsConversion,
-    LocalDataToArrowConversion,
-    PandasToArrowConversion,
-)
+from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.types import Row, StructType
 
 from holdfast.backends.arrow.rows import IntArray
@@ -28,6 +24,7 @@ from holdfast.backends.run_files.view import RunFilesView
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
@@ -146,7 +143,13 @@ class PandasWithStateTester:
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run one micro-batch as `test` does, from and to pandas frames."""
-        rows = PandasToArrowConversion.convert(input, self._input, timezone=self._timezone, assign_cols_by_name=True)
+        rows = spark_versions.pandas_to_arrow(
+            [input[name] for name in self._input.names],
+            self._input,
+            self._timezone,
+            safecheck=True,
+            int_to_decimal_coercion_enabled=False,
+        )
         return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row]:
