@@ -37,10 +37,10 @@ from tests.source_tree import (
 # A new room or module gets a place here.
 ROOMS = {
     "backends": (
-        "folder_locks options pieces",
+        "options pieces",
         "stored_file",
-        "arrow local_files",
-        "schema",
+        "arrow local",
+        "local_files schema",
         "run stored_schema",
         "base",
         "registry run_stack",
@@ -53,6 +53,7 @@ ROOMS = {
         "commits upkeep",
     ),
     "spark_integration": (
+        "spark_versions",
         "java spark_types",
         "executor",
         "client",
@@ -150,8 +151,6 @@ LONG_TESTS = {
     "tests/faults/test_run_files_crash.py": 565,
     "tests/faults/test_state_server.py": 635,
     "tests/faults/test_storage_s3.py": 840,
-    "tests/unit/backends/test_rocksdb.py": 661,
-    "tests/unit/backends/test_rocksdb_rows.py": 547,
     "tests/unit/benches/test_benches.py": 466,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/test_claims.py": 503,

@@ -2,11 +2,11 @@
 
 ::
 
-    who fills or reads it     hold(folder)       shared: any number at once, of any processes
-    who takes it away         alone(folder)      exclusive, and never waits: False while anybody holds it
+    who fills or reads it     lock_shared(folder)        any number at once, of any processes
+    who takes it away         try_lock_alone(folder)     never waits: False while anybody has locked it
 
-So nobody guesses by age whether a folder is still needed. The lock belongs to the folder, not to its name: it goes
-along when the folder is renamed.
+So nobody guesses by age whether a folder is still needed. The lock belongs to the folder, not to its name: it follows
+the folder when that is renamed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.errors import NotFoundError
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class HeldFolder:
-    """A folder that nobody takes away before this is closed, or its process has ended; made by `hold`."""
+class FolderLock:
+    """Keeps a folder from being taken away until it is closed or its process ends; made by `lock_shared`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def close(self) -> None:
-        """Let go. Closing twice is fine."""
+        """Unlock. Closing twice is fine."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -45,8 +45,8 @@ class HeldFolder:
         self.close()
 
 
-def hold(folder: Path) -> HeldFolder:
-    """Hold a folder together with all others that hold it.
+def lock_shared(folder: Path) -> FolderLock:
+    """Lock a folder together with all others that have locked it.
 
     Raises
     ------
@@ -60,17 +60,17 @@ def hold(folder: Path) -> HeldFolder:
     except FileNotFoundError as exc:
         raise NotFoundError(f"{folder} is not there") from exc
     with ExitStack() as undo:
-        held = undo.enter_context(HeldFolder(descriptor))
+        lock = undo.enter_context(FolderLock(descriptor))
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
         if not _is_at(descriptor, folder):
             raise NotFoundError(f"{folder} was taken away")
         undo.pop_all()
-    return held
+    return lock
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
-    """Hold a folder alone while the context lasts; False where anybody holds it, or it is no folder any more."""
+def try_lock_alone(folder: Path) -> Iterator[bool]:
+    """Lock a folder alone while the context lasts; False where anybody has locked it, or it is no folder any more."""
     try:
         descriptor = os.open(folder, _OPEN)
     except OSError:

@@ -93,7 +93,7 @@ def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
         backend.apply(None, P1, counts(("ann", 1)), {})
     with RocksDBBackend(tmp_path, TABLES, clock.new_id, {**options, "blockSize": "8k"}) as backend:
         backend.apply(P1, P2, counts(*((f"u{i}", i) for i in range(500))), {})
-        (database,) = backend._databases
+        (database,) = backend._shard.opened
         assert database._rdict is not None
         capacity = database._rdict.property_int_value("rocksdb.block-cache-capacity")
         assert capacity == rocksdb_options._cache_bytes(350 << 20, shards=1)
@@ -123,7 +123,7 @@ def test_the_least_memory_that_is_named_is_enough(tmp_path: Path) -> None:
 def test_more_open_shards_leave_a_smaller_cache(tmp_path: Path) -> None:
     """What RocksDB needs for each of them comes out of the one budget, and goes back when they are closed."""
     backends = [RocksDBBackend(tmp_path / str(i), TABLES, clock.new_id, {"memory": "512m"}) for i in range(12)]
-    memory = backends[0]._memory
+    memory = backends[0]._shard.memory
 
     def limit() -> int:
         return memory.write_buffers.get_buffer_size()
@@ -179,7 +179,7 @@ def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
     options = {"memory": "350m", "writeBufferRatio": "0.3"}
     backends = [RocksDBBackend(tmp_path / str(i), TABLES, clock.new_id, options) for i in range(8)]
     memory = process_memory(RocksDBOptions.of("rocksdb", options))
-    assert all(backend._memory is memory for backend in backends)
+    assert all(backend._shard.memory is memory for backend in backends)
     sizes = []
     for backend in backends:
         backend.apply(None, P1, counts(("ann", 1)), {})
@@ -187,7 +187,7 @@ def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
         assert 2 * len(sizes) * sizes[-1] <= memory.write_buffers.get_buffer_size()
     assert sizes[0] == 16 << 20 or sizes[0] > 4 * sizes[-1]
     backends[0].apply(P1, P2, counts(("ann", 2)), {})
-    (database,) = backends[0]._databases
+    (database,) = backends[0]._shard.opened
     assert database._buffer_bytes == sizes[-1]
     for backend in backends:
         backend.close()
@@ -198,7 +198,7 @@ def test_memory_stays_near_its_limit(tmp_path: Path) -> None:
     """Many shards written in turns: cache, with all write buffers in it, does not outgrow what it was given."""
     options = {"memory": "320m", "writeBufferRatio": "0.4"}
     backends = [RocksDBBackend(tmp_path / str(i), TABLES, clock.new_id, options) for i in range(4)]
-    memory, peak = backends[0]._memory, 0
+    memory, peak = backends[0]._shard.memory, 0
     for version in range(1, 8):
         for backend in backends:
             base = Pointer(version - 1, "a") if version > 1 else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -14,97 +13,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdfast.backends.arrow.rows import HashArray, from_columns, normalize_keys, storage_type
-from holdfast.backends.rocksdb.rows import KEY_HEADER_BYTES, decode_keys, decode_values, encode_keys, encode_values
+from holdfast.backends.arrow.rows import storage_type
+from holdfast.backends.rocksdb.keys import decode_keys, encode_keys
+from holdfast.backends.rocksdb.rows import decode_values, encode_values
 from holdfast.errors import CorruptionError, InvalidArgumentError
-from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
-
-#: Types of one leaf whose order bytes must keep, each with a strategy for its values.
-ORDERED: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
-    (pa.bool_(), st.booleans()),
-    *((t, st.integers(-(2 ** (t.bit_width - 1)), 2 ** (t.bit_width - 1) - 1))
-      for t in (pa.int8(), pa.int16(), pa.int32(), pa.int64())),
-    (pa.uint16(), st.integers(0, 2**16 - 1)),
-    (pa.float32(), st.floats(width=32)),
-    (pa.float64(), st.floats()),
-    (pa.decimal128(38, 18), st.decimals(-(10**18), 10**18, places=18, allow_nan=False)),
-    (pa.decimal128(5, 2), st.decimals(-999, 999, places=2)),
-    (pa.date32(), st.dates()),
-    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(dt.UTC))),
-    (pa.timestamp("us"), st.datetimes()),
-    (pa.duration("us"), st.timedeltas(dt.timedelta(-100_000), dt.timedelta(100_000))),
-    (pa.time64("us"), st.times()),
-    (pa.string(), st.text(max_size=5) | st.text("\0\1\2a", max_size=5)),
-    (pa.binary(), st.binary(max_size=4) | st.lists(st.sampled_from([0, 1, 2, 254, 255]), max_size=5).map(bytes)),
-    (pa.binary(3), st.binary(min_size=3, max_size=3)),
-]  # fmt: skip
-
-
-def nest(types: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return strategies for types that hold `types`, as pairs of type and strategy for values."""
-
-    def structs(parts: list[Any]) -> Any:
-        fields = pa.struct([pa.field(f"f{i}", t) for i, (t, _) in enumerate(parts)])
-        return fields, st.fixed_dictionaries({f"f{i}": st.none() | values for i, (_, values) in enumerate(parts)})
-
-    return types.map(lambda part: (pa.list_(part[0]), st.lists(st.none() | part[1], max_size=3))) | st.lists(
-        types, max_size=3
-    ).map(structs)
-
-
-def maps(parts: tuple[Any, Any]) -> Any:
-    (key, keys), (item, items) = parts
-    return pa.map_(key, item), st.lists(st.tuples(keys, st.none() | items), max_size=3)
-
-
-leaf_types = st.sampled_from(ORDERED)
-key_types = st.recursive(leaf_types, nest, max_leaves=4)
-value_types = st.recursive(
-    leaf_types | st.just((pa.null(), st.none())),
-    lambda types: nest(types) | st.tuples(leaf_types, types).map(maps),
-    max_leaves=6,
+from holdfast.testing.state_rows import TYPES, VALUE_TYPES
+from tests.unit.backends.rocksdb.columns import (
+    accepted_or_corrupt,
+    assert_same,
+    batch_of,
+    batches,
+    binaries,
+    damages,
+    normalized,
+    rows_of,
+    value_types,
+    zero_hashes,
 )
-
-
-@st.composite
-def batches(draw: st.DrawFn, types: st.SearchStrategy[Any], min_columns: int = 0) -> pa.RecordBatch:
-    """Draw a batch in storage types: any columns, up to 12 rows with nulls, perhaps a slice of a larger one."""
-    chosen = draw(st.lists(types, min_size=min_columns, max_size=4))
-    n = draw(st.integers(0, 12))
-    columns = [
-        pa.array(draw(st.lists(st.none() | values, min_size=n, max_size=n)), storage_type(t)) for t, values in chosen
-    ]
-    schema = pa.schema([pa.field(f"c{i}", c.type) for i, c in enumerate(columns)])
-    return from_columns(columns, schema, n).slice(draw(st.integers(0, 2)))
-
-
-def normalized(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return from_columns([normalize_keys(c) for c in batch.columns], batch.schema, batch.num_rows)
-
-
-def rows_of(batch: pa.RecordBatch) -> list[Any]:
-    return [plain([c[i].as_py() for c in batch.columns]) for i in range(batch.num_rows)]
-
-
-def assert_same(found: pa.RecordBatch, expected: pa.RecordBatch) -> None:
-    for column in found.columns:
-        column.validate(full=True)
-    assert found.schema == expected.schema
-    assert found.num_rows == expected.num_rows
-    assert rows_of(found) == rows_of(expected)
-
-
-def zero_hashes(n: int) -> HashArray:
-    return np.zeros(n, np.uint64)
-
-
-def batch_of(*columns: tuple[pa.DataType, list[Any]]) -> pa.RecordBatch:
-    arrays = [pa.array(values, storage_type(t)) for t, values in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=[f"c{i}" for i in range(len(arrays))])
-
-
-def binaries(rows: list[bytes | None]) -> pa.Array:
-    return pa.array(rows, pa.large_binary())
 
 
 @given(batches(value_types))
@@ -127,81 +52,6 @@ def test_a_null_row_is_a_row_of_nulls(batch: pa.RecordBatch, data: st.DataObject
     found = decode_values(binaries(rows), batch.schema)
     assert rows_of(found) == expected
     assert found.schema == batch.schema
-
-
-@given(batches(key_types, min_columns=1), st.data())
-def test_keys_come_back_exactly(batch: pa.RecordBatch, data: st.DataObject) -> None:
-    """With their hashes, from slices too."""
-    batch = normalized(batch)
-    hashes = [data.draw(st.integers(0, 2**64 - 1)) for _ in range(batch.num_rows)]
-    keys = encode_keys(7, np.array(hashes, np.uint64), batch)
-    assert [key[:1] for key in keys.to_pylist()] == [b"\7"] * len(hashes)
-    for skip in (0, 1):
-        found_hashes, found = decode_keys(keys.slice(skip), batch.schema)
-        assert found_hashes.tolist() == hashes[skip:]
-        assert_same(found, batch.slice(skip))
-
-
-@given(batches(key_types, min_columns=1))
-def test_keys_are_equal_only_where_their_columns_are_and_begin_with_their_first_columns(batch: pa.RecordBatch) -> None:
-    """A prefix scan for the first columns finds exactly the keys that have them."""
-    batch = normalized(batch)
-    hashes = zero_hashes(batch.num_rows)
-    keys = encode_keys(0, hashes, batch).to_pylist()
-    rows = rows_of(batch)
-    for count in range(batch.num_columns + 1):
-        prefixes = encode_keys(0, hashes, batch.select(range(count))).to_pylist()
-        for i, prefix in enumerate(prefixes):
-            assert [key.startswith(prefix) for key in keys] == [row[:count] == rows[i][:count] for row in rows]
-
-
-@given(
-    batches(leaf_types | leaf_types.map(lambda p: (pa.struct([("f", p[0])]), st.fixed_dictionaries({"f": p[1]}))), 1)
-)
-def test_bytes_of_keys_are_in_the_order_of_the_values(batch: pa.RecordBatch) -> None:
-    """Nulls first, NaN last, negative before positive; strings and binaries by their bytes; column by column."""
-    batch = normalized(batch)
-    keys = encode_keys(0, zero_hashes(batch.num_rows), batch).to_pylist()
-    rows = [[c[i].as_py() for c in batch.columns] for i in range(batch.num_rows)]
-    order = [rank(row) for row in rows]
-    assert sorted(range(len(rows)), key=keys.__getitem__) == sorted(range(len(rows)), key=order.__getitem__)
-
-
-def rank(value: Any) -> Any:
-    """Return what Python sorts as keys must be: nulls first, strings by their bytes."""
-    if value is None:
-        return (0,)
-    if isinstance(value, list):
-        return [rank(v) for v in value]
-    if isinstance(value, dict):
-        return (1, [rank(v) for v in value.values()])
-    if isinstance(value, float):
-        return (1, math.isnan(value), 0.0 if math.isnan(value) else value)
-    return (1, value.encode() if isinstance(value, str) else value)
-
-
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        (("ab", "c"), ("a", "bc")),
-        ((None, "a"), ("", "a")),
-        (("", None), (None, "")),
-        (("a\0", ""), ("a", "\0")),
-        (("a\1\2", "b"), ("a\1", "b")),
-        (("a\0", "b"), ("a\1\1", "b")),
-        (("\0", None), ("", None)),
-        (("a" * 2**20, "b"), ("a" * 2**20 + "b", "")),
-    ],
-)
-@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
-def test_keys_that_look_alike_differ(left: tuple[Any, Any], right: tuple[Any, Any], kind: pa.DataType) -> None:
-    """Null and empty, strings that run together, NUL bytes and the bytes that stand for them, 1 MiB."""
-    batch = batch_of(*((kind, [a, b]) for a, b in zip(left, right, strict=True)))
-    keys = encode_keys(1, zero_hashes(2), batch)
-    one, other = keys.to_pylist()
-    assert not one.startswith(other)
-    assert not other.startswith(one)
-    assert_same(decode_keys(keys, batch.schema)[1], batch)
 
 
 @pytest.mark.parametrize(("t", "one", "other"), TYPES + VALUE_TYPES, ids=lambda v: str(v)[:20])
@@ -365,57 +215,12 @@ def test_a_row_of_many_columns_is_what_the_format_says() -> None:
     assert_same(decode_keys(binaries([key]), batch.schema)[1], batch)
 
 
-def accepted_or_corrupt(decode: Callable[[], pa.RecordBatch], schema: pa.Schema, n: int) -> None:
-    """Decode damaged bytes: they must give valid columns of n rows, or an error."""
-    try:
-        found = decode()
-    except CorruptionError:
-        return
-    assert found.schema == schema
-    assert found.num_rows == n
-    for column in found.columns:
-        column.validate()
-        assert_text_is_valid(column)
-
-
-def assert_text_is_valid(column: pa.Array) -> None:
-    if pa.types.is_large_string(column.type):
-        column.validate(full=True)
-    elif pa.types.is_struct(column.type):
-        for child in column.flatten():
-            assert_text_is_valid(child)
-    elif pa.types.is_large_list(column.type):
-        assert_text_is_valid(column.flatten())
-
-
-@st.composite
-def damages(draw: st.DrawFn, rows: list[bytes]) -> list[bytes]:
-    """Draw rows of which one is cut, longer, or has other bytes somewhere."""
-    rows = list(rows)
-    i = draw(st.integers(0, len(rows) - 1))
-    row = bytearray(rows[i])
-    begin = draw(st.integers(0, len(row)))
-    end = draw(st.integers(begin, min(len(row), begin + 4)))
-    row[begin:end] = draw(st.binary(max_size=4) | st.sampled_from([b"\0", b"\1", b"\xff\xff\xff\xff", b"\0\0\0\x80"]))
-    rows[i] = bytes(row)
-    return rows
-
-
 @given(batches(value_types, min_columns=1), st.data())
 def test_damaged_values_are_refused_or_decode_into_valid_columns(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """Whatever stands there, nothing is read outside the row and no column is malformed."""
     assume(batch.num_rows)
     rows = data.draw(damages(encode_values(batch).to_pylist()))
     accepted_or_corrupt(lambda: decode_values(binaries(rows), batch.schema), batch.schema, batch.num_rows)
-
-
-@given(batches(key_types, min_columns=1), st.data())
-def test_damaged_keys_are_refused_or_decode_into_valid_columns(batch: pa.RecordBatch, data: st.DataObject) -> None:
-    """As values."""
-    assume(batch.num_rows)
-    batch = normalized(batch)
-    keys = data.draw(damages(encode_keys(1, zero_hashes(batch.num_rows), batch).to_pylist()))
-    accepted_or_corrupt(lambda: decode_keys(binaries(keys), batch.schema)[1], batch.schema, batch.num_rows)
 
 
 @pytest.mark.parametrize(
@@ -442,35 +247,6 @@ def test_values_that_do_not_add_up_are_corrupt(t: pa.DataType, row: str) -> None
     for rows in ([bytes.fromhex(row)], [*good, bytes.fromhex(row), *good]):
         with pytest.raises(CorruptionError):
             decode_values(binaries(rows), schema)
-
-
-@pytest.mark.parametrize(
-    ("types", "key"),
-    [
-        ([pa.int8()], "01"),
-        ([pa.int8()], "0180 00"),
-        ([pa.int8()], "0280"),
-        ([pa.bool_()], "0102"),
-        ([pa.string()], "01"),
-        ([pa.string()], "0161"),
-        ([pa.string()], "016100 00"),
-        ([pa.string()], "0161010300"),
-        ([pa.string()], "01610100"),
-        ([pa.string()], "0161006200"),
-        ([pa.string(), pa.int8()], "0161000180 00"),
-        ([pa.string(), pa.string()], "0161000162"),
-        ([pa.string(), pa.string()], "0161"),
-        ([pa.string(), pa.string()], "01610001620000"),
-    ],
-)
-def test_keys_that_do_not_add_up_are_corrupt(types: list[pa.DataType], key: str) -> None:
-    """Cut, too long, without an end, or with a byte that the format never writes there."""
-    schema = pa.schema([(str(i), storage_type(t)) for i, t in enumerate(types)])
-    rows = [bytes(KEY_HEADER_BYTES) + bytes.fromhex(key), bytes(KEY_HEADER_BYTES - 1)]
-    with pytest.raises(CorruptionError):
-        decode_keys(binaries(rows[:1]), schema)
-    with pytest.raises(CorruptionError):
-        decode_keys(binaries(rows[1:]), schema)
 
 
 def test_what_lies_under_a_null_does_not_show() -> None:

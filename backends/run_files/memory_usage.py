@@ -33,7 +33,7 @@ from holdfast.backends.local_files import folder_bytes, make_private_folder, wri
 _MARK_OF_SHARD = "versions"
 
 
-class HeldBytes:
+class MemoryUsage:
     """The entries of one executor, as one of its shards uses them.
 
     Parameters

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends import local_files
-from holdfast.backends.folder_locks import alone, hold
+from holdfast.backends.local.folder_locks import lock_shared, try_lock_alone
 from holdfast.errors import NotFoundError
 
 FOR_EVER = 2**63 - 1
@@ -68,10 +68,10 @@ def test_what_a_killed_process_left_goes(staging: Path) -> None:
 
 def test_a_folder_that_was_taken_away_cannot_be_held(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    held = hold(tmp_path / "one")
+    held = lock_shared(tmp_path / "one")
     (tmp_path / "one").rename(tmp_path / "other")
     with pytest.raises(NotFoundError):
-        hold(tmp_path / "one")
+        lock_shared(tmp_path / "one")
     assert not _is_free(tmp_path / "other"), "the lock is the folder's, not the name's"
     held.close()
     held.close()
@@ -80,7 +80,7 @@ def test_a_folder_that_was_taken_away_cannot_be_held(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_let_go_of_is_free(tmp_path: Path) -> None:
     """A view that nobody closes must not keep a shard for ever."""
-    held = hold(tmp_path)
+    held = lock_shared(tmp_path)
     assert not _is_free(tmp_path)
     del held
     assert _is_free(tmp_path)
@@ -93,5 +93,5 @@ def test_a_plain_file_is_nobodys_folder(tmp_path: Path) -> None:
 
 
 def _is_free(folder: Path) -> bool:
-    with alone(folder) as is_free:
+    with try_lock_alone(folder) as is_free:
         return is_free
