@@ -38,7 +38,8 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray
 from holdfast.backends.options import parse_options
-from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.run import Run
+from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import InvalidArgumentError, NotFoundError
 
 #: Version of this seam. A backend states the one that it was built for; another one is refused.
@@ -240,6 +241,17 @@ class Backend(ABC):
         opened again by their next use. It is no limit: shards that are all in use at once are all open.
         """
         return None
+
+    def require_tables(self, runs: Mapping[str, Run]) -> None:
+        """Check that `runs`, as `apply` and `load` take them, are of the shard's tables.
+
+        Raises
+        ------
+        NotFoundError
+            One is not.
+        """
+        for table in runs:
+            find_table(self.tables, table)
 
     @abstractmethod
     def view(self, pointer: Pointer) -> View:

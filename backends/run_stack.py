@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.arrow.key_search import rows_of
 from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, filter_rows, from_columns, order_rows, take
 from holdfast.backends.base import MAX_HASH, Found
-from holdfast.backends.key_search import rows_of
 from holdfast.backends.run import Keys, Run, TableSchema, count_live, merge_runs
 
 GROWTH = 1.75

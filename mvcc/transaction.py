@@ -13,7 +13,8 @@ from holdfast.backends.arrow.rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over
-from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError
+from holdfast.backends.schema import find_table
+from holdfast.errors import ClosedError, InvalidArgumentError
 
 
 class Transaction:
@@ -184,9 +185,7 @@ class Transaction:
 
     def _schema(self, table: str) -> TableSchema:
         self._require_open()
-        if table not in self._tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
-        return self._tables[table]
+        return find_table(self._tables, table)
 
     def _require_open(self) -> None:
         if not self._open:

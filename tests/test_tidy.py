@@ -37,11 +37,11 @@ from tests.source_tree import (
 # A new room or module gets a place here.
 ROOMS = {
     "backends": (
-        "folder_locks options pieces stored_schema",
+        "options pieces",
         "stored_file",
-        "arrow local_files",
-        "key_search",
-        "run",
+        "arrow local",
+        "local_files schema",
+        "run stored_schema",
         "base",
         "registry run_stack",
         "rocksdb run_files",
@@ -53,6 +53,7 @@ ROOMS = {
         "commits upkeep",
     ),
     "spark_integration": (
+        "spark_versions",
         "java spark_types",
         "executor",
         "client",
@@ -103,13 +104,14 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
+    "matplotlib": ("benches/figure.py",),
     "mmh3": (),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/client/connection.py", "spark_integration/server/service.py"),
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
-    "rocksdict": ("backends/rocksdb/*", "benches/rocksdb_*.py"),
+    "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
 }
 
@@ -149,8 +151,6 @@ LONG_TESTS = {
     "tests/faults/test_run_files_crash.py": 565,
     "tests/faults/test_state_server.py": 635,
     "tests/faults/test_storage_s3.py": 840,
-    "tests/unit/backends/test_rocksdb.py": 661,
-    "tests/unit/backends/test_rocksdb_rows.py": 547,
     "tests/unit/benches/test_benches.py": 466,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/test_claims.py": 503,

@@ -62,22 +62,31 @@ def read_declared(
     SchemaMismatchError
         It has other columns.
     """
-    with _reading(source, table), ipc.open_stream(section) as reader:
-        stored: pa.Schema = reader.schema
-        # Before the batches: what they claim is checked for these columns.
-        changed = [] if stored.equals(declared) else _difference(stored, declared)
-    if changed:
-        raise SchemaMismatchError(
-            f"{source} holds state of another schema than the operator now declares: "
-            "declare the stored columns again, or begin with a new operator name",
-            table=table,
-            changed=changed,
-        )
     with _reading(source, table):
+        with ipc.open_stream(section) as reader:
+            # Before the batches: what they claim is checked for these columns.
+            require_columns(reader.schema, declared, source=source, table=table)
         if not trusted:
             return read_batches(section, declared, plain_bytes)
         with ipc.open_stream(section) as reader:
             return list(reader)
+
+
+def require_columns(stored: pa.Schema, declared: pa.Schema, *, source: str, table: str) -> None:
+    """Check the columns of stored state against those that the operator declares.
+
+    Raises
+    ------
+    SchemaMismatchError
+        They differ; names the columns in which they do.
+    """
+    if not stored.equals(declared):
+        raise SchemaMismatchError(
+            f"{source} holds state of another schema than the operator now declares: "
+            "declare the stored columns again, or start with a new operator name",
+            table=table,
+            changed=_difference(stored, declared),
+        )
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from rocksdict import Rdict, ReadOptions, Snapshot
 
 from holdfast.backends.arrow.rows import BoolArray, HashArray
 from holdfast.backends.base import MAX_HASH
-from holdfast.backends.rocksdb.rows import decode_keys, decode_values
+from holdfast.backends.rocksdb.keys import decode_keys
+from holdfast.backends.rocksdb.rows import decode_values
 from holdfast.backends.run import Run, TableSchema
 
 #: Keys of one read at the head; also what a look-up by scan gathers at once.

@@ -46,15 +46,15 @@ def _flipped_bits(t: pa.DataType, negative: BoolArray, dtype: np.dtype[np.unsign
     return np.asarray(0 if pa.types.is_unsigned_integer(t) else sign, dtype)
 
 
-def escape(piece: pa.Array) -> pa.Array:
+def escape(segment: pa.Array) -> pa.Array:
     """Return binaries without a byte 00, in the same order, none the beginning of another's with a 00 behind it."""
-    if not (binaries.data_of(piece)[slice(*binaries.offsets_of(piece)[[0, -1]])] <= 1).any():
-        return piece
-    ones = pc.replace_substring(piece, pattern=b"\1", replacement=b"\1\2")
+    if not (binaries.data_of(segment)[slice(*binaries.offsets_of(segment)[[0, -1]])] <= 1).any():
+        return segment
+    ones = pc.replace_substring(segment, pattern=b"\1", replacement=b"\1\2")
     return pc.replace_substring(ones, pattern=b"\0", replacement=b"\1\1")
 
 
-def unescape(piece: pa.Array) -> pa.Array:
+def unescape(segment: pa.Array) -> pa.Array:
     """Return the binaries that `escape` was given.
 
     Raises
@@ -62,10 +62,10 @@ def unescape(piece: pa.Array) -> pa.Array:
     CorruptionError
         It never returned these bytes.
     """
-    if not (binaries.data_of(piece)[: binaries.offsets_of(piece)[-1]] <= 1).any():
-        return piece
-    zeros = pc.replace_substring(piece, pattern=b"\1\1", replacement=b"\0")
+    if not (binaries.data_of(segment)[: binaries.offsets_of(segment)[-1]] <= 1).any():
+        return segment
+    zeros = pc.replace_substring(segment, pattern=b"\1\1", replacement=b"\0")
     plain = pc.replace_substring(zeros, pattern=b"\1\2", replacement=b"\1")
-    if not escape(plain).equals(piece):
+    if not escape(plain).equals(segment):
         raise CorruptionError("a key in RocksDB is not escaped as it must be; restore the state")
     return plain

@@ -17,9 +17,10 @@ from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
 from holdfast.backends.arrow.rows import HashArray, take
 from holdfast.backends.local_files import writing
+from holdfast.backends.rocksdb.keys import KEY_HEADER_BYTES, encode_keys
 from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_PREFIX
 from holdfast.backends.rocksdb.reads import CHUNK_KEYS, get_each, to_list
-from holdfast.backends.rocksdb.rows import KEY_HEADER_BYTES, encode_keys, encode_values
+from holdfast.backends.rocksdb.rows import encode_values
 from holdfast.backends.run import Run
 
 #: A version that is larger is written in several batches; see `RowWriter`.

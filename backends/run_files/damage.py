@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.backends import local_files
-from holdfast.backends.run_files.version_file import MERGE, VERSION, Merge, RunFile, Version
+from holdfast.backends.run_files.version_file import MERGE, VERSION, MergeFile, RunFile, VersionFile
 from holdfast.errors import CorruptionError, NotFoundError
 
 _log = logging.getLogger(__name__)
@@ -95,8 +95,8 @@ class DamagedRuns:
 
 
 def _files_of_version(folder: Path) -> list[RunFile]:
-    return Version.read(folder, folder.name).files
+    return VersionFile.read(folder, folder.name).files
 
 
 def _files_of_merge(folder: Path) -> list[RunFile]:
-    return [Merge.read(folder).output]
+    return [MergeFile.read(folder).output]

@@ -68,7 +68,7 @@ class RunFile:
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionFile:
     """The content of a version file: its pointer as text, runs by table, oldest first, and properties."""
 
     pointer: str
@@ -81,7 +81,7 @@ class Version:
         return [file for files in self.stacks.values() for file in files]
 
     @classmethod
-    def read(cls, folder: Path, pointer: str) -> Version:
+    def read(cls, folder: Path, pointer: str) -> VersionFile:
         """Read the version file of a folder.
 
         Raises
@@ -110,7 +110,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeFile:
     """The content of a merge file, and where it stands: these consecutive runs equal that one run."""
 
     folder: Path
@@ -118,7 +118,7 @@ class Merge:
     output: RunFile
 
     @classmethod
-    def read(cls, folder: Path) -> Merge:
+    def read(cls, folder: Path) -> MergeFile:
         """Read the merge file of a folder.
 
         Raises

@@ -88,7 +88,7 @@ class SnapshotNotes:
         stored = [{"identity": identity, "file": asdict(file)} for identity, file in files]
         header = {"entry": asdict(entry), "files": stored, "written_ms": manifest.written_ms}
         note, _ = stored_file.encode(_KIND, header | {"cleaned": asdict(manifest.cleaned)})
-        with local_files.held_folder(self._folder.parent), local_files.writing(self._folder):
+        with local_files.lock_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"

@@ -12,7 +12,8 @@ from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.errors import ClosedError, HoldfastError, NotFoundError
+from holdfast.backends.schema import find_table
+from holdfast.errors import ClosedError, HoldfastError
 from holdfast.spark_integration.client import streams as state_streams
 from holdfast.spark_integration.client.connection import Exchange, StateClient
 from holdfast.spark_integration.client.messages import ShardAddress, encode
@@ -45,8 +46,7 @@ class RemoteView(View):
     def _asked(self, ask: str, table: str, **more: object) -> dict[str, object]:
         if self._exchange is None:
             raise ClosedError("the view was closed: open a new one", pointer=self._pointer)
-        if table not in self._tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
+        find_table(self._tables, table)
         return {"ask": ask, "view": self._name, "table": table, **more}
 
     def get(self, table: str, keys: Keys) -> Found:

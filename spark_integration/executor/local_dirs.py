@@ -6,7 +6,7 @@
         executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
-            memory-held/                            what is in memory/, see holdfast.backends.run_files.held_bytes
+            memory-held/                            what is in memory/, see holdfast.backends.run_files.memory_usage
             memory/                                 of backends that keep state in RAM: gone when it ends
             going/                                  shards that are not in use any more, being removed
             disk/                                   of all others: kept for the next executor

@@ -25,6 +25,7 @@ from holdfast.settings import Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
 from holdfast.spark_integration.plan.grouping_keys import Key, name_folding
+from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.shard.call import call_batch_shard, call_shard
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME
@@ -223,7 +224,11 @@ class Definition:
             The input has a column that cannot be sent, or the state one that cannot be kept.
         """
         self.function.tables()
-        operator, output = self._operator(), self.output
+        session, stored = self.df.sparkSession, self._stored_shards()
+        if stored is None and self.df.isStreaming:
+            warn_of_partitions(session, stacklevel=3)
+        operator = self._operator(self.settings.shards or stored or shuffle_partitions(session))
+        output = self.output
         transport = self._transport(operator.shards)
         carried = self.df.select(
             *[key.expression.alias(key.column) for key in self._expressions()],
@@ -247,12 +252,12 @@ class Definition:
             sent = groups.applyInPandas(whole_shard, output.sent_schema)
         return output.receive(sent)
 
-    def _operator(self) -> Operator:
+    def _operator(self, shards: int) -> Operator:
         return Operator(
             name=self.name,
             definition_id=clock.new_id(),
             function=self.function,
-            shards=self._shards(),
+            shards=shards,
             key_columns=[key.column for key in self.keys],
             row_columns=list(self._columns()),
             key_names=[key.field.name for key in self.keys],
@@ -261,13 +266,12 @@ class Definition:
             settings=self.settings,
         )
 
-    def _shards(self) -> int:
-        """Return the number of shards: as set, else as stored, else one for each partition of the session."""
-        settings, session = self.settings, self.df.sparkSession
-        stored = None
-        if settings.shards is None and settings.checkpoint_dir is not None and self.df.isStreaming:
-            stored = stored_shards(session, settings, self.name)
-        return settings.shards or stored or int(str(session.conf.get("spark.sql.shuffle.partitions")))
+    def _stored_shards(self) -> int | None:
+        """Return the number of shards that stands in storage; None without one, and where it does not matter."""
+        settings = self.settings
+        if settings.shards is not None or settings.checkpoint_dir is None or not self.df.isStreaming:
+            return None
+        return stored_shards(self.df.sparkSession, settings, self.name)
 
     def _columns(self) -> dict[str, StructField]:
         """By name the columns of the input: one that was selected twice travels once."""

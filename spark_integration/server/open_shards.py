@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Backend
-from holdfast.backends.folder_locks import alone
+from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
@@ -229,7 +229,7 @@ class OpenShards:
                 return False
             _close(slot)
             if directory.exists():
-                with alone(directory) as is_unused:
+                with try_lock_alone(directory) as is_unused:
                     if not is_unused:
                         return False
                     local_files.move_folder(directory, going)

@@ -26,12 +26,12 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
+from holdfast.backends.stored_schema import encode_schemas
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
-from holdfast.snapshotter.ownership.operator_record import encode_schemas
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import open_storage
 from holdfast.spark_integration.client import connection as state_client

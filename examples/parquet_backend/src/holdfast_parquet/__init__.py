@@ -113,7 +113,7 @@ class ParquetBackend(Backend):
         return ParquetView({**empty, **runs}, version["properties"])
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         held: dict[str, Run] = {}
         if base is not None:
             with self.view(base) as view:
@@ -124,7 +124,7 @@ class ParquetBackend(Backend):
             staged.publish(self._folder(new))
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         with self._staged() as staged:
             self._fill(staged, pointer, runs, properties)
             self._put_in_place(pointer, staged)
@@ -187,11 +187,6 @@ class ParquetBackend(Backend):
     def _staged(self) -> AbstractContextManager[StagedFolder]:
         # Not synced: what a power cut damages is noticed, set aside, and restored from durable storage.
         return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
-
-    def _require_tables(self, runs: Mapping[str, Run]) -> None:
-        for table in runs:
-            if table not in self.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
 
     def _is_whole(self, pointer: Pointer) -> bool:
         try:
