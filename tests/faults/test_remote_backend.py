@@ -31,9 +31,9 @@ from holdfast.errors import (
     SchemaMismatchError,
     UnavailableError,
 )
-from holdfast.spark_integration.client import connection as state_client
 from holdfast.spark_integration.client import streams as state_streams
 from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.exchange import Exchange
 from holdfast.spark_integration.client.messages import ServerLostError, ShardAddress, decode_error, encode_error
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs
@@ -231,11 +231,11 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
     data = encoded(many(1000)[1])
     message = {"ask": ask, "shard": vars(backend._shard), "sizes": {"counts": data.size}, "properties": {}}
     message |= {"base": str(P1), "new": str(P2)} if ask == "apply" else {"pointer": str(P2)}
-    with state_client.Exchange(client, message, 10) as exchange:
+    with Exchange(client, message, 10) as exchange:
         exchange.send(state_streams.byte_pieces([data.slice(0, data.size - 1)]), state_streams.BYTES)
         with pytest.raises(UnavailableError, match="received whole"):
             exchange.answer()
-    with state_client.Exchange(client, message, 10) as exchange:
+    with Exchange(client, message, 10) as exchange:
         exchange._writer.begin(state_streams.BYTES)
         exchange._writer.write_batch(next(state_streams.byte_pieces([data.slice(0, 1000)])))
     for wrong in (
@@ -338,7 +338,7 @@ def test_errors_of_the_server_reach_the_worker(backend: RemoteBackend, client: S
         client.call("maintain", json.dumps({"shard": vars(backend._shard), "pointer": "../.."}).encode())
     long = "x" * 200_000
     with pytest.raises(InvalidArgumentError, match="no such exchange") as large:
-        state_client.Exchange(client, {"ask": long}, 10).answer()
+        Exchange(client, {"ask": long}, 10).answer()
     assert large.value.facts == {"ask": long}
 
 
@@ -377,7 +377,7 @@ def _garbage(client: StateClient, message: dict[str, Any]) -> None:
 def _exchanged(
     client: StateClient, message: dict[str, Any], batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> None:
-    with state_client.Exchange(client, message, 10) as exchange:
+    with Exchange(client, message, 10) as exchange:
         exchange.send(batches, schema)
         exchange.answer()
 
