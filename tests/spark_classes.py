@@ -69,9 +69,9 @@ def _make(folder: Path) -> None:
     pq.write_table(pa.table({"key": ["a", "b"], "v": [1, 2]}), partial / "work" / "input" / "0.parquet")
     program = _ROOT / "tests" / "spark" / "local_query.py"
     # Its end is that of its JVM, which holds the pipes.
-    done = subprocess.run(
-        [sys.executable, str(program), str(partial / "work"), "memory"], cwd=partial, capture_output=True, check=False
-    )
+    command = [sys.executable, str(program), str(partial / "work"), "memory"]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the query whose classes are kept failed: {done.stderr[-5000:].decode()}")
     shutil.rmtree(partial / "work")

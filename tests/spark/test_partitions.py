@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +13,12 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from tests.spark import conftest as lab_module
-from tests.spark import partitions_query
+from tests.spark.application import run_program
 from tests.spark.conftest import Lab, age, claims
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(600)]
 
+PROGRAM = Path(__file__).with_name("partitions_query.py")
 KEYS = [f"key {i}" for i in range(40)]
 
 
@@ -135,11 +133,8 @@ def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case:
     lab.run(lab.totals(), group="nightly: a/b.c")
     lab.feed([(key, 1) for key in KEYS])
     age(claims(lab), ALIVE_MS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, partitions_query.__file__, str(lab.folder), str(case.then)]
-    done = subprocess.run(command, cwd=lab.folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert json.loads(done.stdout.split("RESULT ")[1]) == [[key, 2] for key in sorted(KEYS)]
+    counted, _ = run_program(PROGRAM, lab.folder, str(case.then))
+    assert json.loads(counted) == [[key, 2] for key in sorted(KEYS)]
     lab.feed([(key, 1) for key in KEYS])
     lab.run(lab.totals(), group="nightly")
     assert lab.state() == dict.fromkeys(KEYS, (3, 3))

@@ -272,6 +272,7 @@ def test_an_interval_goes_on_in_the_next_process(bench: Bench) -> None:
 # Clean-ups
 
 
+@pytest.mark.slow
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []
