@@ -38,18 +38,25 @@ def use_defaults(file: Path = _DEFAULTS) -> None:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
 
 
-def use_archive() -> None:
-    """Let them have the archive too, which is made where it is not there."""
+def use_archive() -> bool:
+    """Let them have the archive too; tell whether they have.
+
+    Where it is not there, it is made, by one process; others go on without it meanwhile, and may ask again.
+    """
     from holdfast.spark_integration.java import ensure_java
 
     folder = _ROOT / "build" / f"spark-classes-{_key(ensure_java())}"
     if not folder.is_dir():
         folder.parent.mkdir(exist_ok=True)
         with open(folder.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
             if not folder.is_dir():
                 _make(folder)
     use_defaults(folder / _DEFAULTS.name)
+    return True
 
 
 def _key(java_home: Path) -> str:

@@ -146,9 +146,6 @@ FOLDER_MODULES_MAX = 13
 FLAT = ("benches",)
 # Tests that are longer, and how long they may still be: rows only go, and numbers only shrink.
 LONG_TESTS = {
-    "tests/faults/test_remote_backend.py": 619,
-    "tests/faults/test_state_server.py": 635,
-    "tests/faults/test_storage_s3.py": 840,
     "tests/unit/benches/test_benches.py": 466,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/test_claims.py": 503,

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
+from tests.repetitions import sample
 from tests.spark import conftest as lab_module
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab, age, claims
@@ -59,8 +60,12 @@ ALL = [Case(*each) for each in itertools.product((1, 3, 8), (1, 2, 8, 200), (Non
 
 
 def parameters() -> list[object]:
-    quick = [SHRINKING, GROWING, LOCAL]
-    wide = [case for case in ALL if case not in quick and case.first != case.then and (case.durable or case.shards)]
+    quick = sample([SHRINKING, GROWING, LOCAL], quick=2)
+    wide = [
+        case
+        for case in dict.fromkeys([SHRINKING, GROWING, LOCAL, *ALL])
+        if case not in quick and case.first != case.then and (case.durable or case.shards)
+    ]
     return [pytest.param(c, id=str(c)) for c in quick] + [
         pytest.param(c, id=str(c), marks=pytest.mark.long) for c in wide
     ]
@@ -142,13 +147,13 @@ def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case:
 
 def test_far_more_partitions_than_slots_are_told_where_the_query_is_defined(lab: Lab) -> None:
     """The warning names the user's line, and comes once: what is stored has its number, and no choice any more."""
+    lab.feed([("a", 1)])
     lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
     with pytest.warns(UserWarning, match=r"17 shuffle partitions and 2 task slots") as told:
         lab.totals()
     assert [warning.filename for warning in told] == [lab_module.__file__]
     lab.configure({"shards": "2"})
     lab.spark.conf.set("spark.sql.shuffle.partitions", 2)
-    lab.feed([("a", 1)])
     lab.run(lab.totals())
     lab.spark.conf.unset("spark.holdfast.shards")
     lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
