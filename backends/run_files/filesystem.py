@@ -10,7 +10,7 @@ class FilesystemBackend(RunFilesBackend):
 
     State may be larger than the machine's memory: look-ups touch the pages that they need, merges and scans
     go through it in stretches, and the page cache keeps what is used. The files outlive the executor, and the
-    next one on the machine takes them over: see `holdfast.spark_integration.executor.dead_executors`.
+    next one on the machine takes them over: see `holdfast.spark_integration.executor.takeover`.
     """
 
     contract_version = 1

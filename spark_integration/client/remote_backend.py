@@ -15,7 +15,8 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.schema import find_table
 from holdfast.errors import ClosedError, HoldfastError
 from holdfast.spark_integration.client import streams as state_streams
-from holdfast.spark_integration.client.connection import Exchange, StateClient
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.exchange import Exchange
 from holdfast.spark_integration.client.messages import ShardAddress, encode
 
 #: For one request. It only ends the wait for a server that hangs: one that has died is noticed at once.

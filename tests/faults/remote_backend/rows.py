@@ -12,9 +12,9 @@ import psutil
 import pyarrow as pa
 
 from holdfast.backends.run import Keys, Run
-from holdfast.spark_integration.client import connection as state_client
 from holdfast.spark_integration.client import streams as state_streams
 from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.exchange import Exchange
 from holdfast.testing.state_rows import COUNTS
 
 TABLES = {"counts": COUNTS}
@@ -46,6 +46,6 @@ def kill(client: StateClient) -> None:
 def exchanged(
     client: StateClient, message: dict[str, Any], batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> None:
-    with state_client.Exchange(client, message, 10) as exchange:
+    with Exchange(client, message, 10) as exchange:
         exchange.send(batches, schema)
         exchange.answer()

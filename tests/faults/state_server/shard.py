@@ -28,7 +28,7 @@ SECRET = "sEcReT-42"
 
 
 class Shard:
-    """A shard of an executor; a commit is announced as `state_client.announce` does it."""
+    """A shard of an executor; a commit is announced as `announce` does it."""
 
     def __init__(self, executor: Executor, client: StateClient, checkpoint_dir: str | None = None, **more: Any) -> None:
         self.directory = executor.directory / "query" / "totals" / "shard-0000"

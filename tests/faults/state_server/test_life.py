@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.executor import local_dirs
 from tests.faults.executor_process import (
     PATIENCE_SECONDS,
@@ -44,7 +44,7 @@ def test_of_several_that_start_at_once_one_starts(executor: Executor) -> None:
     clients = [executor.client() for _ in range(3)]
     for client in clients:
         client.start_server()
-    started = [c._started.pid for c in clients if c._started is not None]
+    started = [c.launch.process.pid for c in clients if c.launch.process is not None]
     pids = [eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients]
     assert pids == started * 3
 
@@ -53,10 +53,10 @@ def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
     """Every batch of every shard asks while the first server is still on its way up."""
     client = executor.client()
     client.start_server()
-    first = client._started
+    first = client.launch.process
     for _ in range(3):
         client.start_server()
-    assert client._started is first
+    assert client.launch.process is first
     eventually(lambda: client.call("statistics"))
 
 
@@ -82,13 +82,13 @@ def test_killed_it_is_started_again_and_catches_up(
         shard.announce(shard.commit(i))
     counters(client)
     os.kill(first, signal.SIGKILL)
-    assert client._started is not None
-    client._started.wait()
+    assert client.launch.process is not None
+    client.launch.process.wait()
     for i in range(3, 6):
         message = shard.commit(i)
         with pytest.raises(UnavailableError):
             shard.announce(message)
-    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
+    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
     assert executor.start(client)["pid"] != first
     shard.announce(shard.commit(6))
     assert counters(client)["dropped"] == 4
@@ -101,10 +101,10 @@ def test_it_ends_with_its_executor_and_takes_the_local_state_along(
     client = executor.client()
     executor.start(client)
     shards(executor, client).commit(0)
-    assert client._started is not None
+    assert client.launch.process is not None
     began = time.monotonic()
     executor.kill()
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     assert time.monotonic() - began < 10
     assert not executor.directory.exists()
     assert f"executor {executor.id} has ended" in executor.log
@@ -119,8 +119,8 @@ def test_it_ends_while_calls_wait(executor: Executor) -> None:
     )
     waiting.start()
     executor.kill()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     waiting.join()
 
 
@@ -134,8 +134,8 @@ def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
     client = executor.client()
     executor.kill()
     client.start_server()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     assert not executor.directory.exists()
 
 
@@ -174,8 +174,8 @@ def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartE
     client = executor.client()
     executor.start(client)
     executor.kill()
-    assert client._started is not None
-    client._started.wait(PATIENCE_SECONDS)
+    assert client.launch.process is not None
+    client.launch.process.wait(PATIENCE_SECONDS)
     assert not path.exists()
 
 
@@ -184,8 +184,8 @@ def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) 
     local_dirs.socket_path(executor.directory).mkdir()
     client = executor.client()
     client.start_server()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 1
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 1
     assert "the state server ends" in executor.log
     lock = local_dirs.take_lock(executor.directory)
     assert lock is not None

@@ -18,9 +18,11 @@ from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard.announcing import announce
 from holdfast.testing.state_rows import COUNTS
 from tests.faults.executor_process import (
     Executor,
@@ -130,21 +132,19 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))
     logs.write_text("in the way")
-    monkeypatch.setattr(state_client, "_clients", {})
     accepted, committed = None, Pointer(1, "aa")
-    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
+    assert not announce(operator, opened, accepted=accepted, committed=committed)
     logs.unlink()
-    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
-    executor.clients.append(state_client.client_of(executor.directory))
-    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
-    eventually(lambda: state_client.announce(operator, opened, accepted=accepted, committed=committed))
+    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
+    executor.clients.append(client_of(executor.directory))
+    assert not announce(operator, opened, accepted=accepted, committed=committed)
+    eventually(lambda: announce(operator, opened, accepted=accepted, committed=committed))
     assert counters(executor.clients[0])["announced"] == 1
 
 
 def test_a_forked_worker_has_a_client_of_its_own(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections must not be shared between processes."""
-    monkeypatch.setattr(state_client, "_clients", {})
-    mine = state_client.client_of(executor.directory)
-    assert state_client.client_of(executor.directory) is mine
+    mine = client_of(executor.directory)
+    assert client_of(executor.directory) is mine
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    assert state_client.client_of(executor.directory) is not mine
+    assert client_of(executor.directory) is not mine

@@ -14,8 +14,9 @@ from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.shard.announcing import bound_chain
 from tests.faults.executor_process import (
     Executor,
     eventually,
@@ -142,11 +143,8 @@ def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
     executor: Executor, shards: Callable[..., Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the chain stays bounded though no announcement was ever heard."""
-    from holdfast.spark_integration.shard.store import bound_chain
-
-    monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
-    executor.clients.append(state_client.client_of(executor.directory))
+    executor.clients.append(client_of(executor.directory))
     operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=2))
     longest = 0
     for i in range(20):
@@ -166,11 +164,8 @@ def test_where_no_snapshot_can_be_written_commits_go_on_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Backpressure first, which says so; then an error, before a restore would take for ever."""
-    from holdfast.spark_integration.shard.store import bound_chain
-
-    monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
-    executor.clients.append(state_client.client_of(executor.directory))
+    executor.clients.append(client_of(executor.directory))
     operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=1))
     shard.commit(0)
     # In the way of what a snapshot stores, and of nothing else.
