@@ -1,7 +1,7 @@
 """A week of a cluster at speed: nothing may grow that stays, and no micro-batch may cost more than those before it.
 
 A few hundred micro-batches of a minute in a quick run, a week of them in the long profile. HOLDFAST_SOAK_BATCHES=100000
-divides the week into more, for hours. Shards wander between executors, which are
+divides the week into more, for most of an hour. Shards wander between executors, which are
 replaced; queries start and stop, with credentials that change; a scheduled job runs for a moment on an executor of its
 own. Late samples are compared with early ones.
 """
@@ -147,7 +147,7 @@ def cluster() -> Iterator[Cluster]:
             made.close()
 
 
-@pytest.mark.slow(900 if LONG else 30)
+@pytest.mark.slow(300 if LONG else 15)
 @pytest.mark.timeout(600 + BATCHES // 2)
 def test_nothing_grows_in_a_week(cluster: Cluster) -> None:
     """Local bytes and files, RAM, descriptors, the servers' memory, stored objects, requests for each micro-batch."""
