@@ -79,6 +79,7 @@ PLUG_INS_MAY_IMPORT = {
     "holdfast.backends.options",
     "holdfast.backends.run",
     "holdfast.backends.run_stack",
+    "holdfast.backends.schema",
     "holdfast.errors",
 }
 
@@ -102,7 +103,7 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "matplotlib": ("benches/figure.py",),
+    "matplotlib": ("benches/report/figure.py",),
     "mmh3": (),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "pyarrow.flight": (

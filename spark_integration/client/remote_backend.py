@@ -74,10 +74,6 @@ class RemoteView(View):
             for found in exchange.receive():
                 yield Run(self._tables[table], found)
 
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        asked = self._asked("count", table, first_hash=int(first_hash), last_hash=int(last_hash))
-        return int(self._client.call("count", encode(asked), REQUEST_TIMEOUT_SECONDS))
-
     def close(self) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:

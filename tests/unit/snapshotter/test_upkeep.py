@@ -288,8 +288,7 @@ def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> No
         objects.append(len(bench.place.stored_ms))
         asked.append(bench.place.requests)
         bench.close()
-    assert objects[0] <= objects[1] + 5
-    assert objects[1] < 260
+    assert objects[0] - 5 <= objects[1] < 260
     # Each life restores, and does not know yet what former ones have read.
     assert asked[0].total() < asked[1].total() + 6 * 60
 
