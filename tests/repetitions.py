@@ -22,15 +22,11 @@ def repetitions(quick: int, long: int) -> range:
     return range(long if LONG else quick)
 
 
-def sample(cases: Sequence[Case], quick: int = 1, shift: int = 0) -> list[Case]:
-    """Return all cases in the long profile, else `quick` of them, evenly spread from the one whose turn it is.
-
-    Two tests with the same cases take different ones where their `shift` differs.
-    """
+def sample(cases: Sequence[Case], quick: int = 1) -> list[Case]:
+    """Return all cases in the long profile, else `quick` of them, evenly spread from the one whose turn it is."""
     if LONG or quick >= len(cases):
         return list(cases)
-    first = seed() + shift
-    return [cases[(first + i * len(cases) // quick) % len(cases)] for i in range(quick)]
+    return [cases[(seed() + i * len(cases) // quick) % len(cases)] for i in range(quick)]
 
 
 def seed() -> int:

@@ -36,5 +36,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = getattr(item, "callspec", None) and item.callspec.params.get("engine") is SPARK
         if asked and item.path.parent == Path(__file__).parent and item.path.name != "test_scripts.py":
             its_turn = (zlib.crc32(item.nodeid.encode()) + seed()) % 4 == 0
-            if not (LONG or its_turn):
+            if not (LONG or its_turn or item.get_closest_marker("smoke")):
                 item.add_marker(pytest.mark.long)
