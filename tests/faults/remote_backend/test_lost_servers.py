@@ -185,7 +185,7 @@ def test_a_server_that_never_answers_is_waited_for_a_bounded_time(executors: Sta
     client = executor.client()
     with pytest.raises(UnavailableError, match="does not start"):
         client.require_server(within_seconds=0.3)
-    assert client._started is None, "somebody holds the lock: a second one must not be started"
+    assert client.launch.process is None, "somebody holds the lock: a second one must not be started"
     os.close(lock)
     client.require_server()
 
@@ -205,7 +205,7 @@ def test_what_was_committed_survives_the_end_of_the_executor(executors: StartExe
             backend.apply(None, P1, counts(("ann", 1)), {})
             backend.apply(P1, P2, counts(("bob", 2)), {})
             backend.drop([P1])
-            process = client._started
+            process = client.launch.process
             assert process is not None
             executor.kill()
             assert process.wait(30) == 0
