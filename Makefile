@@ -15,9 +15,12 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # files are given out in the order of tests/conftest.py, the longest first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p no:benchmark
 
+# From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
+SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs test test-fast test-long check types bench bench-micro lock clean
+.PHONY: help setup demo s3 hdfs test test-fast test-long check types bench bench-micro docs links figure lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,7 +49,7 @@ test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
 	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --exitfirst $(ARGS)
 
-check: $(STAMP) types ## format, lint, types, house rules
+check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet
@@ -62,7 +65,17 @@ bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor
 	$(BIN)/holdfast bench job-a $(ARGS)
 
 bench-micro: $(STAMP) ## single functions, with pytest-benchmark [ARGS=]
-	$(BIN)/pytest benches --benchmark-only -o python_files='micro_*.py' -o timeout=0 $(ARGS)
+	$(BIN)/pytest benches/micro --benchmark-only -o python_files='*.py' -o timeout=0 $(ARGS)
+
+docs: $(STAMP) ## the documentation as a site, with an API reference: build/docs/README.html
+	$(SITE) -b html . build/docs
+
+# The same without pages: fails on a broken link, anchor or docstring. Links to other sites are not fetched.
+links: $(STAMP)
+	$(SITE) -b dummy . build/docs-check
+
+figure: $(STAMP) ## draw docs/throughput.svg from the tables of benches/RESULTS.md
+	$(BIN)/python -m holdfast.benches.report.figure
 
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt

@@ -1,4 +1,4 @@
-"""Local folders of immutable files that appear whole or not at all, and the mapping of local errors.
+"""Local folders of immutable files that appear whole or not at all; what a plug-in's backend needs for local files.
 
 ::
 
@@ -6,16 +6,13 @@
                                                            │
     staging/<name>/ ◀──────────── one rename ──────────────┘  then removed, file by file
 
-A folder is filled below ``staging`` and renamed into place; it is taken away by the opposite rename. So a
-process that is killed at any moment leaves whole folders and, below ``staging``, leftovers. Who fills a folder holds
-it (`holdfast.backends.folder_locks`), and the folder above ``staging`` too, as long as it is at work: so a leftover is
-a folder that nobody holds, however old it is. A file that two
-folders hold is one file with two hard links: each folder owns its link, and the file system frees the file
-with the last one. Nobody has to count who else needs it.
+A folder is filled below ``staging`` and renamed into place; the opposite rename takes it away. So a process that is
+killed at any moment leaves whole folders and, below ``staging``, leftovers. Whoever fills a folder locks it
+(`holdfast.backends.local.folder_locks`), and the folder above ``staging`` too, until the work is done: a leftover is a
+folder that nobody has locked, however old it is.
 
-Every file is **sealed** when it has been written: its time of modification is moved one second back, and
-whoever notes its size and digest notes that time too. A file that was written to since has another time, so
-a reader computes the digest of that one, and of no other: digests cost a full read.
+A file that two folders hold is one file with two hard links: each folder owns its link, and the file system frees the
+file with the last one. Nobody has to count who else needs it. Files are sealed: `holdfast.backends.local.sealed_files`.
 """
 
 from __future__ import annotations
@@ -26,34 +23,43 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
+from holdfast.backends.local.errors import reading, vanished, writing
+from holdfast.backends.local.folder_locks import FolderLock, lock_shared, try_lock_alone
+from holdfast.backends.local.sealed_files import (
+    FileNote,
+    map_stored_file,
+    read_header,
+    seal,
+    sealed_inode,
+    write_sealed,
+)
+from holdfast.backends.stored_file import SectionWriter
+from holdfast.errors import ConflictError, CorruptionError, NotFoundError
 
-from holdfast.backends import stored_file
-from holdfast.backends.folder_locks import HeldFolder, alone, hold
-from holdfast.errors import ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
+__all__ = [
+    "FileNote",
+    "StagedFolder",
+    "folder_bytes",
+    "list_folder",
+    "lock_folder",
+    "make_private_folder",
+    "map_stored_file",
+    "move_folder",
+    "read_header",
+    "reading",
+    "remove_stale_folders",
+    "requiring_whole",
+    "retire_folder",
+    "sealed_inode",
+    "staged_folder",
+    "taken_folder",
+    "writing",
+]
 
-_SEALED_BEFORE_NS = 1_000_000_000
 # Each try is lost only where somebody takes the folder away between two of its steps.
 _TRIES = 20
-
-
-class FileNote(NamedTuple):
-    """What tells whether a file is still what was written.
-
-    Attributes
-    ----------
-    size_bytes : int
-    digest : str
-        See `holdfast.backends.stored_file`.
-    modified_ns : int
-        When it was modified, as sealed.
-    """
-
-    size_bytes: int
-    digest: str
-    modified_ns: int
 
 
 class StagedFolder:
@@ -75,7 +81,7 @@ class StagedFolder:
         name: str,
         kind: str,
         header: Mapping[str, Any],
-        sections: Mapping[str, stored_file.SectionWriter] | None = None,
+        sections: Mapping[str, SectionWriter] | None = None,
     ) -> FileNote:
         """Write one stored file and seal it.
 
@@ -84,14 +90,7 @@ class StagedFolder:
         UnavailableError
             Local storage is full or failing.
         """
-        path = self.path / name
-        with writing(path), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            size_bytes, digest = stored_file.write_to(file, kind, header, sections)
-            file.flush()
-            modified_ns = _seal(file.fileno(), os.fstat(file.fileno()).st_mtime_ns - _SEALED_BEFORE_NS)
-            if self._fsync:
-                os.fsync(file.fileno())
-        return FileNote(size_bytes, digest, modified_ns)
+        return write_sealed(self.path / name, kind, header, sections, fsync=self._fsync)
 
     def link(self, source: Path) -> None:
         """Take a file of another folder in, under its own name; a link, not a copy.
@@ -108,7 +107,7 @@ class StagedFolder:
                 return  # the same name is the same file
             except FileNotFoundError:
                 if not self.path.exists():
-                    raise _vanished(self.path) from None
+                    raise vanished(self.path) from None
                 raise
 
     def adopt(self, name: str, modified_ns: int | None = None) -> None:
@@ -130,7 +129,7 @@ class StagedFolder:
             try:
                 os.fchmod(file, 0o600)
                 if modified_ns is not None:
-                    _seal(file, modified_ns)
+                    seal(file, modified_ns)
                 if self._fsync:
                     os.fsync(file)
             finally:
@@ -182,23 +181,23 @@ def staged_folder(staging: Path, name: str, *, fsync: bool) -> Iterator[StagedFo
             _remove(path)
 
 
-def _made(path: Path) -> tuple[HeldFolder, HeldFolder]:
-    """Make a folder below a ``staging``; return it and the one above that, both held."""
+def _made(path: Path) -> tuple[FolderLock, FolderLock]:
+    """Make a folder below a ``staging``; return the locks on the folder above that and on its own."""
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError):
-            home = held_folder(path.parent.parent)
+            home = lock_folder(path.parent.parent)
             try:
                 make_private_folder(path.parent)
                 path.mkdir(mode=0o700)
-                return home, hold(path)
+                return home, lock_shared(path)
             except BaseException:
                 home.close()
                 raise
-    raise _vanished(path)
+    raise vanished(path)
 
 
-def held_folder(path: Path) -> HeldFolder:
-    """Make a folder where it is missing, and hold it: nobody takes it away before that is closed.
+def lock_folder(path: Path) -> FolderLock:
+    """Make a folder where it is missing, and lock it: nobody takes it away before the lock is closed.
 
     Raises
     ------
@@ -208,8 +207,8 @@ def held_folder(path: Path) -> HeldFolder:
     for _ in range(_TRIES):
         with writing(path), suppress(NotFoundError, FileNotFoundError):
             make_private_folder(path)
-            return hold(path)
-    raise _vanished(path)
+            return lock_shared(path)
+    raise vanished(path)
 
 
 @contextmanager
@@ -222,9 +221,9 @@ def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iter
         It cannot be moved: it is not there, or on another file system.
     """
     path = staging / name
-    with held_folder(staging.parent), _held(folder):
+    with lock_folder(staging.parent), _locked(folder):
         if not move_folder(folder, path):
-            raise _vanished(folder)
+            raise vanished(folder)
         try:
             with writing(path):
                 path.chmod(0o700)
@@ -233,12 +232,12 @@ def taken_folder(folder: Path, staging: Path, name: str, *, fsync: bool) -> Iter
             _remove(path)
 
 
-def _held(folder: Path) -> HeldFolder:
+def _locked(folder: Path) -> FolderLock:
     with writing(folder):
         try:
-            return hold(folder)
+            return lock_shared(folder)
         except NotFoundError as exc:
-            raise _vanished(folder) from exc
+            raise vanished(folder) from exc
 
 
 @contextmanager
@@ -270,7 +269,7 @@ def move_folder(path: Path, target: Path) -> bool:
 
 
 def remove_stale_folders(staging: Path, before_ns: int) -> int:
-    """Remove the folders below `staging` that nobody holds, and in which nothing was written since `before_ns`.
+    """Remove the folders below `staging` that nobody has locked, and in which nothing was written since `before_ns`.
 
     Parameters
     ----------
@@ -285,7 +284,7 @@ def remove_stale_folders(staging: Path, before_ns: int) -> int:
     removed = 0
     for name in list_folder(staging):
         path = staging / name
-        with reading(path), suppress(FileNotFoundError, NotADirectoryError), alone(path) as is_left:
+        with reading(path), suppress(FileNotFoundError, NotADirectoryError), try_lock_alone(path) as is_left:
             if is_left and max(p.stat().st_mtime_ns for p in (path, *path.iterdir())) < before_ns:
                 _remove(path)
                 removed += not path.exists()
@@ -318,71 +317,6 @@ def folder_bytes(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def read_header(path: Path, kind: str) -> Mapping[str, Any]:
-    """Return the header of a small stored file, whose digest is checked.
-
-    Raises
-    ------
-    NotFoundError, CorruptionError
-    """
-    with reading(path):
-        data = path.read_bytes()
-    return stored_file.decode(data, source=str(path), kind=kind).header
-
-
-def map_stored_file(path: Path, kind: str, note: FileNote, *, verify: bool = False) -> stored_file.StoredFile:
-    """Map a whole file into memory; the mapping outlives the file.
-
-    Parameters
-    ----------
-    note : FileNote
-        What was noted when it was written.
-    verify : bool, default False
-        Compute the digest of a file that looks untouched, too.
-
-    Raises
-    ------
-    NotFoundError
-        It is not there.
-    CorruptionError
-        It is not what was written.
-    """
-    with reading(path):
-        found = os.stat(path)
-        if found.st_size != note.size_bytes:
-            raise CorruptionError(f"{path} was cut or altered", size_bytes=found.st_size, expected=note.size_bytes)
-        with pa.memory_map(str(path)) as mapped:
-            data = mapped.read_buffer()
-    touched = found.st_mtime_ns != note.modified_ns
-    stored = stored_file.decode(data, source=str(path), kind=kind, verify=verify or touched)
-    if stored.digest != note.digest:
-        raise CorruptionError(f"{path} was replaced by another file", digest=stored.digest, expected=note.digest)
-    if touched and verify:
-        with writing(path):
-            _seal(path, note.modified_ns)
-    return stored
-
-
-def sealed_inode(path: Path, note: FileNote) -> int | None:
-    """Return the inode of a file that nobody has written to since it was sealed; None where somebody has.
-
-    Raises
-    ------
-    NotFoundError
-        It is not there.
-    """
-    with reading(path):
-        found = os.stat(path)
-    is_sealed = (found.st_size, found.st_mtime_ns) == (note.size_bytes, note.modified_ns)
-    return found.st_ino if is_sealed else None
-
-
-def _seal(file: int | Path, modified_ns: int) -> int:
-    """Set a file's time of modification; return it as the file system keeps it."""
-    os.utime(file, ns=(modified_ns, modified_ns))
-    return os.stat(file).st_mtime_ns
-
-
 def make_private_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for this user only.
 
@@ -403,44 +337,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Map the operating system's errors while something at `path` is read: absent is `NotFoundError`."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise NotFoundError(f"{path} is not there") from exc
-    except OSError as exc:
-        raise _unusable(exc, path) from exc
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Map the operating system's errors while something at `path` is made: all are `UnavailableError`."""
-    try:
-        yield
-    except OSError as exc:
-        raise _unusable(exc, path) from exc
-
-
-def _unusable(exc: OSError, path: Path) -> HoldfastError:
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
-            f"no space left for local state at {path}: free space there, or name a larger directory in "
-            "spark.holdfast.local.dir"
-        )
-    if isinstance(exc, FileNotFoundError):
-        return _vanished(path)
-    return UnavailableError(
-        f"local state at {path} cannot be used ({exc.strerror}): check that the directory exists and is "
-        "writable, or name another in spark.holdfast.local.dir"
-    )
-
-
-def _vanished(path: Path) -> HoldfastError:
-    return UnavailableError(
-        f"{path} vanished while it was written: keep other programs from cleaning that directory, or name "
-        "another in spark.holdfast.local.dir"
-    )

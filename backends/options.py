@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast.errors import InvalidArgumentError
@@ -34,16 +34,21 @@ def parse_options(
     for name, text in options.items():
         key = f"{PREFIX}{backend}.{name}"
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = nearest_name(name, known)
             names = ", ".join(f"{PREFIX}{backend}.{n}" for n in known)
             listed = f"known are {names}" if known else f"backend {backend!r} has no options"
-            hint = f"did you mean {PREFIX}{backend}.{near[0]}?" if near else listed
+            hint = f"did you mean {PREFIX}{backend}.{near}?" if near else listed
             raise InvalidArgumentError(f"unknown setting {key!r}: {hint}")
         try:
             values[name] = known[name](text)
         except ValueError as exc:
             raise InvalidArgumentError(f"{key} cannot be {text!r}: {exc}") from exc
     return values
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that looks most like `name`, for an error to suggest; None where none does."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
 
 
 def parse_size(text: str) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.backends.base import CONTRACT_VERSION, Backend
+from holdfast.backends.options import nearest_name
 from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
@@ -39,8 +39,8 @@ def find_backend(name: str) -> type[Backend]:
     points = {point.value: point for point in _points() if point.name == name}
     if not points:
         known = backend_names()
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest_name(name, known)
+        hint = f"did you mean {near!r}? " if near else ""
         raise InvalidArgumentError(
             f"no backend named {name!r}: {hint}known are {', '.join(known)}; a plug-in registers under the "
             f"entry point group {GROUP!r}"

@@ -29,7 +29,7 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow import streams as arrow_stream
-from holdfast.backends.arrow import values as arrow_values
+from holdfast.backends.arrow.key_search import find_sorted
 from holdfast.backends.arrow.rows import (
     BoolArray,
     HashArray,
@@ -39,144 +39,17 @@ from holdfast.backends.arrow.rows import (
     order_rows,
     take,
 )
-from holdfast.backends.key_search import find_sorted
-from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
+from holdfast.backends.schema import Keys, TableSchema
+from holdfast.errors import CorruptionError
 
-_KEY, _VALUE = "key.", "value."
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """Name and typed columns of one state table.
-
-    Attributes
-    ----------
-    name : str
-    key, value : pyarrow.Schema
-        Storage types (`TableSchema.of` converts). At least one key column.
-    """
-
-    name: str
-    key: pa.Schema
-    value: pa.Schema
-
-    @classmethod
-    def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with every column in its storage type, all columns nullable."""
-        if not len(key):
-            raise InvalidArgumentError("a state table needs at least one key column", table=name)
-        for side in (key, value):
-            repeated = {n for n in side.names if side.names.count(n) > 1}
-            if repeated:
-                raise InvalidArgumentError("column names must be unique", table=name, repeated=sorted(repeated))
-        return cls(name, _stored(key), _stored(value))
-
-    @cached_property
-    def columns(self) -> pa.Schema:
-        """The columns of a run of this table."""
-        return pa.schema(
-            [pa.field("hash", pa.uint64(), nullable=False), pa.field("deleted", pa.bool_(), nullable=False)]
-            + [f.with_name(_KEY + f.name) for f in self.key]
-            + [f.with_name(_VALUE + f.name) for f in self.value]
-        )
-
-    def prefix(self, columns: int) -> TableSchema:
-        """Return the schema of keys cut to their first `columns` columns.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The key has no such number of columns.
-        """
-        if not 0 < columns <= len(self.key):
-            raise InvalidArgumentError("no such prefix of the key", table=self.name, columns=columns, key=len(self.key))
-        return TableSchema(self.name, pa.schema(list(self.key)[:columns]), self.value)
-
-    def conform(self, data: pa.Table | pa.RecordBatch, side: str, keys: Keys | None = None) -> pa.RecordBatch:
-        """Return `data` as one batch in the storage types of the ``"key"`` or ``"value"`` columns.
-
-        Parameters
-        ----------
-        keys : Keys, optional
-            Whose values they are, for the error.
-
-        Raises
-        ------
-        SchemaMismatchError
-            A column is missing, is not in the schema, or cannot be stored in its type without loss: see
-            `holdfast.backends.arrow.values`. The error names the first key that is at fault, if it is known.
-        """
-        schema = self.key if side == "key" else self.value
-        if sorted(data.schema.names) != sorted(schema.names):
-            raise SchemaMismatchError(
-                f"the {side} columns do not fit the state table",
-                table=self.name,
-                given=list(data.schema.names),
-                expected=list(schema.names),
-            )
-        columns = []
-        for field in schema:
-            column = arrow_rows.one_chunk(data.column(field.name))
-            column = arrow_values.storable(column, field, self.name, None if keys is None else keys.shown)
-            columns.append(arrow_rows.normalize_keys(column) if side == "key" else column)
-        return arrow_rows.from_columns(columns, schema, data.num_rows)
-
-
-def _stored(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(f.name, arrow_rows.storage_type(f.type)) for f in schema])
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A batch of keys to look up or write: hashes and key columns, row by row.
-
-    Attributes
-    ----------
-    hashes : numpy.ndarray of uint64, shape (n,)
-        The shard's key hash (Spark's ``xxhash64`` seen as unsigned).
-    columns : pyarrow.RecordBatch, shape (n, key columns)
-        Normalised, in storage types: see `Keys.of`.
-    """
-
-    hashes: HashArray
-    columns: pa.RecordBatch
-
-    @classmethod
-    def of(cls, schema: TableSchema, hashes: HashArray, columns: pa.Table | pa.RecordBatch) -> Keys:
-        """Conform `columns` to `schema` and return them with their hashes.
-
-        Raises
-        ------
-        SchemaMismatchError
-            The columns do not fit.
-        InvalidArgumentError
-            Not one hash for each row, or hashes that are not 64-bit integers.
-        """
-        batch = schema.conform(columns, "key")
-        given = np.asarray(hashes)
-        if given.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or given.ndim != 1:
-            raise InvalidArgumentError("hashes must be 64-bit integers", given=str(given.dtype), shape=given.shape)
-        hashes = np.ascontiguousarray(given).view(np.uint64)
-        if len(hashes) != batch.num_rows:
-            raise InvalidArgumentError("there must be one hash for each key", hashes=len(hashes), keys=batch.num_rows)
-        return cls(hashes, batch)
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def take(self, rows: IntArray) -> Keys:
-        """Return the keys of `rows`, in their order."""
-        return Keys(self.hashes[rows], take(self.columns, rows))
-
-    def shown(self, row: int) -> str:
-        """Return one key for an error."""
-        pairs = zip(self.columns.schema.names, self.columns.columns, strict=True)
-        return ", ".join(f"{name}={arrow_values.shown(column[row])}" for name, column in pairs)
-
-    @cached_property
-    def is_sorted(self) -> bool:
-        """Whether the hashes ascend."""
-        return bool((self.hashes[1:] >= self.hashes[:-1]).all())
+__all__ = [
+    "Keys",
+    "Run",
+    "TableSchema",
+    "merge_runs",
+    "read_stretches",
+    "write_stretches",
+]
 
 
 @dataclass(frozen=True)
@@ -407,16 +280,6 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged
-
-
-def count_live(runs: Sequence[Run]) -> int:
-    """Return how many rows `merge_runs` would leave without the deleted ones; values are not read."""
-    deleted = np.concatenate([run.deleted for run in runs])
-    if len(runs) > 1:
-        keys = [pa.concat_arrays([run.keys.column(i) for run in runs]) for i in range(len(runs[0].schema.key))]
-        hashes = np.concatenate([run.hashes for run in runs])
-        deleted = deleted[_newest_rows(hashes, from_columns(keys, runs[0].schema.key, len(hashes)))]
-    return int((~deleted).sum())
 
 
 def _concatenate(runs: Sequence[Run]) -> pa.RecordBatch:

@@ -1,11 +1,34 @@
-"""Schemas in the headers of stored files: base64 of Arrow's IPC form."""
+"""Schemas in the headers of stored files and in messages: base64 of Arrow's IPC form."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
+
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import CorruptionError
+
+
+def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
+    """Return by table its key schema and its value schema as text."""
+    return {name: [encode_schema(side) for side in (schema.key, schema.value)] for name, schema in tables.items()}
+
+
+def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
+    """Return the schemas that `encode_schemas` wrote.
+
+    Raises
+    ------
+    CorruptionError
+        They are none.
+    """
+    try:
+        return {name: TableSchema(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
+    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
+        raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
 
 
 def encode_schema(schema: pa.Schema) -> str:

@@ -12,17 +12,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from holdfast.benches import micro_report, report
-from holdfast.benches.by_key import DropIn, Timers
-from holdfast.benches.commits import Commits
-from holdfast.benches.engines import engines_for
-from holdfast.benches.job import Job, SparkJob
-from holdfast.benches.job_a import JobA
-from holdfast.benches.job_b import JobB
-from holdfast.benches.machine import machine, versions
-from holdfast.benches.paired import Entry, Run, run_paired
-from holdfast.benches.requests import Requests, server_of_environment
-from holdfast.benches.results import (
+from holdfast.benches.instruments.machine import machine, versions
+from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.commits import Commits
+from holdfast.benches.jobs.job import Job, SparkJob
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.jobs.requests import Requests, server_of_environment
+from holdfast.benches.jobs.snapshots import Restore, Snapshots
+from holdfast.benches.report import micro_tables, tables
+from holdfast.benches.report.results import (
     SPARK_BY_KEY,
     WITH_SNAPSHOTS,
     WITH_TIMEOUTS,
@@ -31,7 +30,8 @@ from holdfast.benches.results import (
     Document,
     document,
 )
-from holdfast.benches.snapshots import Restore, Snapshots
+from holdfast.benches.runs.engines import engines_for
+from holdfast.benches.runs.paired import Entry, Run, run_paired
 from holdfast.errors import InvalidArgumentError
 
 _console = Console()
@@ -105,6 +105,19 @@ def job_b(engines: str, **options: Any) -> None:
 def small_batch(engines: str, **options: Any) -> None:
     """Job A with few rows a micro-batch: the fixed cost, against Spark's applyInPandasWithState."""
     _compare("small-batch", JobA(), engines, options)
+
+
+@bench.command("many-partitions")
+@_engines(JobA, "holdfast-memory,spark-aiwps-count,spark-agg-rocksdb")
+@_options(JobA(rows=1000, batches=6, warmup=3, partitions=200, transport="rows"), repeats=1, without="plain_files")
+def many_partitions(engines: str, **options: Any) -> None:
+    """Few rows in Spark's 200 shuffle partitions: what a task costs, and what it costs where Spark forks nothing."""
+    plan = _Plan.of(JobA(), options)
+    plain = replace(plan.job, plain_files=True)  # type: ignore[call-arg]
+    entries = {}
+    for label in _known_engines(JobA, engines):
+        entries |= {label: Entry(label, plan.job), f"{label}, plain files": Entry(label, plain)}
+    plan.carry_out("many-partitions", f"--engines {engines}", entries)
 
 
 @bench.command("dropin")
@@ -203,7 +216,7 @@ def scaling(engine: str, slots: int, **options: Any) -> None:
     plan = _Plan.of(JobA(), options)
     entries = {f"{n} slots": Entry(engine, replace(plan.job, slots=n)) for n in (slots, 1)}  # type: ignore[call-arg]
     found = plan.carry_out("scaling", f"--engine {engine} --slots {slots}", entries)
-    _console.print(report.what_limits(found))
+    _console.print(tables.what_limits(found))
 
 
 @bench.command("report")
@@ -212,7 +225,7 @@ def report_files(files: tuple[str, ...]) -> None:
     """Print stored measurements as Markdown: of this command, or of pytest-benchmark (--benchmark-json)."""
     for file in files:
         found = json.loads(Path(file).read_text())
-        click.echo(micro_report.markdown(found) if "benchmarks" in found else report.markdown(found))
+        click.echo(micro_tables.markdown(found) if "benchmarks" in found else tables.markdown(found))
 
 
 def _compare(name: str, job: Job, engines: str, options: dict[str, Any]) -> None:
@@ -258,7 +271,7 @@ class _Plan:
         }
         runs = run_paired(entries, self.repeats, profile=self.profile, disk=self.disk, tell=self._tell)
         found = document(bench_name, entries, runs, facts)
-        for sheet in report.sheets(found):
+        for sheet in tables.sheets(found):
             _console.print(sheet.rich())
         if self.file:
             Path(self.file).write_text(json.dumps(found, indent=1) + "\n")

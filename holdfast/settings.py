@@ -8,14 +8,13 @@ properties, and only their names are kept here.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from holdfast.backends.options import parse_size
+from holdfast.backends.options import nearest_name, parse_size
 from holdfast.errors import InvalidArgumentError
 
 PREFIX = "spark.holdfast."
@@ -197,8 +196,8 @@ class Settings:
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:
     key = full_key.removeprefix(PREFIX)
     head, _, rest = key.partition(".")
-    heads = difflib.get_close_matches(head, ["storage", *backends], n=1)
-    near = [f"{heads[0]}.{rest}"] if rest and heads else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near_head = nearest_name(head, ["storage", *backends])
+    near = f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known)
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
-    hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
+    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"
     return InvalidArgumentError(f"unknown setting {full_key!r}: {hint}")

@@ -1,9 +1,11 @@
 #!/bin/sh
 # Build the environment $1 from the lock file. PYTHON names the interpreter; by default the first one that is
-# new enough. Starts anew each time: with a warm cache that takes seconds, and nothing is left of an older lock.
+# new enough. SPARK names a version of PySpark from requirements/spark.txt that takes the place of the locked one.
+# Starts anew each time: with a warm cache that takes seconds, and nothing is left of an older lock.
 set -eu
 
 venv=$1
+lock=requirements/lock.txt
 
 new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
@@ -27,17 +29,31 @@ if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
     exit 1
 fi
 
+# A requirement begins at the left margin, its hashes are indented.
+if [ -n "${SPARK:-}" ] && ! grep -q "^pyspark==$SPARK " requirements/spark.txt; then
+    echo "SPARK=$SPARK is not in requirements/spark.txt; known are:" $(sed -n 's/^pyspark==\([^ ]*\).*/\1/p' requirements/spark.txt) >&2
+    echo "Add it to SPARKS in the Makefile, and run: make lock" >&2
+    exit 1
+fi
+
 "$python" -c 'import platform, sys; print("setup:", sys.executable, platform.python_version())'
 rm -f "$venv/.ready"
 "$python" -m venv --clear "$venv"
+if [ -n "${SPARK:-}" ]; then
+    {
+        awk '/^[^ ]/ { other = !/^pyspark==/ } other' "$lock"
+        awk -v wanted="pyspark==$SPARK" '/^[^ ]/ { this = ($1 == wanted) } this' requirements/spark.txt
+    } >"$venv/lock.txt"
+    lock=$venv/lock.txt
+fi
 quiet_pip() {
     "$venv/bin/python" -m pip --disable-pip-version-check "$@"
 }
 quiet_pip install --quiet --require-hashes -r requirements/uv.txt
 # uv is fast, but does not read pip's configuration; where only pip knows the way to an index, pip does it.
-VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r requirements/lock.txt || {
+VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r "$lock" || {
     echo "setup: uv could not install the lock file; trying pip" >&2
-    quiet_pip install --require-hashes -r requirements/lock.txt
+    quiet_pip install --require-hashes -r "$lock"
 }
 quiet_pip install --quiet --no-deps --no-build-isolation --editable .
 echo "setup: $venv is ready"

@@ -33,9 +33,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pyspark
-
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.spark_versions import java_versions
 
 INCUBATOR_ARGUMENT = "--add-modules=jdk.incubator.vector"
 
@@ -66,12 +65,6 @@ def ensure_java() -> Path:
     return home
 
 
-def supported_versions(spark_version: str) -> frozenset[int]:
-    """Return the Java versions that `spark_version` supports: its long-term ones, 25 since Spark 4.2."""
-    major, minor = (int(part) for part in spark_version.split(".")[:2])
-    return frozenset({17, 21, 25} if (major, minor) >= (4, 2) else {17, 21})
-
-
 def _java_of_environment(rejected: list[str]) -> Path | None:
     text = os.environ.get("JAVA_HOME")
     if not text:
@@ -93,7 +86,7 @@ def _usable_home(java: Path, rejected: list[str]) -> Path | None:
     version, home = _probe(java)
     if version is None:
         rejected.append(f"{java} does not start with {INCUBATOR_ARGUMENT}")
-    elif version not in supported_versions(pyspark.__version__):
+    elif version not in java_versions():
         rejected.append(f"{java} is version {version}")
     else:
         return home

@@ -22,10 +22,12 @@ import pyarrow as pa
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema, merge_runs
+from holdfast.backends.schema import find_table
+from holdfast.backends.stored_schema import decode_schemas
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decode_schemas, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
@@ -175,10 +177,7 @@ def _restore(
 def _tables(record: OperatorRecord, table: str) -> dict[str, TableSchema]:
     """Return the operator's tables, of which one must have this name."""
     schemas = decode_schemas(record.schemas)
-    if table not in schemas:
-        raise NotFoundError(
-            "the operator has no such table", operator=record.operator, table=table, tables=list(schemas)
-        )
+    find_table(schemas, table)
     return schemas
 
 

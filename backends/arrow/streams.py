@@ -1,8 +1,8 @@
-"""Arrow IPC streams from storage, of which nothing is believed before it was checked.
+"""Arrow IPC streams from storage: nothing in them is trusted before it is checked.
 
-Arrow asks for memory as a stream tells it to: the buffers of a compressed batch each begin with the length that they
-claim to have when they are unpacked. So the claims are added up, from the batch's metadata, and compared with what was
-declared outside of the stream, before Arrow unpacks anything::
+Arrow allocates what a stream tells it to: each buffer of a compressed batch begins with the length that it claims to
+have when unpacked. So the claims are added up, from the batch's metadata, and compared with what was declared outside
+the stream, before Arrow unpacks anything::
 
     message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
                 body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
@@ -62,22 +62,31 @@ def read_declared(
     SchemaMismatchError
         It has other columns.
     """
-    with _reading(source, table), ipc.open_stream(section) as reader:
-        stored: pa.Schema = reader.schema
-        # Before the batches: what they claim is checked for these columns.
-        changed = [] if stored.equals(declared) else _difference(stored, declared)
-    if changed:
-        raise SchemaMismatchError(
-            f"{source} holds state of another schema than the operator now declares: "
-            "declare the stored columns again, or begin with a new operator name",
-            table=table,
-            changed=changed,
-        )
     with _reading(source, table):
+        with ipc.open_stream(section) as reader:
+            # Before the batches: what they claim is checked for these columns.
+            require_columns(reader.schema, declared, source=source, table=table)
         if not trusted:
             return read_batches(section, declared, plain_bytes)
         with ipc.open_stream(section) as reader:
             return list(reader)
+
+
+def require_columns(stored: pa.Schema, declared: pa.Schema, *, source: str, table: str) -> None:
+    """Check the columns of stored state against those that the operator declares.
+
+    Raises
+    ------
+    SchemaMismatchError
+        They differ; names the columns in which they do.
+    """
+    if not stored.equals(declared):
+        raise SchemaMismatchError(
+            f"{source} holds state of another schema than the operator now declares: "
+            "declare the stored columns again, or start with a new operator name",
+            table=table,
+            changed=_difference(stored, declared),
+        )
 
 
 @contextmanager
@@ -146,12 +155,12 @@ def _unpacked_bytes(message: ipc.Message) -> int:
         buffers = np.frombuffer(metadata, "<i8", 2 * _u32(metadata, vector), vector + 4).reshape(-1, 2)
         return sum(_claim(body, offset, size) for offset, size in buffers.tolist() if size)
     except struct.error as exc:
-        raise ValueError("its metadata lead outside of it") from exc
+        raise ValueError("its metadata points outside it") from exc
 
 
 def _claim(body: pa.Buffer, offset: int, size: int) -> int:
     if not 0 <= offset <= offset + size <= body.size or size < _CLAIM_BYTES:
-        raise ValueError("a buffer lies outside of its batch")
+        raise ValueError("a buffer lies outside its batch")
     claimed: int = struct.unpack_from("<q", body, offset)[0]
     if claimed == -1:  # left as it is, for compression would not make it smaller
         return size - _CLAIM_BYTES

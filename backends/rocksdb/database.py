@@ -12,7 +12,7 @@
 A version is a RocksDB snapshot with its name, its properties and the position of the write that made it. The rows
 are those of the newest write. To go on from an older version (Spark dropped an attempt), what was written since is
 written back, as the older snapshot has it, in the same batch as the new version's rows: a branch costs as much as
-it undoes, and readers of all versions go on undisturbed.
+it undoes, and readers of other versions are not disturbed.
 
 Invariants
 ----------
@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -42,7 +42,7 @@ from rocksdict import Checkpoint, Options, Rdict, Snapshot
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import writing
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
-from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, Named
+from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, VersionLabel
 from holdfast.backends.rocksdb.options import open_rocksdb
 from holdfast.backends.rocksdb.reads import TableReader, read_rows
 from holdfast.backends.rocksdb.writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, keys_written, without_log
@@ -53,11 +53,12 @@ from holdfast.errors import ClosedError, ConflictError, NotFoundError
 FLUSH_VERSIONS = 32
 
 
-class Version:
+class OpenVersion:
     """One version of a database; its snapshot goes when the database is closed."""
 
-    def __init__(self, named: Named, position: int, snapshot: Snapshot) -> None:
-        self.pointer, self.properties = named
+    def __init__(self, label: VersionLabel, position: int, snapshot: Snapshot) -> None:
+        self.label = label
+        self.pointer, self.properties = label
         self.position = position
         self.snapshot: Snapshot | None = snapshot
 
@@ -81,7 +82,7 @@ class Database:
     Parameters
     ----------
     path : pathlib.Path
-        A directory that `create_database` made.
+        A directory that `holdfast.backends.rocksdb.closed_database.create_database` made.
     options : Options
     write_buffer_bytes : callable
         Returns what may be gathered in memory before it is flushed; it changes with the number of shards.
@@ -101,8 +102,8 @@ class Database:
         self._write_lock = threading.Lock()
         self._readers = 0
         self._log = ChangeLog(path)
-        self._versions: dict[Pointer, Version] = {}
-        self._alive: weakref.WeakSet[Version] = weakref.WeakSet()
+        self._versions: dict[Pointer, OpenVersion] = {}
+        self._alive: weakref.WeakSet[OpenVersion] = weakref.WeakSet()
         self._unflushed_versions = self._unflushed_bytes = 0
         self._write_buffer_bytes = write_buffer_bytes
         self._buffer_bytes = 0
@@ -126,12 +127,12 @@ class Database:
         if marker.version is None:
             raise NotFoundError(f"{self.path} holds an unfinished version")
         self._add(rdict, marker.version)
-        other, named = marker.undo, marker.naming(marker.undo or marker.version)
+        other, settled = marker.undo, marker.labelled(marker.undo or marker.version)
         if other is None:
             if read_rows(rdict, UNDO_PREFIX, UNDO_END, 1).keys:  # of no version: a later one must not get them
                 rdict.delete_range(UNDO_PREFIX, UNDO_END, without_log())
-            return named
-        writer = RowWriter(rdict, marker.naming(None).encode())
+            return settled
+        writer = RowWriter(rdict, marker.labelled(None).encode())
         restored: list[bytes] = []
         rest: bytes | None = UNDO_PREFIX
         while rest is not None:
@@ -139,9 +140,9 @@ class Database:
             rest = rows.rest
             restored += writer.take_undo(rows.keys, rows.values)
         self._log.append(self._log.hold(Written.of(pa.array(restored, pa.large_binary()))))
-        writer.finish(named.encode())
+        writer.finish(settled.encode())
         self._add(rdict, other)
-        return named
+        return settled
 
     @property
     def marker(self) -> Marker:
@@ -154,7 +155,7 @@ class Database:
         with self._condition:
             return list(self._versions)
 
-    def version(self, pointer: Pointer) -> Version:
+    def version(self, pointer: Pointer) -> OpenVersion:
         """Return a version; it can be read while the caller holds it, though it be dropped.
 
         Raises
@@ -169,7 +170,7 @@ class Database:
             return self._versions[pointer]
 
     @contextmanager
-    def reading(self, version: Version, table_id: int) -> Iterator[TableReader]:
+    def reading(self, version: OpenVersion, table_id: int) -> Iterator[TableReader]:
         """Give a reader of one table of a version; the database is not closed while the context lasts.
 
         Raises
@@ -186,7 +187,7 @@ class Database:
                 reader.close()
 
     @contextmanager
-    def _using(self, version: Version) -> Iterator[tuple[Rdict, Snapshot]]:
+    def _using(self, version: OpenVersion) -> Iterator[tuple[Rdict, Snapshot]]:
         if os.getpid() != self._process:
             raise ClosedError("a view cannot be used after a fork: open a backend in the new process")
         with self._condition:
@@ -201,7 +202,7 @@ class Database:
                 self._readers -= 1
                 self._condition.notify_all()
 
-    def apply(self, base: Pointer, new: Named, runs: Mapping[str, Run]) -> None:
+    def apply(self, base: Pointer, new: VersionLabel, runs: Mapping[str, Run]) -> None:
         """Make version `new` from `base`.
 
         Raises
@@ -220,12 +221,12 @@ class Database:
             noted = self._log.hold(chain(undone, written))
             with self._condition:
                 self._log.append(noted)
-            writer = RowWriter(rdict, marker.naming(None).encode())
+            writer = RowWriter(rdict, marker.labelled(None).encode())
             for part in undone:  # a repeated attempt mostly writes the same keys, and what they had is not needed
                 writer.restore(part.keys_without(noted[len(undone) :]), old.open_snapshot)
             for table, run in runs.items():
                 writer.write_run(marker.tables[table], run)
-            writer.finish(marker.naming(new).encode())
+            writer.finish(marker.labelled(new).encode())
             with self._condition:
                 self._marker = marker
                 self._add(rdict, new)
@@ -247,9 +248,9 @@ class Database:
             rdict.flush(wait=False)
             self._unflushed_versions = self._unflushed_bytes = 0
 
-    def _add(self, rdict: Rdict, named: Named) -> None:
-        version = Version(named, self._log.position, rdict.snapshot())
-        self._versions[named.pointer] = version
+    def _add(self, rdict: Rdict, label: VersionLabel) -> None:
+        version = OpenVersion(label, self._log.position, rdict.snapshot())
+        self._versions[label.pointer] = version
         self._alive.add(version)
 
     def drop(self, pointers: set[Pointer]) -> None:
@@ -283,15 +284,17 @@ class Database:
             with rocksdb_errors(target):
                 self._undo_in(target, options, version, undone, marker)
 
-    def _undo_in(self, target: Path, options: Options, version: Version, undone: list[Written], marker: Marker) -> None:
+    def _undo_in(
+        self, target: Path, options: Options, version: OpenVersion, undone: list[Written], marker: Marker
+    ) -> None:
         """Write back in a copy what was written since a version."""
         copy = open_rocksdb(target, options)
         try:
-            writer = RowWriter(copy, marker.naming(None).encode())
+            writer = RowWriter(copy, marker.labelled(None).encode())
             for part in undone:
                 with self._using(version) as (_, snapshot):
                     writer.restore(part.keys, snapshot)
-            writer.finish(marker.naming(Named(version.pointer, version.properties)).encode())
+            writer.finish(marker.labelled(version.label).encode())
             copy.flush()
         finally:
             copy.close()
@@ -338,15 +341,15 @@ class Database:
             return
         present = next((v for v in held if v.position == self._log.position), held[0])
         other = held[0] if present is not held[0] else held[-1]
-        writer = RowWriter(rdict, self._marker.naming(None).encode())
+        writer = RowWriter(rdict, self._marker.labelled(None).encode())
         for part in self._log.different_since(present.position):
             writer.restore(part.keys, present.open_snapshot)
         undo = None
         if other is not present:
-            undo = Named(other.pointer, other.properties)
+            undo = other.label
             for part in self._log.different_since(min(other.position, present.position)):
                 writer.keep_undo(part.keys, other.open_snapshot)
-        writer.finish(self._marker.naming(Named(present.pointer, present.properties), undo).encode())
+        writer.finish(self._marker.labelled(present.label, undo).encode())
         rdict.flush()
 
     def _shut(self) -> None:
@@ -364,41 +367,3 @@ class Database:
         if self._rdict is None:
             raise ClosedError("the database was closed: open a new view", path=self.path)
         return self._rdict
-
-
-def create_database(path: Path, options: Options, named: Named, runs: Iterable[Run]) -> None:
-    """Write a database that holds one version into an empty directory, flush and close it.
-
-    Parameters
-    ----------
-    options : Options
-        With ``create_if_missing``.
-    runs : iterable of Run
-        Complete state, of any tables.
-    """
-    with rocksdb_errors(path):
-        rdict = open_rocksdb(path, options)
-        try:
-            marker = Marker()
-            writer = RowWriter(rdict, marker.encode())
-            for run in runs:
-                if len(run):
-                    marker = marker.with_tables([run.schema])
-                    writer.write_run(marker.tables[run.schema.name], run)
-            writer.finish(marker.naming(named).encode())
-            rdict.flush()
-        finally:
-            rdict.close()
-
-
-def read_marker(path: Path, options: Options) -> Marker:
-    """Return the marker of a database that nobody has open, without changing its table files."""
-    with rocksdb_errors(path):
-        rdict = open_rocksdb(path, options, read_only=True)
-        try:
-            value = rdict.get(MARKER_KEY)
-        finally:
-            rdict.close()
-    if value is None:
-        raise damaged(path, "it has no marker")
-    return Marker.decode(value, path)

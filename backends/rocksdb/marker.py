@@ -4,7 +4,7 @@
 
     key      0x00 'm'            table id 0, which no state table has
     value    a stored file (`holdfast.backends.stored_file`) of kind "rocksdb", its header:
-             rows       format of keys and values (`holdfast.backends.rocksdb.rows`)
+             rows       format of keys and values (`holdfast.backends.rocksdb.codec.keys`, `rows`)
              pointer    version that the rows make up; null while a version of several batches is written
              properties what was kept with the version
              tables     by name: id (the first byte of each key), key and value schema (Arrow IPC, base64)
@@ -14,7 +14,7 @@
     value    0x01 <value>        the row's value in the other version
              0x00                the row is absent there
 
-The marker is part of each batch that is written, so it tells the truth after any crash.
+The marker is part of every batch, so it is true after any crash.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import pyarrow as pa
-
 from holdfast.backends import stored_file
+from holdfast.backends.arrow.streams import require_columns
 from holdfast.backends.base import Pointer
-from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.schema import TableSchema, require_declared
+from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 MARKER_KEY = b"\x00m"
@@ -40,7 +39,7 @@ _KIND = "rocksdb"
 _TABLE_IDS_MAX = 254  # the first byte of a key; 0 and 255 bound the tables
 
 
-class Named(NamedTuple):
+class VersionLabel(NamedTuple):
     """A version's name and what is kept with it."""
 
     pointer: Pointer
@@ -53,21 +52,21 @@ class Marker:
 
     Attributes
     ----------
-    version : Named or None
+    version : VersionLabel or None
         None while a version of several batches is being written.
     tables : mapping of str to int
         Ids of the tables that were ever written.
     schemas : mapping of str to TableSchema
         Of the same tables.
-    undo : Named or None
+    undo : VersionLabel or None
     """
 
-    version: Named | None = None
+    version: VersionLabel | None = None
     tables: Mapping[str, int] = field(default_factory=dict)
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
-    undo: Named | None = None
+    undo: VersionLabel | None = None
 
-    def naming(self, version: Named | None, undo: Named | None = None) -> Self:
+    def labelled(self, version: VersionLabel | None, undo: VersionLabel | None = None) -> Self:
         """Return a marker of the same tables for another version."""
         return replace(self, version=version, undo=undo)
 
@@ -90,31 +89,18 @@ class Marker:
         SchemaMismatchError
             A stored table is not declared, or with other columns.
         """
-        unknown = sorted(self.schemas.keys() - declared.keys())
-        if unknown:
-            raise SchemaMismatchError(
-                "the stored state has tables that the operator does not declare: declare them again, or begin "
-                "with a new operator name",
-                tables=unknown,
-            )
+        require_declared(self.schemas, declared)
         for name, stored in self.schemas.items():
-            if not stored.columns.equals(declared[name].columns):
-                raise SchemaMismatchError(
-                    f"{source} holds state of another schema than the operator now declares: declare the stored "
-                    "columns again, or begin with a new operator name",
-                    table=name,
-                    stored=_shown(stored),
-                    declared=_shown(declared[name]),
-                )
+            require_columns(stored.columns, declared[name].columns, source=str(source), table=name)
 
     def encode(self) -> bytes:
         """Return the marker's value."""
         tables = {
-            name: {"id": self.tables[name], "key": encode_schema(schema.key), "value": encode_schema(schema.value)}
-            for name, schema in self.schemas.items()
+            name: {"id": self.tables[name], "key": key, "value": value}
+            for name, (key, value) in encode_schemas(self.schemas).items()
         }
-        version = _named(self.version) or {"pointer": None, "properties": None}
-        header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _named(self.undo)}
+        version = _encode_label(self.version) or {"pointer": None, "properties": None}
+        header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _encode_label(self.undo)}
         data, _ = stored_file.encode(_KIND, header)
         return data.to_pybytes()
 
@@ -132,38 +118,34 @@ class Marker:
         header = stored_file.decode(value, source=f"the marker of {source}", kind=_KIND).header
         if header.get("rows") != ROWS_FORMAT:
             raise SchemaMismatchError(
-                f"{source} was written in another format than this release of holdfast reads: go on with the release "
-                "that wrote it, or remove the directory, then its versions are restored from the checkpoint directory",
+                f"{source} has a format that this release of holdfast does not read: keep using the release that wrote "
+                "it, or remove the directory so that its versions are restored from the checkpoint directory",
                 format=header.get("rows"),
                 readable=ROWS_FORMAT,
             )
         try:
             tables = header["tables"]
-            schemas = {n: TableSchema(n, decode_schema(t["key"]), decode_schema(t["value"])) for n, t in tables.items()}
+            schemas = decode_schemas({name: (table["key"], table["value"]) for name, table in tables.items()})
             ids = {name: _table_id(table["id"]) for name, table in tables.items()}
             if len(set(ids.values())) != len(ids):
                 raise ValueError("two tables have one id")
-            version = _read_named(header) if header["pointer"] is not None else None
-            return cls(version, ids, schemas, _read_named(header["undo"]) if header["undo"] else None)
-        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException, OSError) as exc:
+            version = _read_label(header) if header["pointer"] is not None else None
+            return cls(version, ids, schemas, _read_label(header["undo"]) if header["undo"] else None)
+        except (KeyError, TypeError, ValueError, AttributeError, CorruptionError) as exc:
             raise CorruptionError(f"the marker of {source} cannot be read: {exc!r}") from exc
 
 
-def _named(named: Named | None) -> dict[str, Any] | None:
-    return named and {"pointer": str(named.pointer), "properties": dict(named.properties)}
+def _encode_label(label: VersionLabel | None) -> dict[str, Any] | None:
+    return label and {"pointer": str(label.pointer), "properties": dict(label.properties)}
 
 
-def _read_named(header: Mapping[str, Any]) -> Named:
+def _read_label(header: Mapping[str, Any]) -> VersionLabel:
     if not isinstance(header["properties"], dict):
-        raise TypeError("properties are no object")
-    return Named(Pointer.parse(header["pointer"]), header["properties"])
+        raise TypeError("properties are not an object")
+    return VersionLabel(Pointer.parse(header["pointer"]), header["properties"])
 
 
 def _table_id(value: object) -> int:
     if type(value) is not int or not 0 < value <= _TABLE_IDS_MAX:
         raise ValueError("not the id of a table")
     return value
-
-
-def _shown(schema: TableSchema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for side in (schema.key, schema.value) for f in side)

@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH, Found, View
-from holdfast.backends.rocksdb.database import Database, Version
+from holdfast.backends.rocksdb.codec.keys import encode_keys
+from holdfast.backends.rocksdb.codec.rows import decode_values
+from holdfast.backends.rocksdb.database import Database, OpenVersion
 from holdfast.backends.rocksdb.reads import (
     CHUNK_KEYS,
     FIRST_RUN_ROWS,
@@ -22,9 +24,9 @@ from holdfast.backends.rocksdb.reads import (
     run_of,
     to_list,
 )
-from holdfast.backends.rocksdb.rows import decode_values, encode_keys
-from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.errors import ClosedError, NotFoundError
+from holdfast.backends.run import Run
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError
 
 #: A scan is cheaper than seeking prefixes while it meets at most so many rows for each.
 SCAN_ROWS_PER_PREFIX = 10
@@ -33,13 +35,13 @@ _SPARSE_KEYS = 64
 
 
 class DatabaseOwner(Protocol):
-    """What a view asks of the backend that made it."""
+    """What a view asks of the databases among which its own is."""
 
     @property
     def tables(self) -> Mapping[str, TableSchema]:
         """The shard's tables."""
 
-    def judging(self, database: Database) -> AbstractContextManager[None]:
+    def closing_if_failed(self, database: Database) -> AbstractContextManager[None]:
         """Close a database that turns out to be damaged while the context lasts."""
 
     def discard_unused(self, database: Database) -> None:
@@ -53,13 +55,13 @@ class RocksDBView(View):
     ----------
     owner : DatabaseOwner
     database : Database
-    version : Version
+    version : OpenVersion
     """
 
-    def __init__(self, owner: DatabaseOwner, database: Database, version: Version) -> None:
+    def __init__(self, owner: DatabaseOwner, database: Database, version: OpenVersion) -> None:
         self._owner = owner
         self._database = database
-        self._version: Version | None = version
+        self._version: OpenVersion | None = version
         self._properties = version.properties
 
     @property
@@ -80,7 +82,7 @@ class RocksDBView(View):
             place = np.empty(len(order), np.int64)
             place[order] = np.arange(len(order))
             rows = rows.take(pa.array(place))
-        with self._judging():
+        with self._closing_if_failed():
             return Found(rows.is_valid().to_numpy(zero_copy_only=False), decode_values(rows, schema.value))
 
     def _values(self, table_id: int, keys: pa.Array, hashes: HashArray) -> pa.Array:
@@ -108,7 +110,7 @@ class RocksDBView(View):
                 rows = reader.rows(rest, end, most)
             rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
             if rows.keys:
-                with self._judging():
+                with self._closing_if_failed():
                     run = run_of(schema, rows)
                 yield run
 
@@ -130,22 +132,9 @@ class RocksDBView(View):
                 rows, used = reader.prefixed(prefixes)
             prefixes = prefixes[used:]
             if rows.keys:
-                with self._judging():
+                with self._closing_if_failed():
                     run = run_of(schema, rows)
                 yield run
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        _, table_id = self._table(table)
-        if table_id is None:
-            return 0
-        start, end = key_range(table_id, first_hash, last_hash)
-        total = 0
-        rest: bytes | None = start
-        while rest is not None:
-            with self._reading(table_id) as reader:
-                rows, rest = reader.count(rest, end)
-            total += rows
-        return total
 
     def estimate_rows(self, table: str) -> int:
         """Return about how many rows a table has; exact for small ones."""
@@ -163,19 +152,17 @@ class RocksDBView(View):
     def _table(self, table: str) -> tuple[TableSchema, int | None]:
         """Return a table's schema, and its id where it was ever written."""
         self._require_open()
-        if table not in self._owner.tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._owner.tables))
-        return self._owner.tables[table], self._database.marker.tables.get(table)
+        return find_table(self._owner.tables, table), self._database.marker.tables.get(table)
 
-    def _require_open(self) -> Version:
+    def _require_open(self) -> OpenVersion:
         if self._version is None:
             raise ClosedError("the view was closed: open a new one")
         return self._version
 
     @contextmanager
     def _reading(self, table_id: int) -> Iterator[TableReader]:
-        with self._judging(), self._database.reading(self._require_open(), table_id) as reader:
+        with self._closing_if_failed(), self._database.reading(self._require_open(), table_id) as reader:
             yield reader
 
-    def _judging(self) -> AbstractContextManager[None]:
-        return self._owner.judging(self._database)
+    def _closing_if_failed(self) -> AbstractContextManager[None]:
+        return self._owner.closing_if_failed(self._database)

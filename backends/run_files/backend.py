@@ -12,8 +12,8 @@
         staging/<id>/                 what is being made or taken away
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
-A worker that holds a pointer needs nothing else: it links the runs of that version into a staged folder,
-writes one run and the version file, and renames the folder into place. There is no lock and no owner.
+A worker with a pointer needs nothing else: it links the runs of that version into a staged folder, writes one run and
+the version file, and renames the folder into place. There is no lock and no owner.
 
 Invariants
 ----------
@@ -34,25 +34,22 @@ from typing import Any
 
 from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
-from holdfast.backends.folder_locks import hold
+from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.local_files import StagedFolder
-from holdfast.backends.run import Run, TableSchema, merge_runs, read_stretches, write_stretches
+from holdfast.backends.run import Run, merge_runs, write_stretches
 from holdfast.backends.run_files.damage import DamagedRuns
-from holdfast.backends.run_files.version_file import VERSION, Merge, RunFile, Version
+from holdfast.backends.run_files.merges import needs_merge, read_merges, use_merges
+from holdfast.backends.run_files.run_reader import RunReader
+from holdfast.backends.run_files.version_file import VERSION, MergeFile, RunFile, VersionFile
 from holdfast.backends.run_files.view import RunFilesView
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
+from holdfast.backends.schema import TableSchema, require_declared
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
     InvalidArgumentError,
     NotFoundError,
-    SchemaMismatchError,
 )
-
-
-def _is_high(stack: list[RunFile]) -> bool:
-    """Whether there is something to merge; where there is not, earlier merges leave nothing either."""
-    return bool(stack) and first_to_merge([f.size_bytes for f in stack]) < len(stack) - 1
 
 
 class RunFilesBackend(Backend):
@@ -73,6 +70,7 @@ class RunFilesBackend(Backend):
         self._versions, self._merges, self._staging = (directory / n for n in ("versions", "merges", "staging"))
         self._set_aside = directory / "set-aside"
         self._damaged = DamagedRuns(self._versions, self._merges, self._set_aside, new_id)
+        self._reader = RunReader(self.tables, self._damaged)
         # Runs, and their inodes, that were whole when this process last froze a version.
         self._frozen: set[tuple[str, int | None]] = set()
         for folder in (self._versions, self._merges, self._staging):
@@ -83,39 +81,39 @@ class RunFilesBackend(Backend):
         folder = self._version_folder(pointer)
         with ExitStack() as undo:
             with local_files.reading(self.directory):
-                held = undo.enter_context(hold(self.directory))
+                lock = undo.enter_context(lock_shared(self.directory))
             version = self._read_version(pointer)
-            self._require_declared(version)
-            stacks = {t: self._open_runs(folder, files, t) for t, files in version.stacks.items()}
+            require_declared(version.stacks, self.tables)
+            stacks = {t: self._reader.open_all(folder, files, t) for t, files in version.stacks.items()}
             undo.pop_all()
-        return RunFilesView(pointer, self.tables, stacks, version.properties, held)
+        return RunFilesView(pointer, self.tables, stacks, version.properties, lock)
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
-        merges = self._read_merges()
+        self.require_tables(runs)
+        merges = read_merges(self._merges, self._damaged)
         with self._stage() as staged:
             stacks = {} if base is None else self._link_version(base, staged)
             for table, run in runs.items():
-                stack = self._use_merges(stacks.get(table, []), merges, staged)
+                stack = use_merges(stacks.get(table, []), merges, staged)
                 stacks[table] = self._push(table, stack, run, staged)
-            Version(str(new), stacks, properties).write(staged)
+            VersionFile(str(new), stacks, properties).write(staged)
             staged.publish(self._version_folder(new))
 
     def _push(self, table: str, stack: list[RunFile], run: Run, staged: StagedFolder) -> list[RunFile]:
         """Return the stack with `run` on top, merged with those below where that is cheap."""
         sizes = [f.size_bytes for f in stack] + [run.size_bytes]
         start = first_to_merge(sizes, COMMIT_MERGE_LIMIT_BYTES)
-        below = self._open_runs(staged.path, stack[start:], table, verify=True)
+        below = self._reader.open_all(staged.path, stack[start:], table, verify=True)
         merged = merge_runs([*below, run], drop_deletes=start == 0)
         return stack[:start] + ([self._write_run(table, merged.size_bytes, [merged], staged)] if len(merged) else [])
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         if self._is_whole(pointer):
             return
         with self._stage() as staged:
             stacks = {t: [self._write_run(t, run.size_bytes, [run], staged)] for t, run in runs.items() if len(run)}
-            Version(str(pointer), stacks, properties).write(staged)
+            VersionFile(str(pointer), stacks, properties).write(staged)
             self._put_in_place(pointer, staged)
 
     def _put_in_place(self, pointer: Pointer, staged: StagedFolder) -> None:
@@ -172,14 +170,14 @@ class RunFilesBackend(Backend):
 
     def _adopt(self, pointer: Pointer, staged: StagedFolder) -> None:
         """Check a version that another process has made, and make its files ours."""
-        version = Version.read(staged.path, str(pointer))
-        self._require_declared(version)
+        version = VersionFile.read(staged.path, str(pointer))
+        require_declared(version.stacks, self.tables)
         staged.keep_only({VERSION, *(file.name for file in version.files)})
         staged.adopt(VERSION)
         for table, files in version.stacks.items():
             for file in files:
                 staged.adopt(file.name, file.modified_ns)
-                self._read_run(staged.path / file.name, file, table, verify=True, trusted=False)
+                self._reader.read(staged.path / file.name, file, table, verify=True, trusted=False)
 
     def versions(self) -> list[Pointer]:
         found = []
@@ -192,7 +190,7 @@ class RunFilesBackend(Backend):
         for pointer in set(pointers):
             self._retire(self._version_folder(pointer))
         held = self._held_runs()
-        for merge in self._read_merges():
+        for merge in read_merges(self._merges, self._damaged):
             if not set(merge.inputs) <= held:
                 self._retire(merge.folder)
 
@@ -207,22 +205,22 @@ class RunFilesBackend(Backend):
             The version is not held here.
         """
         stacks = self._read_version(pointer).stacks
-        return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if _is_high(stack))
+        return sum(self._merge_stack(pointer, table) for table, stack in stacks.items() if needs_merge(stack))
 
     def _merge_stack(self, pointer: Pointer, table: str) -> bool:
-        merges = self._read_merges()
+        merges = read_merges(self._merges, self._damaged)
         with self._stage() as staged:
-            stack = self._use_merges(self._link_version(pointer, staged)[table], merges, staged)
-            if not _is_high(stack):
+            stack = use_merges(self._link_version(pointer, staged)[table], merges, staged)
+            if not needs_merge(stack):
                 return False
             start = first_to_merge([f.size_bytes for f in stack])
             inputs = stack[start:]
             wanted_bytes = sum(f.size_bytes for f in inputs)
             if not self._has_room(wanted_bytes):
                 return False
-            runs = self._open_runs(staged.path, inputs, table, verify=True)
+            runs = self._reader.open_all(staged.path, inputs, table, verify=True)
             merged = merge_in_stretches(runs, drop_deletes=start == 0)
-            Merge.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
+            MergeFile.write(staged, [f.id for f in inputs], self._write_run(table, wanted_bytes, merged, staged))
             staged.publish(self._merges / self.new_id())
         return True
 
@@ -273,54 +271,12 @@ class RunFilesBackend(Backend):
     def _version_folder(self, pointer: Pointer) -> Path:
         return self._versions / str(Pointer.parse(str(pointer)))
 
-    def _require_tables(self, runs: Mapping[str, Run]) -> None:
-        for table in runs:
-            if table not in self.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
-
-    def _require_declared(self, version: Version) -> None:
-        unknown = sorted(version.stacks.keys() - self.tables.keys())
-        if unknown:
-            raise SchemaMismatchError(
-                "the stored state has tables that the operator does not declare: declare them again, or begin "
-                "with a new operator name",
-                tables=unknown,
-            )
-
     def _link_version(self, pointer: Pointer, staged: StagedFolder) -> dict[str, list[RunFile]]:
         """Link the runs of a version into a staged folder; from here on nobody can take them away."""
         version = self._read_version(pointer)
         for file in version.files:
             staged.link(self._version_folder(pointer) / file.name)
         return dict(version.stacks)
-
-    def _use_merges(self, stack: list[RunFile], merges: list[Merge], staged: StagedFolder) -> list[RunFile]:
-        """Return `stack` with every merged stretch of runs replaced by the run that equals it."""
-        waiting = list(merges)
-        while waiting:
-            usable = [m for m in waiting if m.place_in(stack) is not None]
-            waiting = [m for m in waiting if m not in usable]
-            if not usable:
-                break
-            for merge in usable:
-                start = merge.place_in(stack)
-                with suppress(NotFoundError):  # dropped meanwhile: its inputs still do
-                    if start is not None:
-                        staged.link(merge.folder / merge.output.name)
-                        output = [merge.output] if merge.output.rows else []
-                        stack = [*stack[:start], *output, *stack[start + len(merge.inputs) :]]
-        return stack
-
-    def _read_merges(self) -> list[Merge]:
-        merges = []
-        for name in local_files.list_folder(self._merges):
-            try:
-                merges.append(Merge.read(self._merges / name))
-            except NotFoundError:
-                continue  # dropped meanwhile
-            except CorruptionError:  # its inputs still do
-                self._damaged.set_aside([self._merges / name])
-        return merges
 
     def _held_runs(self) -> set[str]:
         held = set()
@@ -329,10 +285,10 @@ class RunFilesBackend(Backend):
                 held |= {f.id for f in self._read_version(pointer).files}
         return held
 
-    def _read_version(self, pointer: Pointer) -> Version:
+    def _read_version(self, pointer: Pointer) -> VersionFile:
         folder = self._version_folder(pointer)
         try:
-            return Version.read(folder, folder.name)
+            return VersionFile.read(folder, folder.name)
         except CorruptionError:
             self._damaged.set_aside([folder])
             raise
@@ -359,39 +315,3 @@ class RunFilesBackend(Backend):
     def _has_room(self, wanted_bytes: int) -> bool:
         """Tell whether a merge may write so many bytes now; else it waits."""
         return True
-
-    def _open_runs(self, folder: Path, files: Iterable[RunFile], table: str, *, verify: bool = False) -> list[Run]:
-        return [run for file in files for run in self._open_run(folder / file.name, file, table, verify)]
-
-    def _open_run(self, path: Path, file: RunFile, table: str, verify: bool) -> list[Run]:
-        """Map one run file.
-
-        Parameters
-        ----------
-        verify : bool
-            Compute its digest: where it is read as a whole anyway, and what is damaged would get a new digest.
-
-        Raises
-        ------
-        NotFoundError
-            It is gone: the version was dropped.
-        CorruptionError
-            It is not what was written; what holds it is set aside.
-        """
-        try:
-            return self._read_run(path, file, table, verify=verify, trusted=True)
-        except CorruptionError:
-            self._damaged.set_aside_holders(file)
-            raise
-        except SchemaMismatchError:
-            self._damaged.check(path, file)  # damage may look like another schema
-            raise
-
-    def _read_run(self, path: Path, file: RunFile, table: str, *, verify: bool, trusted: bool) -> list[Run]:
-        """Map one run file; unless it is trusted, its columns are checked as well, as `Run.read` does."""
-        stored = local_files.map_stored_file(path, "run", file.note, verify=verify)
-        section = stored.section(table, str(path))
-        runs = read_stretches(section, self.tables[table], source=str(path), trusted=trusted)
-        if sum(len(run) for run in runs) != file.rows:
-            raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
-        return runs

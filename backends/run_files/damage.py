@@ -1,7 +1,7 @@
 """Damaged files of a shard on run files: finding them, and setting aside every folder that holds one.
 
-A run file that is damaged is damaged wherever it is linked. So what is set aside is every version and merge that holds
-it; what is set aside is not here any more, and the next attempt restores it.
+A run file that is damaged is damaged wherever it is linked, so every version and merge that holds it is set aside. What
+is set aside is no longer here, and the next attempt restores it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.backends import local_files
-from holdfast.backends.run_files.version_file import MERGE, VERSION, Merge, RunFile, Version
+from holdfast.backends.run_files.version_file import MERGE, VERSION, MergeFile, RunFile, VersionFile
 from holdfast.errors import CorruptionError, NotFoundError
 
 _log = logging.getLogger(__name__)
@@ -95,8 +95,8 @@ class DamagedRuns:
 
 
 def _files_of_version(folder: Path) -> list[RunFile]:
-    return Version.read(folder, folder.name).files
+    return VersionFile.read(folder, folder.name).files
 
 
 def _files_of_merge(folder: Path) -> list[RunFile]:
-    return [Merge.read(folder).output]
+    return [MergeFile.read(folder).output]

@@ -11,20 +11,20 @@ from holdfast.backends.base import NO_OPTIONS, Pointer
 from holdfast.backends.options import parse_options, parse_size
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.run_files.backend import RunFilesBackend
-from holdfast.backends.run_files.held_bytes import HeldBytes
+from holdfast.backends.run_files.memory_usage import MemoryUsage
 from holdfast.errors import UnavailableError
 
 
 class MemoryBackend(RunFilesBackend):
     """Run files in a directory of a RAM file system.
 
-    The state lives as long as the executor: whoever places the directory (see
-    `holdfast.spark_integration.executor.local_dirs`) puts it into ``/dev/shm`` where that is large enough, and
-    says so where it is not. Nothing is synced; a version that is lost is restored from its commits.
+    The state lives as long as the executor. `holdfast.spark_integration.executor.local_dirs` places the directory in
+    ``/dev/shm`` if that is large enough, and says so if it is not. Nothing is synced; a lost version is restored from
+    its commits.
 
-    The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge looks
-    before it writes (`holdfast.backends.run_files.held_bytes`); those that look at the same moment may pass the limit
-    together by what they write.
+    The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge checks it before
+    writing (`holdfast.backends.run_files.memory_usage`); those that check at the same moment may together exceed it by
+    what they write.
     """
 
     contract_version = 1
@@ -41,7 +41,7 @@ class MemoryBackend(RunFilesBackend):
         super().__init__(directory, tables, new_id, options, executor_directory)
         # Beside it may lie the shards of backends that keep their state on disk.
         limited = directory if executor_directory is None else executor_directory / "memory"
-        self._held = HeldBytes(self.executor_directory / "memory-held", limited, directory, new_id)
+        self._usage = MemoryUsage(self.executor_directory / "memory-held", limited, directory, new_id)
         self._limit_bytes: int | None = self.parse_options("memory", self.options).get("limit")
 
     @classmethod
@@ -78,17 +78,17 @@ class MemoryBackend(RunFilesBackend):
         try:
             yield
         finally:
-            if self._held.is_kept():
-                self._held.note()
+            if self._usage.is_kept():
+                self._usage.note()
 
     def _require_room(self, wanted_bytes: int) -> None:
         if self._limit_bytes is None or self._is_below(self._limit_bytes, wanted_bytes):
             return
-        held_bytes = self._held.recount()
+        held_bytes = self._usage.recount()
         if held_bytes + wanted_bytes > self._limit_bytes:
             raise UnavailableError(
-                "the state of this executor would pass spark.holdfast.memory.limit: raise the limit, give the query "
-                "more executors, or take the backend 'filesystem' or 'rocksdb', and start the query again; nothing "
+                "the state of this executor would exceed spark.holdfast.memory.limit: raise the limit, give the query "
+                "more executors, or switch to the backend 'filesystem' or 'rocksdb', and restart the query; nothing "
                 "is lost",
                 limit_bytes=self._limit_bytes,
                 held_bytes=held_bytes,
@@ -96,10 +96,10 @@ class MemoryBackend(RunFilesBackend):
             )
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        # A merge can wait: it is not worth measuring all shards.
+        # A merge can wait, so measuring all shards is not worth it.
         return self._limit_bytes is None or self._is_below(self._limit_bytes, wanted_bytes)
 
     def _is_below(self, limit_bytes: int, wanted_bytes: int) -> bool:
         """Tell whether so many more bytes are within the limit, as far as is noted."""
-        held = self._held
-        return (held.note(wanted_bytes) if held.is_kept() else held.recount(wanted_bytes)) <= limit_bytes
+        usage = self._usage
+        return (usage.note(wanted_bytes) if usage.is_kept() else usage.recount(wanted_bytes)) <= limit_bytes

@@ -68,7 +68,7 @@ class RunFile:
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionFile:
     """The content of a version file: its pointer as text, runs by table, oldest first, and properties."""
 
     pointer: str
@@ -81,7 +81,7 @@ class Version:
         return [file for files in self.stacks.values() for file in files]
 
     @classmethod
-    def read(cls, folder: Path, pointer: str) -> Version:
+    def read(cls, folder: Path, pointer: str) -> VersionFile:
         """Read the version file of a folder.
 
         Raises
@@ -96,7 +96,7 @@ class Version:
             stacks = {table: [RunFile.decode(file) for file in files] for table, files in record["stacks"].items()}
             version = cls(record["pointer"], stacks, record["properties"])
             if not isinstance(version.properties, dict):
-                raise TypeError("properties are no object")
+                raise TypeError("properties are not an object")
         if version.pointer != pointer:
             raise CorruptionError(f"{path} is of another version", pointer=version.pointer, wanted=pointer)
         return version
@@ -110,7 +110,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeFile:
     """The content of a merge file, and where it stands: these consecutive runs equal that one run."""
 
     folder: Path
@@ -118,7 +118,7 @@ class Merge:
     output: RunFile
 
     @classmethod
-    def read(cls, folder: Path) -> Merge:
+    def read(cls, folder: Path) -> MergeFile:
         """Read the merge file of a folder.
 
         Raises
@@ -150,8 +150,8 @@ class Merge:
 
 @contextmanager
 def _fields_of(path: Path) -> Iterator[None]:
-    """Local state outlives an upgrade: what another release wrote differently is not readable, and restored."""
+    """Local state outlives an upgrade: what another release wrote differently counts as damaged, and is restored."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-        raise CorruptionError(f"{path} does not say what this release of holdfast looks for: {exc!r}") from exc
+        raise CorruptionError(f"{path} is not a file that this release of holdfast reads: {exc!r}") from exc

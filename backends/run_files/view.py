@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
-from holdfast.backends.folder_locks import HeldFolder
-from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.backends.run_stack import count_rows, look_up, merge_prefixes, scan_runs
-from holdfast.errors import ClosedError, NotFoundError
+from holdfast.backends.local.folder_locks import FolderLock
+from holdfast.backends.run import Run
+from holdfast.backends.run_stack import look_up, merge_prefixes, scan_runs
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError
 
 
 class RunFilesView(View):
     """A version on run files, mapped as a whole when the view is opened; so nothing can take it away.
 
-    As long as it is open it holds the shard's directory, if it has one, which so is known to be in use.
+    While it is open it keeps the shard's directory locked, if it has one: others see that it is in use.
     """
 
     def __init__(
@@ -24,9 +25,9 @@ class RunFilesView(View):
         tables: Mapping[str, TableSchema],
         stacks: Mapping[str, list[Run]],
         properties: Mapping[str, Any],
-        held: HeldFolder | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
-        self._held = held
+        self._lock = lock
         self.pointer = pointer
         self._tables = tables
         self._stacks: Mapping[str, list[Run]] | None = stacks
@@ -40,8 +41,7 @@ class RunFilesView(View):
         """Return the runs of `table`, oldest first; those of one file by ascending hash."""
         if self._stacks is None:
             raise ClosedError("the view was closed: open a new one", pointer=self.pointer)
-        if table not in self._tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._tables))
+        find_table(self._tables, table)
         return self._stacks.get(table, [])
 
     def get(self, table: str, keys: Keys) -> Found:
@@ -53,10 +53,7 @@ class RunFilesView(View):
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         return merge_prefixes(self.stack(table), prefixes)
 
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        return count_rows(self.stack(table), first_hash, last_hash)
-
     def close(self) -> None:
         self._stacks = None
-        if self._held is not None:
-            self._held.close()
+        if self._lock is not None:
+            self._lock.close()

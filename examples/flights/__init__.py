@@ -6,5 +6,6 @@
     totals.py    the stateful query: what you would write
     query.py     the driver process that runs it, twice: the first one is killed
     command.py   the command: starts, watches and kills the driver, and shows the result
+    starts.py    what the start of a driver takes, Spark's part and ours
     report.py    the comparison and the tables
 """

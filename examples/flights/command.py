@@ -24,6 +24,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.examples.flights import data, report
 from holdfast.examples.flights.query import Job, encode, storage_values
+from holdfast.examples.flights.starts import Start, StartWatch
 from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.java import ensure_java
@@ -88,9 +89,9 @@ def demo(
             soft_wrap=True,
         )
         try:
-            drivers = _Drivers(job, batches, console, lose_local=lose_local)
+            drivers = _Drivers(job, batches, console, in_memory=in_memory, lose_local=lose_local)
             killed = drivers.run(kill_after=batches // 2 if kill else None)
-            correct = _show(console, folder, all_flights, killed)
+            correct = _show(console, folder, all_flights, drivers.starts, killed)
         finally:
             if checkpoint and not keep:
                 _remove_state(job)
@@ -137,10 +138,18 @@ def _wait_for_state_servers(executors: Iterable[Path]) -> None:
 
 
 class _Drivers:
-    """Runs the query's driver process, and a second one if the first is killed."""
+    """Runs the query's driver process, and a second one if the first is killed.
 
-    def __init__(self, job: Job, batches: int, console: Console, *, lose_local: bool) -> None:
+    Attributes
+    ----------
+    starts : list of Start
+        What the start of each took.
+    """
+
+    def __init__(self, job: Job, batches: int, console: Console, *, in_memory: bool, lose_local: bool) -> None:
+        self.starts: list[Start] = []
         self._job = job
+        self._local_root = local_dirs.choose_root(job.configuration.get(_LOCAL_DIR), in_memory=in_memory)
         self._batches = batches
         self._console = console
         self._lose_local = lose_local
@@ -159,9 +168,11 @@ class _Drivers:
 
             if kill_after is None:
                 with self._driver() as driver:
+                    self._watch_start(driver, show)
                     self._watch(driver, show)
                 return None
             with self._driver() as driver:
+                self._watch_start(driver, show)
                 self._watch(driver, show, until=kill_after)
                 time.sleep(_KILL_AFTER_COMMIT_S)
                 killed_ms = clock.monotonic_ms()
@@ -173,7 +184,7 @@ class _Drivers:
                 soft_wrap=True,
             )
             with self._driver() as driver:
-                self._watch(driver, show, until=committed + 1)
+                self._watch_start(driver, show)
                 recovery_ms = clock.monotonic_ms() - killed_ms
                 # Who takes a shard's directory over renames it.
                 taken_over = bool(left) and not any(path.exists() for path in left)
@@ -205,11 +216,26 @@ class _Drivers:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
 
-    def _watch(self, driver: subprocess.Popen[bytes], show: Callable[[int], None], until: int | None = None) -> None:
+    def _watch_start(self, driver: subprocess.Popen[bytes], show: Callable[[int], None]) -> None:
+        """Return when the first micro-batch of a driver that has just been started is committed."""
+        start = StartWatch(self._job.folder, self._local_root)
+        committed = self._committed()
+        self._watch(driver, show, until=committed + 1, look=start.look)
+        if self._committed() > committed:
+            self.starts.append(start.committed())
+
+    def _watch(
+        self,
+        driver: subprocess.Popen[bytes],
+        show: Callable[[int], None],
+        until: int | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         """Return when so many micro-batches are committed or, without a number, the driver has ended."""
         while driver.poll() is None:
             committed = self._committed()
             show(committed)
+            look()
             if until is not None and committed >= until:
                 return
             time.sleep(_WATCH_EVERY_S)
@@ -245,14 +271,16 @@ class _Drivers:
         raise HoldfastError("the query failed; the end of its log stands above", status=status, log=self._log)
 
 
-def _show(console: Console, folder: Path, flights: pd.DataFrame, killed: report.Kill | None) -> bool:
+def _show(
+    console: Console, folder: Path, flights: pd.DataFrame, starts: list[Start], killed: report.Kill | None
+) -> bool:
     expected = data.expected_totals(flights)
     wrong = {
         "state": report.differences(report.state_totals(folder), expected),
         "output": report.differences(report.output_totals(folder), expected),
     }
     report.show_worst(console, expected)
-    report.show_figures(console, folder, killed)
+    report.show_figures(console, folder, starts, killed)
     for what, found in wrong.items():
         if found:
             console.print(f"[bold red]wrong:[/] {what} differs from plain pandas in {len(found):,} values")

@@ -8,6 +8,7 @@ watches it, since it may be killed at any moment::
         query/                            Spark's checkpoint location of the query
         local/                            local state, of a backend that keeps it on disk
         output/batch=7/                   what the query returned for each micro-batch
+        sessions                          one line for each start: when Spark's session was up
         progress.jsonl                    one line a committed micro-batch
         state.arrow, result.json          at the end: the state, and what it takes
 """
@@ -27,6 +28,7 @@ import pyarrow.feather as feather
 
 from holdfast import clock, read_state
 from holdfast.examples.flights.data import FLIGHT_COLUMNS
+from holdfast.examples.flights.starts import note_session
 from holdfast.examples.flights.totals import OPERATOR, running_totals
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
@@ -178,6 +180,7 @@ def main() -> None:
     """Do the job that stands on standard input."""
     job = Job(**json.load(sys.stdin))
     spark = start_spark(job)
+    note_session(job.folder)
     describe(spark, job, run(spark, job))
     spark.stop()
 

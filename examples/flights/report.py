@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.examples.flights.data import TOTALS
+from holdfast.examples.flights.starts import Start
 from holdfast.examples.flights.totals import with_means
 
 _WORST = 10
@@ -97,7 +98,7 @@ def show_worst(console: Console, totals: pd.DataFrame) -> None:
     console.print(table)
 
 
-def show_figures(console: Console, work_dir: Path, kill: Kill | None) -> None:
+def show_figures(console: Console, work_dir: Path, starts: list[Start], kill: Kill | None) -> None:
     """Print how long it took and what the state takes."""
     batches = [json.loads(line) for line in (work_dir / "progress.jsonl").read_text().splitlines()]
     result = json.loads((work_dir / "result.json").read_text())
@@ -110,11 +111,11 @@ def show_figures(console: Console, work_dir: Path, kill: Kill | None) -> None:
     table.add_row("written durably", f"{_size(result['durable_bytes'])} in {result['durable_objects']:,} objects")
     if result["restarts"]:
         table.add_row("query restarted", f"{result['restarts']} times, after failures that spark.log tells of")
+    if starts:
+        table.add_row("first start", str(starts[0]))
     if kill is not None:
-        table.add_row(
-            "recovery",
-            f"{kill.recovery_ms / 1000:.1f} s from kill to next commit, Spark's start included",
-        )
+        started = f": {starts[1]}" if len(starts) > 1 else ""
+        table.add_row("recovery", f"{kill.recovery_ms / 1000:.1f} s from kill to next commit{started}")
         table.add_row("state restored", f"from {kill.restored_from}")
     console.print(table)
 

@@ -13,5 +13,6 @@ pytest.register_assert_rewrite(f"{__name__}.state_rows", f"{__name__}.storage_co
 from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402
 from holdfast.testing.pandas_with_state_tester import PandasWithStateTester  # noqa: E402
+from holdfast.testing.storage_contract import StorageContract  # noqa: E402
 
-__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester"]
+__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester", "StorageContract"]

@@ -14,11 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark.sql.conversion import (
-    ArrowTableToRowsConversion,
-    LocalDataToArrowConversion,
-    PandasToArrowConversion,
-)
+from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.types import Row, StructType
 
 from holdfast.backends.arrow.rows import IntArray
@@ -28,16 +24,16 @@ from holdfast.backends.run_files.view import RunFilesView
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.keyed.timeouts import NEVER, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
 from holdfast.spark_integration.transport.transport import moments_of
-from holdfast.spark_integration.vectorised.batch import STATE_TABLE
 from holdfast.testing.ddl import parse_schema
 
 
@@ -146,7 +142,13 @@ class PandasWithStateTester:
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
         """Run one micro-batch as `test` does, from and to pandas frames."""
-        rows = PandasToArrowConversion.convert(input, self._input, timezone=self._timezone, assign_cols_by_name=True)
+        rows = spark_versions.pandas_to_arrow(
+            [input[name] for name in self._input.names],
+            self._input,
+            self._timezone,
+            safecheck=True,
+            int_to_decimal_coercion_enabled=False,
+        )
         return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row]:

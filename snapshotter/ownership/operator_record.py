@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-import pyarrow as pa
-
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
     ConflictError,
-    CorruptionError,
     InvalidArgumentError,
     NotFoundError,
     SchemaMismatchError,
@@ -50,7 +47,7 @@ class OperatorRecord:
     tables : mapping of str to mapping
         By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people and for comparison.
     schemas : mapping of str to list of str
-        By table: key and value schema for programs; see `encode_schemas`.
+        By table: key and value schema for programs; see `holdfast.backends.stored_schema`.
     retained_versions : int
         How many versions back the query might return to when the record was written; what it may now, its claims say.
     """
@@ -87,25 +84,6 @@ class OperatorRecord:
         }
         schemas = encode_schemas(tables)
         return cls(operator, query_id, definition_id, run_id, shards, described, schemas, retained_versions)
-
-
-def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
-    """Return by table its key and value schema, each as base64 of Arrow's IPC form."""
-    return {name: [encode_schema(side) for side in (schema.key, schema.value)] for name, schema in tables.items()}
-
-
-def decode_schemas(encoded: Mapping[str, list[str]]) -> dict[str, TableSchema]:
-    """Return the schemas that `encode_schemas` wrote.
-
-    Raises
-    ------
-    CorruptionError
-        They are none.
-    """
-    try:
-        return {name: TableSchema(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
-    except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
-        raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
 
 
 def shard_prefix(operator: str, shard: int) -> str:

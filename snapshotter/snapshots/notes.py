@@ -108,7 +108,7 @@ class SnapshotNotes:
         header = {"entry": entry.to_json(), "files": stored, "part_bytes": manifest.part_bytes}
         header |= {"written_ms": manifest.written_ms, "cleaned": asdict(manifest.cleaned)}
         note, _ = stored_file.encode(_KIND, header)
-        with local_files.held_folder(self._folder.parent), local_files.writing(self._folder):
+        with local_files.lock_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"

@@ -6,8 +6,8 @@
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
 Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
-meanwhile. Who uses a folder holds it, however long that takes (`holdfast.backends.folder_locks`); what a killed
-process leaves in them is swept by `Snapshots.remove_leftovers`.
+meanwhile. Whoever uses a folder locks it, however long that takes (`holdfast.backends.local.folder_locks`); what a
+killed process leaves in them is swept by `Snapshots.remove_leftovers`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ threads that did not survive the fork.
 from __future__ import annotations
 
 import ctypes
-import difflib
 import logging
 import os
 import weakref
@@ -42,6 +41,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import hdfs_native
 
 from holdfast import clock
+from holdfast.backends.options import nearest_name
 from holdfast.errors import (
     ClosedError,
     ConflictError,
@@ -287,8 +287,8 @@ def _check_options(options: Mapping[str, object]) -> None:
     known = {*_OURS, *_CLIENT}
     for name in options:
         if name not in known and not name.startswith(_HADOOP):
-            near = difflib.get_close_matches(name, sorted({*known, *_DEFAULTS}), n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; Hadoop's own begin with dfs., fs. or hadoop."
+            near = nearest_name(name, {*known, *_DEFAULTS})
+            hint = f"; did you mean {near}?" if near else "; Hadoop's own begin with dfs., fs. or hadoop."
             raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import s3fs
 
+from holdfast.backends.options import nearest_name
 from holdfast.errors import InvalidArgumentError
 
 _CREDENTIALS = ("key", "secret", "token", "username", "password")
@@ -26,8 +26,8 @@ def check_options(options: Mapping[str, object]) -> None:
     known = (set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - _NOT_PLAIN) | set(_OURS) | {"profile"}
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest_name(name, known)
+            hint = f"; did you mean {near}?" if near else ""
             raise InvalidArgumentError(f"unknown option for s3 storage{hint}", option=name)
     for name in _CREDENTIALS:
         value = options.get(name)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from holdfast import errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
+from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.ownership.operator_record import decode_schemas, encode_schemas
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 
 Message = Mapping[str, Any]
@@ -100,7 +100,7 @@ class ShardAddress:
     backend_options : mapping of str to str
         What the configuration has below ``spark.holdfast.<backend>.``.
     tables : mapping of str to list of str
-        By table: its schemas, as `holdfast.snapshotter.ownership.operator_record.encode_schemas` gives them.
+        By table: its schemas, as `holdfast.backends.stored_schema.encode_schemas` gives them.
     """
 
     directory: str

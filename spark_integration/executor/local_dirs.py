@@ -6,7 +6,7 @@
         executor-<pid>-<start>/                     of one executor
             state-server.lock                       held by its state server
             state-server.sock                       where that listens
-            memory-held/                            what is in memory/, see holdfast.backends.run_files.held_bytes
+            memory-held/                            what is in memory/, see holdfast.backends.run_files.memory_usage
             memory/                                 of backends that keep state in RAM: gone when it ends
             going/                                  shards that are not in use any more, being removed
             disk/                                   of all others: kept for the next executor
@@ -21,7 +21,7 @@ The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend th
 ``/dev/shm`` if that is large enough, else it falls back to the temporary directory, and says so. (Containers
 often give ``/dev/shm`` 64 MB.)
 
-What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.dead_executors`.
+What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.takeover`.
 """
 
 from __future__ import annotations

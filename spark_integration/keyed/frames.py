@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.conversion import ArrowBatchTransformer
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_types import require_utf8
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class FrameFormat:
 
         return cls(
             timezone=str(session.conf.get("spark.sql.session.timeZone")),
-            prefer_int_ext_dtype=is_on("execution.pythonUDF.pandas.preferIntExtensionDtype"),
+            prefer_int_ext_dtype=spark_versions.prefers_nullable_integers(session),
             safecheck=is_on("execution.pandas.convertToArrowArraySafely"),
             assign_cols_by_name=is_on("legacy.execution.pandas.groupedMap.assignColumnsByName"),
-            int_to_decimal_coercion_enabled=is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
+            int_to_decimal_coercion_enabled=spark_versions.takes_integers_as_decimals(session),
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
@@ -82,8 +82,8 @@ class FrameFormat:
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=rows.column_names)
         try:
-            series: list[pd.Series[Any]] = ArrowBatchTransformer.to_pandas(  # type: ignore[assignment]
-                batch, timezone=self.timezone, prefer_int_ext_dtype=self.prefer_int_ext_dtype
+            series = spark_versions.arrow_to_pandas(
+                batch, self.timezone, prefer_int_ext_dtype=self.prefer_int_ext_dtype
             )
         except (UnicodeDecodeError, pa.ArrowException):
             require_utf8(batch, "the input")

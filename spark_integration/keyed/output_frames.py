@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
-from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
@@ -138,15 +138,7 @@ class OutputFrames:
         return pa.concat_batches([self._converted(half) for half in frames.halves()])
 
     def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
-        batch = PandasToArrowConversion.convert(
-            frames.columns() or pd.DataFrame(index=pd.RangeIndex(frames.rows)),
-            self._schema,
-            timezone=self._format.timezone,
-            safecheck=self._format.safecheck,
-            arrow_cast=True,
-            assign_cols_by_name=self._format.assign_cols_by_name,
-            int_to_decimal_coercion_enabled=self._format.int_to_decimal_coercion_enabled,
-        )
+        batch = self._by_spark(frames)
         if frames.are_of_arrow:  # text of Python's is UTF-8
             require_utf8(batch, "the output")
         for column, field in zip(batch.columns, self._arrow, strict=True):
@@ -158,6 +150,18 @@ class OutputFrames:
         return pa.RecordBatch.from_arrays(
             [column.cast(field.type) for column, field in zip(batch.columns, self._arrow, strict=True)],
             schema=self._arrow,
+        )
+
+    def _by_spark(self, frames: _AlikeFrames) -> pa.RecordBatch:
+        columns = frames.columns()
+        if not columns:  # rows without columns: Spark makes nulls of them
+            return pa.RecordBatch.from_arrays([pa.nulls(frames.rows, f.type) for f in self._arrow], self._schema.names)
+        return spark_versions.pandas_to_arrow(
+            columns,
+            self._schema,
+            self._format.timezone,
+            safecheck=self._format.safecheck,
+            int_to_decimal_coercion_enabled=self._format.int_to_decimal_coercion_enabled,
         )
 
 

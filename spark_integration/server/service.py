@@ -28,7 +28,8 @@ import pyarrow.flight as flight
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.backends.run import Run, TableSchema
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
+from holdfast.backends.schema import find_table
+from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.spark_integration.client import streams as state_streams
 from holdfast.spark_integration.client.messages import (
     Committed,
@@ -125,9 +126,6 @@ class StateService(flight.FlightServerBase):
         message = decode(body)
         if kind == "drain":
             return self._drain(field(message, "timeout_seconds", float))
-        if kind == "count":
-            view, schema = self._viewed(message)
-            return view.count(schema.name, field(message, "first_hash", int), field(message, "last_hash", int))
         if kind not in _SHARD_ACTIONS:
             raise InvalidArgumentError("no such action", action=kind)
         with self._shards.use(ShardAddress.read(message)) as backend:
@@ -174,10 +172,7 @@ class StateService(flight.FlightServerBase):
         view, tables = self._views.get(field(message, "view", str), (None, {}))
         if view is None:
             raise ServerLostError("the state server that had this version open has ended, and another runs now")
-        table = field(message, "table", str)
-        if table not in tables:
-            raise NotFoundError("no such table", table=table, tables=sorted(tables))
-        return view, tables[table]
+        return view, find_table(tables, field(message, "table", str))
 
     def _get(self, message: Message, reader: Reader, writer: Writer) -> None:
         view, schema = self._viewed(message)
@@ -214,8 +209,7 @@ class StateService(flight.FlightServerBase):
     def _receive_runs(self, message: Message, reader: Reader, backend: Backend) -> dict[str, Run]:
         sizes = field(message, "sizes", dict)
         for table, size in sizes.items():
-            if table not in backend.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(backend.tables))
+            find_table(backend.tables, table)
             if type(size) is not int or size < 0:
                 raise InvalidArgumentError("a request to the state server has a wrong size", table=table)
         return state_streams.receive_runs(sizes, _received(reader), backend.tables, self._directory)

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pyspark import TaskContext
 
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID
+from holdfast.spark_integration.spark_versions import state_partitions
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _EXECUTION, _TAGS = "spark.sql.execution.root.id", "spark.job.tags"
-_STATE_PARTITIONS = "spark.sql.streaming.internal.stateStore.partitions"
 _SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-execution-root-id-(\d+)")
 
 
@@ -74,7 +74,7 @@ class StreamingTask:
             return (context.getLocalProperty(name) if context else None) or ""
 
         query_id = tell(_QUERY) if QUERY_ID.fullmatch(tell(_QUERY)) else None
-        partitions = _number(tell(_STATE_PARTITIONS))
+        partitions = state_partitions(tell, in_sparks_thread=query_id is not None)
         run_id = _run_id(tell) if query_id or partitions else None
         return cls(
             query_id=pinned_query_id or query_id or run_id or definition_id,

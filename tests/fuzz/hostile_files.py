@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.backends.rocksdb.marker import Marker, Named
+from holdfast.backends.rocksdb.marker import Marker, VersionLabel
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import HoldfastError
@@ -207,8 +207,8 @@ def _put_back(directory: Path, pointer: Pointer, good: bytes) -> None:
 
 def marker(_shard: Shard, chance: random.Random) -> str:
     """Spoil the marker of a RocksDB database."""
-    named = Named(Pointer(7, "aa"), {"chain": []})
-    good = Marker(named).with_tables(TABLES.values()).naming(named, named).encode()
+    label = VersionLabel(Pointer(7, "aa"), {"chain": []})
+    good = Marker(label).with_tables(TABLES.values()).labelled(label, label).encode()
     data, said = spoiled(good, chance)
     found = Marker.decode(data, Path("it"))
     found.require(TABLES, Path("it"))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.benches import paired, queries
 from holdfast.benches.command import bench
-from holdfast.benches.job_b import JobB
+from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.runs import paired, queries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 # One run for each line of standard input.
 _CHILD = """
 import io, sys
-from holdfast.benches import child
+from holdfast.benches.runs import child
 for line in sys.stdin:
     sys.stdin = io.StringIO(line)
     child.main()

@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
+from tests.spark import conftest as lab_module
 from tests.spark import partitions_query
 from tests.spark.conftest import Lab, age, claims
 
@@ -74,7 +75,7 @@ def partitions_stay(lab: Lab) -> object:
     lab.spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.filterwarnings("ignore:the state of this query is not durable", "ignore:this session has 200 shuffle")
 @pytest.mark.parametrize("case", parameters())
 def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
     """Else 16 of 40 keys counted from 1 (4 shards, 8 partitions, then 4), or 15 of 16 shards began empty."""
@@ -142,3 +143,18 @@ def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case:
     lab.feed([(key, 1) for key in KEYS])
     lab.run(lab.totals(), group="nightly")
     assert lab.state() == dict.fromkeys(KEYS, (3, 3))
+
+
+def test_far_more_partitions_than_slots_are_told_where_the_query_is_defined(lab: Lab) -> None:
+    """The warning names the user's line, and comes once: what is stored has its number, and no choice any more."""
+    lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
+    with pytest.warns(UserWarning, match=r"17 shuffle partitions and 2 task slots") as told:
+        lab.totals()
+    assert [warning.filename for warning in told] == [lab_module.__file__]
+    lab.configure({"shards": "2"})
+    lab.spark.conf.set("spark.sql.shuffle.partitions", 2)
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    lab.spark.conf.unset("spark.holdfast.shards")
+    lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
+    lab.totals()

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends.registry import backend_names
-from holdfast.benches import snapshots
-from holdfast.benches.measured import Measured, Places
-from holdfast.benches.paired import Entry, summarize
-from holdfast.benches.results import document
-from holdfast.benches.snapshots import FULL_BYTES, NEW_BYTES, Restore, Snapshots
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.jobs import snapshots
+from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES, Restore, Snapshots
+from holdfast.benches.report.results import document
+from holdfast.benches.runs.paired import Entry, summarize
 from holdfast.errors import CorruptionError
-from tests.unit.benches.test_benches import FACTS, a_document
+from tests.unit.benches.test_report import FACTS, a_document
 
 _SMALL = Restore(rows=3000, batches=3, warmup=1)
 

@@ -79,13 +79,6 @@ def test_without_any_java_the_error_says_what_to_do(bare: Path, monkeypatch: pyt
     assert os.environ["JAVA_HOME"] == str(bare / "gone")
 
 
-def test_supported_versions_follow_spark() -> None:
-    assert java.supported_versions("4.0.5") == {17, 21}
-    assert java.supported_versions("4.1.1") == {17, 21}
-    assert java.supported_versions("4.2.0") == {17, 21, 25}
-    assert java.supported_versions("5.0.0.dev1") == {17, 21, 25}
-
-
 def runtime_that_prints_arguments(folder: Path) -> Path:
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)

@@ -27,8 +27,9 @@ from holdfast.backends import local_files
 from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.options import parse_options
-from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_stack import look_up, scan_runs
+from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
 
 __all__ = ["ParquetBackend", "ParquetView"]
@@ -58,9 +59,7 @@ class ParquetView(View):
         """Return all live rows of a table."""
         if self._runs is None:
             raise ClosedError("the view was closed: open a new one")
-        if table not in self._runs:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._runs))
-        return self._runs[table]
+        return find_table(self._runs, table)
 
     def get(self, table: str, keys: Keys) -> Found:
         run = self.run(table)
@@ -113,7 +112,7 @@ class ParquetBackend(Backend):
         return ParquetView({**empty, **runs}, version["properties"])
 
     def apply(self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         held: dict[str, Run] = {}
         if base is not None:
             with self.view(base) as view:
@@ -124,7 +123,7 @@ class ParquetBackend(Backend):
             staged.publish(self._folder(new))
 
     def load(self, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]) -> None:
-        self._require_tables(runs)
+        self.require_tables(runs)
         with self._staged() as staged:
             self._fill(staged, pointer, runs, properties)
             self._put_in_place(pointer, staged)
@@ -188,11 +187,6 @@ class ParquetBackend(Backend):
         # Not synced: what a power cut damages is noticed, set aside, and restored from durable storage.
         return local_files.staged_folder(self._staging, self.new_id(), fsync=False)
 
-    def _require_tables(self, runs: Mapping[str, Run]) -> None:
-        for table in runs:
-            if table not in self.tables:
-                raise NotFoundError("no such table", table=table, tables=sorted(self.tables))
-
     def _is_whole(self, pointer: Pointer) -> bool:
         try:
             self.view(pointer).close()
@@ -204,9 +198,7 @@ class ParquetBackend(Backend):
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
         if version["pointer"] != str(pointer):
             raise CorruptionError(f"{folder / _VERSION} is of another version", pointer=version["pointer"])
-        undeclared = sorted(version["files"].keys() - self.tables.keys())
-        if undeclared:
-            raise SchemaMismatchError("the state has tables that the operator does not declare", tables=undeclared)
+        require_declared(version["files"], self.tables)
         return version
 
     def _read_runs(self, folder: Path, version: Mapping[str, Any]) -> dict[str, Run]:

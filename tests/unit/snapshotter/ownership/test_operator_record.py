@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
@@ -18,14 +16,11 @@ from holdfast.errors import ConflictError, CorruptionError, NotFoundError, Schem
 from holdfast.snapshotter.ownership.operator_record import (
     OperatorRecord,
     declare_operator,
-    decode_schemas,
-    encode_schemas,
     read_operator,
     shard_prefix,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from holdfast.testing.state_rows import TYPES, VALUE_TYPES
 
 KEY = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64())])
@@ -125,26 +120,6 @@ def test_a_damaged_record_is_named(storage: ObjectStorage) -> None:
     storage.put("totals/operator", bytes(_encode(RECORD).to_pybytes()[:-1]))
     with pytest.raises(CorruptionError, match="totals/operator"):
         read_operator(storage, "totals")
-
-
-def test_schemas_of_every_type_come_back() -> None:
-    """Their text would not: programs read state by these."""
-    columns = pa.schema([(f"c{i}", t) for i, (t, *_) in enumerate([*TYPES, *VALUE_TYPES])])
-    tables = {"state": TableSchema.of("state", KEY, columns), "bare": TableSchema.of("bare", KEY, pa.schema([]))}
-    assert decode_schemas(encode_schemas(tables)) == tables
-
-
-@given(st.lists(st.one_of(st.binary().map(lambda b: b.hex()), st.text(), st.none()), max_size=3))
-def test_what_is_no_schema_is_corrupt(sides: list[str]) -> None:
-    with pytest.raises(CorruptionError, match="state"):
-        decode_schemas({"state": sides})
-
-
-def test_a_schema_that_was_cut_is_corrupt() -> None:
-    key, value = encode_schemas({"state": TableSchema.of("state", KEY, STATE)})["state"]
-    for length in range(0, len(key), 4):
-        with pytest.raises(CorruptionError):
-            decode_schemas({"state": [key[:length], value]})
 
 
 def test_shards_sort_as_text_in_their_order() -> None:

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.conversion import ArrowBatchTransformer
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed import frames as keyed_frames
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 
@@ -81,9 +81,7 @@ def as_spark_sends(data_type: pa.DataType) -> pa.DataType:
 def spark_frame(names: list[str], columns: list[pa.Array], frame_format: FrameFormat) -> pd.DataFrame:
     """Convert rows as Spark's worker does."""
     batch = pa.RecordBatch.from_arrays(columns, names=names)
-    series = ArrowBatchTransformer.to_pandas(
-        batch, timezone=ZONE, prefer_int_ext_dtype=frame_format.prefer_int_ext_dtype
-    )
+    series = spark_versions.arrow_to_pandas(batch, ZONE, prefer_int_ext_dtype=frame_format.prefer_int_ext_dtype)
     for i, (one, column) in enumerate(zip(series, columns, strict=True)):
         if str(one.dtype) == "Int64":  # Spark's own loses digits beyond 2**53 beside some nulls, beside others not.
             series[i] = pd.Series(pd.array(column.to_pylist(), "Int64"), name=one.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError, PySparkValueError
-from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -250,13 +248,6 @@ def test_frames_that_fit_alone_fit_together() -> None:
     """Text that holds a number is one for Spark, where there is no number beside it."""
     frames = [pd.DataFrame({"x": pd.Series([value], dtype=object)}) for value in ("5", 6, "7", 8, 9)]
     assert gathered({"x": LongType()}, *([frame] for frame in frames)) == [[{"x": x} for x in range(5, 10)]]
-
-
-def test_pyspark_has_the_conversion_that_output_goes_by() -> None:
-    """It is not public: should a release change it, this test says so by name."""
-    given = inspect.signature(PandasToArrowConversion.convert).parameters
-    used = {"timezone", "safecheck", "arrow_cast", "assign_cols_by_name", "int_to_decimal_coercion_enabled"}
-    assert used <= set(given)
 
 
 def test_an_error_of_the_function_is_its_own() -> None:

@@ -12,12 +12,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.conversion import PandasToArrowConversion
 
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.transport.blobs import BLOB
 from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput, unpack_output
-from holdfast.spark_integration.transport.transport import BLOB
 
 FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
 #: By type: values that a pandas frame would alter.
@@ -52,14 +52,14 @@ def as_spark_converts(frames: list[pd.DataFrame], schema: T.StructType) -> pa.Ar
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pandas, for each padding
         together = pd.concat([*frames, padding], ignore_index=True)
-    batch = PandasToArrowConversion.convert(
-        [together],
-        T.StructType([T.StructField("_1", schema)]),
-        timezone="America/New_York",
-        arrow_cast=True,
-        assign_cols_by_name=True,
+    batch = spark_versions.pandas_to_arrow(
+        [together[name] for name in schema.names],
+        schema,
+        "America/New_York",
+        safecheck=True,
+        int_to_decimal_coercion_enabled=False,
     )
-    return batch.column(0).field(0)
+    return batch.column(0)
 
 
 @pytest.mark.parametrize("first_has_null", [True, False])

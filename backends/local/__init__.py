@@ -1,0 +1,1 @@
+"""What stands behind `holdfast.backends.local_files`: sealed files, locks on folders, and the mapping of errors."""

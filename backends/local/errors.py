@@ -1,0 +1,62 @@
+"""Errors of the operating system as errors of holdfast: one place for all that touches the local disk."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import NotFoundError, UnavailableError
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Map the operating system's errors while something at `path` is read: absent is `NotFoundError`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise NotFoundError(f"{path} is not there") from exc
+    except OSError as exc:
+        raise _mapped(exc, path) from exc
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Map the operating system's errors while something at `path` is made: all are `UnavailableError`."""
+    try:
+        yield
+    except OSError as exc:
+        raise _mapped(exc, path) from exc
+
+
+def _mapped(exc: OSError, path: Path) -> UnavailableError:
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return out_of_space(path)
+    if isinstance(exc, FileNotFoundError):
+        return vanished(path)
+    return unusable(path, str(exc.strerror))
+
+
+def out_of_space(path: Path, cause: str = "") -> UnavailableError:
+    """Return the error for a full local disk."""
+    return UnavailableError(
+        f"no space left for local state at {path}: free space there, or name a larger directory in "
+        f"spark.holdfast.local.dir{cause and f' ({cause})'}"
+    )
+
+
+def unusable(path: Path, cause: str) -> UnavailableError:
+    """Return the error for local storage that fails otherwise."""
+    return UnavailableError(
+        f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or name "
+        "another in spark.holdfast.local.dir"
+    )
+
+
+def vanished(path: Path) -> UnavailableError:
+    """Return the error for a file or folder that disappeared while it was written."""
+    return UnavailableError(
+        f"{path} vanished while it was written: keep other programs from cleaning that directory, or name "
+        "another in spark.holdfast.local.dir"
+    )

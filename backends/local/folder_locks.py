@@ -1,0 +1,95 @@
+"""Who uses a folder: a lock on the folder itself, which ends with its holder, however that ends.
+
+::
+
+    who fills or reads it     lock_shared(folder)        any number at once, of any processes
+    who takes it away         try_lock_alone(folder)     never waits: False while anybody has locked it
+
+So nobody guesses by age whether a folder is still needed. The lock belongs to the folder, not to its name: it follows
+the folder when that is renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+from holdfast.errors import NotFoundError
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class FolderLock:
+    """Keeps a folder from being taken away until it is closed or its process ends; made by `lock_shared`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """Unlock. Closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def lock_shared(folder: Path) -> FolderLock:
+    """Lock a folder together with all others that have locked it.
+
+    Raises
+    ------
+    NotFoundError
+        It is not there, or was taken away just now: make another.
+    OSError
+        It cannot be opened.
+    """
+    try:
+        descriptor = os.open(folder, _OPEN)
+    except FileNotFoundError as exc:
+        raise NotFoundError(f"{folder} is not there") from exc
+    with ExitStack() as undo:
+        lock = undo.enter_context(FolderLock(descriptor))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for nobody but who takes it away at this moment
+        if not _is_at(descriptor, folder):
+            raise NotFoundError(f"{folder} was taken away")
+        undo.pop_all()
+    return lock
+
+
+@contextmanager
+def try_lock_alone(folder: Path) -> Iterator[bool]:
+    """Lock a folder alone while the context lasts; False where anybody has locked it, or it is no folder any more."""
+    try:
+        descriptor = os.open(folder, _OPEN)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield _is_at(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """Tell whether an open folder still has its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(folder))
+    except FileNotFoundError:
+        return False

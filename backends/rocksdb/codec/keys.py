@@ -1,0 +1,149 @@
+"""Keys of RocksDB: the key columns of a state table as bytes that sort like the values, and back.
+
+A key is compared byte by byte, and its first columns are a prefix of the whole. It is made of the leaves of its columns
+(`holdfast.backends.rocksdb.codec.rows` defines leaves and their segments)::
+
+    table id ‖ hash, big endian ‖ for each leaf: 00 if null, else 01 ‖ fixed bytes ‖ each segment, escaped, and 00
+
+Invariants
+----------
+* **exact**: what is decoded equals what was encoded.
+* **injective**: different keys have different bytes and none is the beginning of another, as a segment holds no
+  00 of its own: 00 is written 01 01, and 01 is written 01 02, which keeps the order.
+* **ordered**: for every leaf but lists and maps, the order of bytes is that of values, nulls first. Fixed bytes are big
+  endian; the sign bit is flipped, and of negative floats all others too.
+* **bounded**: bytes of any content either decode into columns that can be read without harm or are a `CorruptionError`.
+
+Source: FORMAT.md section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import HashArray, IntArray, from_columns
+from holdfast.backends.rocksdb.codec import binaries, sortable_bytes
+from holdfast.backends.rocksdb.codec.binaries import ByteArray
+from holdfast.backends.rocksdb.codec.rows import Leaf, Slot, assemble, corrupt, equal_rows, leaves_of, slots_of
+from holdfast.errors import InvalidArgumentError
+
+#: Bytes before the key columns: table id and hash.
+KEY_HEADER_BYTES = 9
+
+
+def encode_keys(table_id: int, hashes: HashArray, columns: pa.RecordBatch) -> pa.Array:
+    """Return the keys of RocksDB for rows of a state table, or prefixes of keys.
+
+    Parameters
+    ----------
+    table_id : int
+        0 to 255.
+    hashes : numpy.ndarray of uint64, shape (n,)
+    columns : pyarrow.RecordBatch, shape (n, key columns)
+        Normalised, in storage types. With only the first columns of a table's key, the result is a prefix of
+        exactly the keys that begin with these values.
+
+    Returns
+    -------
+    pyarrow.LargeBinaryArray, shape (n,)
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column's type cannot be stored, or the table id is out of range.
+    """
+    if not 0 <= table_id <= 255:
+        raise InvalidArgumentError("a table id is one byte", table_id=table_id)
+    n = len(hashes)
+    blocks = [[np.full((n, 1), table_id, np.uint8), hashes.astype(">u8").view(np.uint8).reshape(n, 8)]]
+    segments = []
+    for slot, leaf in zip(slots_of(columns.schema), leaves_of(columns), strict=True):
+        present = np.ones(n, np.uint8) if leaf.nulls is None else (~leaf.nulls).view(np.uint8)
+        fixed = sortable_bytes.to_sortable(slot.type, leaf.fixed)
+        if leaf.nulls is not None:
+            fixed[leaf.nulls] = 0
+        blocks[-1] += [present.reshape(n, 1), fixed]
+        for segment in leaf.segments:
+            segments.append(sortable_bytes.escape(segment))
+            blocks.append([np.zeros((n, 1), np.uint8)])
+    parts = [binaries.from_rows(binaries.side_by_side(block)) for block in blocks]
+    for i, segment in enumerate(segments):
+        parts.insert(2 * i + 1, segment)
+    return binaries.join(parts)
+
+
+def decode_keys(keys: pa.Array, schema: pa.Schema) -> tuple[HashArray, pa.RecordBatch]:
+    """Return hashes and key columns of what `encode_keys` made of all columns of `schema`.
+
+    Raises
+    ------
+    CorruptionError
+        Some bytes are not a key of these columns.
+    """
+    n, slots = len(keys), slots_of(schema)
+    blocks, segments = _split_keys(keys, _block_widths(slots))
+    hashes = blocks[0][:, 1:KEY_HEADER_BYTES].copy().view(">u8").reshape(n).astype(np.uint64)
+    leaves = _key_leaves(slots, blocks, segments)
+    return hashes, from_columns([assemble(f.type, n, leaves) for f in schema], schema, n)
+
+
+def _block_widths(slots: list[Slot]) -> list[int]:
+    """Return the widths of the stretches of a key that have one, between which its segments stand."""
+    widths = [KEY_HEADER_BYTES]
+    for slot in slots:
+        widths[-1] += 1 + slot.width
+        widths += [1] * slot.segments  # what ends a segment begins the next stretch
+    return widths
+
+
+def _split_keys(keys: pa.Array, widths: list[int]) -> tuple[list[ByteArray], list[pa.Array]]:
+    """Return the stretches of fixed width of keys, each of shape (n, width), and the segments between them."""
+    offsets = binaries.offsets_of(keys)
+    if len(widths) == 1:
+        return [equal_rows(keys, offsets, widths[0])], []
+    starts, ends = offsets[:-1], offsets[1:]
+    segments = len(widths) - 1
+    zeros = _zeros(keys, offsets) if segments > 1 else offsets
+    flat, cuts = binaries.cuts_of(len(keys), 2 * segments)  # begin and end of each segment
+    blocks = [_block(keys, starts, ends, widths[0])]
+    for i, width in enumerate(widths[1:]):
+        begin = np.add(starts, widths[i], out=cuts[:, 2 * i])
+        # Nothing but the last stretch stands behind the last segment: its end need not be searched.
+        starts = ends - width if i == segments - 1 else zeros[np.searchsorted(zeros, begin)]
+        if (starts < begin).any():
+            raise corrupt("a key is cut off")
+        cuts[:, 2 * i + 1] = starts
+        blocks.append(_block(keys, starts, ends, width))
+        if blocks[-1][:, 0].any():
+            raise corrupt("a segment of a key has no end")
+    flat[-1] = ends[-1] if len(ends) else 0
+    return blocks, binaries.cut(keys, flat, 2 * segments, range(0, 2 * segments, 2))
+
+
+def _block(keys: pa.Array, starts: IntArray, ends: IntArray, width: int) -> ByteArray:
+    """Return the bytes of keys from `starts` on, shape (n, width), if all lie before `ends`."""
+    if (starts + width > ends).any():
+        raise corrupt("a key is cut off")
+    return binaries.gather(keys, starts, width)
+
+
+def _zeros(keys: pa.Array, offsets: IntArray) -> IntArray:
+    """Return the places of all zero bytes, and behind them a place that lies behind every key."""
+    zeros = np.flatnonzero(binaries.data_of(keys)[offsets[0] : offsets[-1]] == 0) + offsets[0]
+    return np.append(zeros, offsets[-1])
+
+
+def _key_leaves(slots: list[Slot], blocks: list[ByteArray], segments: list[pa.Array]) -> Iterator[Leaf]:
+    block, at, segment = 0, KEY_HEADER_BYTES, 0
+    for slot in slots:
+        present = blocks[block][:, at]
+        if (present > 1).any():
+            raise corrupt("a key has a mark that is neither null nor present")
+        nulls = None if present.all() else present == 0
+        fixed = sortable_bytes.from_sortable(slot.type, binaries.get(blocks[block], at + 1, slot.width))
+        yield Leaf(nulls, fixed, [sortable_bytes.unescape(p) for p in segments[segment : segment + slot.segments]])
+        segment += slot.segments
+        block, at = (block + slot.segments, 1) if slot.segments else (block, at + 1 + slot.width)

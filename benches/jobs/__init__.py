@@ -1,0 +1,1 @@
+"""What is measured: jobs as plain values, each with its rows and what is computed of them."""

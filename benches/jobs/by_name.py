@@ -1,0 +1,24 @@
+"""All jobs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.commits import Commits
+from holdfast.benches.jobs.job import Job
+from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.jobs.requests import Requests
+from holdfast.benches.jobs.snapshots import Restore, Snapshots
+
+JOBS: dict[str, type[Job]] = {
+    job.name: job for job in (JobA, JobB, DropIn, Timers, Requests, Commits, Snapshots, Restore)
+}
+
+
+def read_job(stored: Mapping[str, Any]) -> Job:
+    """Return the job that `Job.stored` wrote."""
+    sizes = dict(stored)
+    return JOBS[sizes.pop("name")](**sizes)

@@ -1,0 +1,54 @@
+"""Job A: running count and sum for each key, over rows that Spark itself makes.
+
+Each micro-batch holds `Job.rows` rows of Spark's ``rate-micro-batch`` source; their keys are spread evenly
+over `Job.keys`. Every engine gets the same frame, writes to the ``noop`` sink and runs under the same
+settings, so that what differs is how state is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.benches.jobs.job import SparkJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
+
+
+@dataclass(frozen=True)
+class JobA(SparkJob):
+    """See the module."""
+
+    name = "job-a"
+    output = "key long, n long, s long"
+    state = "n long, s long"
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+        rows = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", self.rows)
+            .option("numPartitions", self.partitions)
+            .load()
+        )
+        return rows.select((F.abs(F.xxhash64("value")) % self.keys).alias("key"), (F.col("value") % 100).alias("v"))
+
+    def reduce(self, batch: ShardBatch) -> pa.Table:
+        return pa.table({"n": batch.groups.count(), "s": batch.groups.sum("v")})
+
+    def combine(self, old: Mapping[str, pa.Array], new: pa.Table) -> pa.Table:
+        sums = {name: pc.add(pc.coalesce(old[name], pa.scalar(0)), new[name]) for name in ("n", "s")}
+        return pa.table(sums)
+
+    def aggregates(self) -> list[Column]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return [F.count("*").alias("n"), F.sum("v").alias("s")]

@@ -1,0 +1,133 @@
+"""Job B: large state. Many keys have state already, and each micro-batch touches a few of them.
+
+::
+
+    key           string of 16 hexadecimal digits, without order
+    n             long         rows seen                          ┐
+    total         long         sum of their amounts               │ 92 bytes of values and
+    first_seen    timestamp    time of the first                  │ 16 of key in the state
+    last_seen     timestamp    time of the last                   │
+    page          string       60 characters, of the last         ┘
+
+Micro-batches of `JobB.fill_rows` new keys each bring the state to `Job.keys` keys. The others hold
+`Job.rows` rows whose keys are drawn from all of these: evenly, or skewed so that a few keys get most rows.
+No snapshot falls into a run, on either side, unless `JobB.snapshot_commits` asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.benches.jobs.job import SparkJob, option
+from holdfast.benches.jobs.numbered_rows import FIRST_SECOND, SEEDS_PER_PARTITION, numbered_rows
+from holdfast.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
+
+
+@dataclass(frozen=True)
+class JobB(SparkJob):
+    """See the module."""
+
+    name = "job-b"
+    state = "n long, total long, first_seen timestamp, last_seen timestamp, page string"
+    output = f"key string, {state}"
+
+    rows: int = option(100_000, "rows of a counted micro-batch")
+    keys: int = option(2_000_000, "keys in the state")
+    batches: int = option(20, "micro-batches of a run, without those that fill the state")
+    warmup: int = option(4, "first of these, which are not counted")
+    memory_mb: int | None = option(512, "MiB of memory for engines on RocksDB", click.IntRange(1))
+    fill_rows: int = option(500_000, "new keys of a micro-batch that fills the state")
+    skew: float = option(1.0, "1: keys are drawn evenly; s: the share x of the keys gets x^(1/s) of the rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = SEEDS_PER_PARTITION * self.partitions
+        if min(self.rows, self.fill_rows) < least or self.skew < 1:
+            raise InvalidArgumentError(f"job B needs at least {least} rows a micro-batch, and a skew of at least 1")
+
+    @property
+    def fill_batches(self) -> int:
+        return -(-self.keys // self.fill_rows)
+
+    def settings(self) -> dict[str, str]:
+        never = str(self.all_batches + 1)
+        return {
+            "spark.holdfast.snapshot.maxCommits": never,
+            "spark.sql.streaming.stateStore.minDeltasForSnapshot": never,
+            **super().settings(),
+        }
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        """Return the streaming rows."""
+        from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+        rows = numbered_rows(
+            spark, self.partitions, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
+        )
+        # 53 random bits: as many as a double holds.
+        chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)
+        key = F.when(F.col("batch") < self.fill_batches, F.col("batch") * self.fill_rows + F.col("i")).otherwise(
+            F.floor(F.pow(chance, F.lit(self.skew)) * self.keys)
+        )
+        numbered = rows.select("batch", "i", key.alias("number")).where(F.col("number") < self.keys)
+        page = F.concat(F.lit("https://shop.example/product/"), _digits("number", "batch"), F.lit("?via=newsletter"))
+        return numbered.select(
+            _digits("number").alias("key"),
+            (F.col("i") % 100).alias("amount"),
+            F.timestamp_seconds(F.col("batch") * 60 + FIRST_SECOND).alias("at"),
+            page.alias("page"),
+        )
+
+    def reduce(self, batch: ShardBatch) -> pa.Table:
+        groups = batch.groups
+        return pa.table(
+            {
+                "n": groups.count(),
+                "total": groups.sum("amount"),
+                "first_seen": groups.min("at"),
+                "last_seen": groups.max("at"),
+                "page": groups.last("page", order_by="at"),
+            }
+        )
+
+    def combine(self, old: Mapping[str, pa.Array], new: pa.Table) -> pa.Table:
+        was_seen = pc.fill_null(pc.less_equal(old["first_seen"], new["first_seen"]), False)
+        is_newer = pc.fill_null(pc.greater_equal(new["last_seen"], old["last_seen"]), True)
+        return pa.table(
+            {
+                "n": pc.add(pc.coalesce(old["n"], pa.scalar(0)), new["n"]),
+                "total": pc.add(pc.coalesce(old["total"], pa.scalar(0)), new["total"]),
+                "first_seen": pc.if_else(was_seen, old["first_seen"], new["first_seen"]),
+                "last_seen": pc.if_else(is_newer, new["last_seen"], old["last_seen"]),
+                "page": pc.if_else(is_newer, new["page"], old["page"]),
+            }
+        )
+
+    def aggregates(self) -> list[Column]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return [
+            F.count("*").alias("n"),
+            F.sum("amount").alias("total"),
+            F.min("at").alias("first_seen"),
+            F.max("at").alias("last_seen"),
+            F.max_by("page", "at").alias("page"),
+        ]
+
+
+def _digits(*columns: str) -> Column:
+    """Return 16 hexadecimal digits that depend on the columns."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.lpad(F.lower(F.hex(F.xxhash64(*columns))), 16, "0")

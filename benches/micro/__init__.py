@@ -1,0 +1,1 @@
+"""Single functions, measured by pytest-benchmark: ``make bench-micro``."""

@@ -1,0 +1,253 @@
+"""The engines that can be compared: each runs a job its own way and returns what was measured.
+
+A new engine is a subclass of `Engine` in `ENGINES`. It runs in a fresh process (`holdfast.benches.runs.child`), with a
+directory of its own on disk and one in RAM; both are removed afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.request_counts import RequestCounts
+from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.job import Job, SparkJob, StoreJob
+from holdfast.benches.jobs.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
+from holdfast.benches.runs import queries
+from holdfast.snapshotter.storage.object_storage import open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_STATE_STORE = "spark.sql.streaming.stateStore."
+_SPARK_ROCKSDB = {
+    f"{_STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled": "true",
+}
+_SPARK_ROCKSDB_BUDGET = {
+    f"{_STATE_STORE}rocksdb.boundedMemoryUsage": "true",
+    f"{_STATE_STORE}rocksdb.maxMemoryUsageMB": "{mb}",
+}
+
+
+class Engine(ABC):
+    """One way to run jobs of a kind.
+
+    Attributes
+    ----------
+    runs : type
+        Of the jobs.
+    """
+
+    name: str
+    runs: ClassVar[type[Job]]
+
+    @abstractmethod
+    def run(self, job: Job, places: Places) -> Measured:
+        """Run the job in this process, which runs nothing else."""
+
+
+@dataclass(frozen=True)
+class SparkEngine(Engine):
+    """A query in a local Spark.
+
+    Attributes
+    ----------
+    name : str
+    query : callable
+        Takes the source and the job, returns the frame to write.
+    state_settings : dict
+        Spark settings that say how state is kept.
+    budget : dict
+        Spark settings that bound the memory, where the job does; ``{mb}`` stands for the MiB.
+    """
+
+    name: str
+    query: Callable[[DataFrame, SparkJob], DataFrame]
+    state_settings: Mapping[str, str] = field(default_factory=dict)
+    budget: Mapping[str, str] = field(default_factory=dict)
+    runs = SparkJob
+
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
+        """Return every Spark setting of a run."""
+        settings = job.settings() | {"spark.local.dir": str(places.disk / "spark")} | dict(self.state_settings)
+        if job.memory_mb is not None:
+            settings |= {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()}
+        return settings
+
+    def local_state(self, places: Places) -> list[Path]:
+        """Return the folders of the working state, as far as they are there."""
+        return list((places.disk / "spark").glob("spark-*/StateStoreId*"))
+
+    def durable_state(self, places: Places) -> list[Path]:
+        """Return the folders from which the state is restored."""
+        return [places.checkpoint / "state"]
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        """Return the Arrow size of the live state after a run, or None where that is not measured."""
+        return None
+
+    def run(self, job: Job, places: Places) -> Measured:
+        return self.measure(job, places)
+
+    def measure(self, job: Job, places: Places, storage: Callable[[], dict[str, float]] = dict) -> Measured:
+        """Run the job in this process; `storage` tells what was asked of the durable storage so far."""
+        from holdfast.benches.runs.spark_run import StateFolders, run_query
+
+        assert isinstance(job, SparkJob)
+        folders = StateFolders(
+            lambda: self.local_state(places),
+            lambda: self.durable_state(places),
+            lambda: self.live_bytes(job, places),
+            storage,
+        )
+        return run_query(
+            self.settings(job, places), lambda spark: self.query(job.source(spark), job), job, places, folders
+        )
+
+
+@dataclass(frozen=True)
+class HoldfastEngine(SparkEngine):
+    """A query whose state holdfast keeps: commits durable on local disk, local state in RAM or on disk.
+
+    Attributes
+    ----------
+    backend : str
+    in_memory : bool
+        Whether local state goes to RAM, as `Backend.in_memory` says.
+    """
+
+    backend: str = "memory"
+    in_memory: bool = False
+
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
+        settings = super().settings(job, places) | {
+            "spark.holdfast.backend": self.backend,
+            "spark.holdfast.checkpoint.dir": f"file://{places.disk / 'holdfast'}",
+            "spark.holdfast.local.dir": str(self._local(places)),
+        }
+        return settings | ({"spark.holdfast.transport": job.transport} if job.transport is not None else {})
+
+    def _local(self, places: Places) -> Path:
+        return places.memory if self.in_memory else places.disk / "local"
+
+    def local_state(self, places: Places) -> list[Path]:
+        return [self._local(places)]
+
+    def durable_state(self, places: Places) -> list[Path]:
+        return [places.disk / "holdfast"]
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        from holdfast.backends.registry import find_backend
+
+        backend = find_backend(self.backend)
+        # One that has an owner cannot be opened beside it.
+        return None if backend.has_one_owner else queries.live_bytes(self._local(places), backend, job)
+
+
+@dataclass(frozen=True)
+class ByKeyEngine(HoldfastEngine):
+    """The same, for functions that see one key at a time."""
+
+    runs = JobByKey
+
+    def live_bytes(self, job: SparkJob, places: Places) -> int | None:
+        return None  # timers are state too
+
+
+@dataclass(frozen=True)
+class SparkByKeyEngine(SparkEngine):
+    """Spark's own state under functions that see one key at a time."""
+
+    runs = JobByKey
+
+
+@dataclass(frozen=True)
+class CountedEngine(HoldfastEngine):
+    """The same, but commits are durable on S3, and all requests are counted on their way."""
+
+    runs = Requests
+
+    def settings(self, job: SparkJob, places: Places) -> dict[str, str]:
+        return super().settings(job, places) | {"spark.holdfast.checkpoint.dir": self._checkpoint(job, places)}
+
+    def _checkpoint(self, job: SparkJob, places: Places) -> str:
+        assert isinstance(job, Requests)
+        return f"{job.checkpoint.rstrip('/')}/{places.disk.parent.name}"
+
+    def durable_state(self, places: Places) -> list[Path]:
+        return []
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, Requests)
+        with RequestCounts(server_of_environment()) as counts:
+            os.environ[ENDPOINT] = counts.url  # for the workers and the state server, which this process starts
+            try:
+                return self.measure(job, places, lambda: counts.so_far() | files_of_spark(places.checkpoint))
+            finally:
+                with open_storage(self._checkpoint(job, places)) as storage:
+                    storage.delete([found.key for found in storage.list("")])
+
+
+@dataclass(frozen=True)
+class StoreEngine(Engine):
+    """The store on one backend, without Spark.
+
+    Attributes
+    ----------
+    name : str
+    backend : str
+    budget : dict
+        As for `SparkEngine`, but options of the backend.
+    """
+
+    name: str
+    backend: str
+    budget: Mapping[str, str] = field(default_factory=dict)
+    runs = StoreJob
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, StoreJob)
+        options = {key: value.format(mb=job.memory_mb) for key, value in self.budget.items()} if job.memory_mb else {}
+        return job.measure(self.backend, options, places)
+
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        HoldfastEngine("holdfast-memory", queries.with_state, backend="memory", in_memory=True),
+        HoldfastEngine("holdfast-filesystem", queries.with_state, backend="filesystem"),
+        HoldfastEngine(
+            "holdfast-rocksdb", queries.with_state, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
+        ),
+        HoldfastEngine("floor", queries.without_state, in_memory=True),
+        SparkEngine(
+            "spark-agg-rocksdb",
+            queries.spark_aggregation,
+            _SPARK_ROCKSDB,
+            _SPARK_ROCKSDB_BUDGET,
+        ),
+        ByKeyEngine("pandas-memory", queries.by_key, backend="memory", in_memory=True),
+        ByKeyEngine("pandas-filesystem", queries.by_key, backend="filesystem"),
+        ByKeyEngine(
+            "pandas-rocksdb", queries.by_key, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
+        ),
+        SparkByKeyEngine("spark-pandas-rocksdb", queries.spark_by_key, _SPARK_ROCKSDB, _SPARK_ROCKSDB_BUDGET),
+        CountedEngine("holdfast-memory-s3", queries.with_state, backend="memory", in_memory=True),
+        CountedEngine("holdfast-rocksdb-s3", queries.with_state, backend="rocksdb"),
+        SparkEngine("spark-aiwps-count", queries.spark_counting),
+        StoreEngine("store-memory", "memory"),
+        StoreEngine("store-filesystem", "filesystem"),
+        StoreEngine("store-rocksdb", "rocksdb", {"memory": "{mb}m"}),
+    )
+}
+
+
+def engines_for(job: type[Job]) -> list[str]:
+    """Return the names of the engines that run jobs of a kind."""
+    return [name for name, engine in ENGINES.items() if issubclass(job, engine.runs)]

@@ -1,0 +1,105 @@
+"""The queries that engines run: one job, with its state kept in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from holdfast.backends.base import Backend
+from holdfast.backends.run import TableSchema
+from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.job import SparkJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.state import GroupState
+
+_OPERATOR = "bench"
+
+
+def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return the job on holdfast."""
+    from holdfast.spark_integration.stream import stream
+
+    grouped = stream(frame).groupBy("key")
+    return grouped.applyInArrowWithState(job.stateful, job.output, job.state, "update", name=_OPERATOR)
+
+
+def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return holdfast's pipeline around a function that keeps no state."""
+    from holdfast.spark_integration.stream import stream
+
+    grouped = stream(frame).groupBy("key")
+    return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=_OPERATOR)
+
+
+def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return the job as Spark's own aggregation."""
+    return frame.groupBy("key").agg(*job.aggregates())
+
+
+def by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return a job by key on holdfast."""
+    from holdfast.spark_integration.stream import stream
+
+    assert isinstance(job, JobByKey)
+    return (
+        stream(frame)
+        .groupBy("key")
+        .applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf, name=_OPERATOR)
+    )
+
+
+def spark_by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return a job by key as Spark's own ``applyInPandasWithState``."""
+    assert isinstance(job, JobByKey)
+    return frame.groupBy("key").applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf)
+
+
+def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    rows = sum(len(chunk) for chunk in chunks)
+    before = state.get[0] if state.exists else 0
+    state.update((before + rows,))
+    yield pd.DataFrame({"n": [before + rows]})
+
+
+def spark_counting(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return Spark's ``applyInPandasWithState`` doing next to nothing: as many keys as partitions, counted."""
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+    route = F.pmod(F.xxhash64("key"), F.lit(job.partitions)).cast("int")
+    few = frame.select(route.alias("route"), *[name for name in frame.columns if name != "key"])
+    return few.groupBy("route").applyInPandasWithState(_count, "n long", "n long", "update", "NoTimeout")
+
+
+def live_bytes(local_dir: Path, backend_class: type[Backend], job: SparkJob) -> int:
+    """Return the Arrow size of the newest version of all shards: key and value columns of live keys.
+
+    Parameters
+    ----------
+    local_dir : pathlib.Path
+        The ``spark.holdfast.local.dir`` of a run of `with_state`, whose Spark still runs.
+    """
+    from holdfast import clock
+    from holdfast.spark_integration.shard.operator import STATE_TABLE
+
+    table = _state_table(job, STATE_TABLE)
+    total = 0
+    for directory in local_dir.glob("holdfast-*/executor-*/**/shard-*"):
+        with backend_class(directory, {STATE_TABLE: table}, clock.new_id) as backend:
+            for pointer in backend.versions()[-1:]:
+                with backend.view(pointer) as view:
+                    total += sum(run.keys.nbytes + run.values.nbytes for run in view.scan(STATE_TABLE))
+    return total
+
+
+def _state_table(job: SparkJob, name: str) -> TableSchema:
+    from pyspark.sql.types import StructType
+
+    from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+
+    key = StructType(parse_struct(job.output, "output").fields[:1])
+    return TableSchema.of(name, arrow_schema(key, "the key"), arrow_schema(parse_struct(job.state, "state"), "state"))

@@ -1,0 +1,262 @@
+"""What executors that have ended left on this machine: the next one takes it over, and what nobody wants goes.
+
+::
+
+    <root>/holdfast-<user id>/
+        executor-<pid>-<start>/         dead: its process is gone and its state server's lock is free
+            disk/<query id>/<operator>/
+                shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
+            found-dead                  since when that is known: a day later all is removed
+
+A shard's directory has one owner at any time. Who takes one over holds a lock on it, and the dead executor's
+lock together with others that do so; its own state server and whoever removes it hold that alone. So nothing is
+taken from a server that is still ending, and nothing is removed while somebody reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from holdfast import clock
+from holdfast.backends import local_files
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import TableSchema
+from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.executor.local_dirs import (
+    LOCK_NAME,
+    ON_DISK,
+    SHARD_PREFIX,
+    private_directory,
+    socket_path,
+    take_lock,
+    try_lock,
+    user_directory,
+)
+from holdfast.spark_integration.executor.processes import ProcessId
+
+KEPT_MS = 24 * 60 * 60_000
+# A state server ends within 20 s of its executor.
+WAIT_MS = 25_000
+_FOUND_DEAD = "found-dead"
+_TAKING_OVER = "taking-over"
+
+_log = logging.getLogger(__name__)
+
+
+def open_backend(
+    name: str,
+    directory: Path,
+    tables: Mapping[str, TableSchema],
+    options: Mapping[str, str],
+    executor_directory: Path,
+) -> Backend:
+    """Open a shard in this process; what a dead executor left of it is taken over first, where there is none here.
+
+    Parameters
+    ----------
+    name : str
+        Of the registered backend.
+    directory : pathlib.Path
+        Of the shard.
+    tables : mapping of str to TableSchema
+    options : mapping of str to str
+        What the configuration has below ``spark.holdfast.<backend>.``.
+    executor_directory : pathlib.Path
+        Of this executor.
+    """
+    backend = find_backend(name)
+
+    def open_at(path: Path) -> Backend:
+        return backend(path, tables, clock.new_id, options, executor_directory)
+
+    if not backend.in_memory:
+        adopt_shard(directory, executor_directory, open_at)
+    return open_at(directory)
+
+
+def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
+    """Take over what a dead executor left of a shard that has no directory here yet.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        Where the shard belongs, below `executor_directory`.
+    executor_directory : pathlib.Path
+        Of the living executor.
+    open_backend : callable
+        Returns the backend of a shard directory.
+
+    Returns
+    -------
+    bool
+        Whether there is such a directory now. All in it was verified, and what is damaged set aside.
+
+    Notes
+    -----
+    Of several, the one with the newest version is taken. Waits for a state server that is still ending, and for
+    another worker that takes over the same directory.
+    """
+    if directory.exists():
+        return False
+    with ExitStack() as locks:
+        found: list[tuple[Pointer, Path]] = []
+        for dead in _dead_executors(executor_directory.parent):
+            path = dead / directory.relative_to(executor_directory)
+            if (
+                path.is_dir()
+                and locks.enter_context(_executor_lock(dead, shared=True, wait_ms=WAIT_MS))
+                and locks.enter_context(_shard_lock(path))
+            ):
+                newest = _newest_version(path, open_backend)
+                found += [] if newest is None else [(newest, path)]
+        return bool(found) and _take_over(*max(found), directory, open_backend)
+
+
+def _newest_version(path: Path, open_backend: Callable[[Path], Backend]) -> Pointer | None:
+    try:
+        with open_backend(private_directory(path)) as backend:
+            return max(backend.versions(), default=None)
+    except HoldfastError as exc:
+        _log.warning("%s cannot be taken over: %s", path, exc)
+        return None
+
+
+def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Callable[[Path], Backend]) -> bool:
+    try:
+        with open_backend(path) as backend:
+            damaged = backend.verify()
+        local_files.make_private_folder(directory.parent)
+        os.rename(path, directory)
+        (directory / _TAKING_OVER).unlink(missing_ok=True)
+    except (HoldfastError, OSError) as exc:
+        _log.warning("%s cannot be taken over: %s", path, exc)
+        return False
+    _log.info("took over %s, newest version %s, %d damaged files", path, newest, len(damaged))
+    return True
+
+
+def remove_dead_executors(root: Path, now_ms: int) -> None:
+    """Delete and report what executors that no longer run left in RAM, and what nobody took over for `KEPT_MS`.
+
+    Notes
+    -----
+    An executor whose state server runs is alive, even where its process cannot be seen from here: containers
+    may share a directory. The lock also lets only one of several servers delete.
+    """
+    for path in _dead_executors(user_directory(root)):
+        with _executor_lock(path) as is_mine:
+            if is_mine:
+                size = _remove_what_ended(path, now_ms)
+                if size:
+                    _log.warning("removed %d bytes that a dead executor left in %s", size, path)
+
+
+def leave_executor_directory(path: Path) -> None:
+    """Delete the local state of this executor, which has ended, but for what the next one can use."""
+    _remove_all_but_shards(path)
+    if not (path / ON_DISK).exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_what_ended(path: Path, now_ms: int) -> int:
+    """Delete what nobody can or will use any more of a dead executor; return how many bytes the files had."""
+    size = _remove_all_but_shards(path)
+    note = path / _FOUND_DEAD
+    with suppress(OSError):
+        if not note.exists():
+            note.touch(mode=0o600)
+            os.utime(note, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
+        is_kept = (path / ON_DISK).exists() and note.stat().st_mtime_ns // 1_000_000 > now_ms - KEPT_MS
+        if not is_kept:
+            size += _remove(path)
+    return size
+
+
+def _remove_all_but_shards(path: Path) -> int:
+    with suppress(OSError):
+        socket_path(path).unlink()
+    size = sum(
+        _remove(path / name) for name in local_files.list_folder(path) if name not in (ON_DISK, LOCK_NAME, _FOUND_DEAD)
+    )
+    for operator in (path / ON_DISK).glob("*/*"):
+        if not any(operator.glob(f"{SHARD_PREFIX}*")):
+            _remove(operator)
+    for folder in (*(path / ON_DISK).glob("*"), path / ON_DISK):
+        with suppress(OSError):
+            folder.rmdir()
+    return size
+
+
+def _remove(path: Path) -> int:
+    if not path.is_dir() or path.is_symlink():
+        with suppress(OSError):
+            path.unlink()
+        return 0
+    size = local_files.folder_bytes(path)
+    shutil.rmtree(path, ignore_errors=True)
+    return size
+
+
+def _dead_executors(user_directory: Path) -> list[Path]:
+    return [path for path in sorted(user_directory.glob("executor-*")) if _is_dead(path)]
+
+
+def _is_dead(path: Path) -> bool:
+    executor = ProcessId.parse(path.name.removeprefix("executor-"))
+    if executor is None or not path.is_dir() or executor.is_alive():
+        return False
+    try:
+        private_directory(path)
+    except (InvalidArgumentError, UnavailableError) as exc:
+        _log.warning("left alone: %s", exc)
+        return False
+    return True
+
+
+@contextmanager
+def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Iterator[bool]:
+    """Hold the lock of a dead executor while the context lasts; False where it cannot be had."""
+    try:
+        descriptor = _wait_for(lambda: take_lock(path, shared=shared), wait_ms)
+    except UnavailableError:  # removed meanwhile
+        descriptor = None
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextmanager
+def _shard_lock(path: Path) -> Iterator[bool]:
+    """Let nobody else take a directory over while the context lasts; False where it is not there any more.
+
+    The lock is on a file in it: the directory itself is held by the backend that verifies it.
+    """
+    note = path / _TAKING_OVER
+    try:
+        descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        _log.warning("%s cannot be taken over: %s", path, exc)
+        yield False
+        return
+    try:
+        has_lock = _wait_for(lambda: try_lock(descriptor) or None, WAIT_MS)
+        # The lock goes with the directory when another worker renames it, and the path is then free.
+        yield bool(has_lock) and note.exists() and os.path.samestat(os.fstat(descriptor), note.stat())
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for(ask: Callable[[], int | None], wait_ms: int) -> int | None:
+    """Ask until there is an answer, at most so long."""
+    end_ms = clock.monotonic_ms() + wait_ms
+    while (answer := ask()) is None and clock.monotonic_ms() < end_ms:
+        clock.sleep_ms(50)
+    return answer

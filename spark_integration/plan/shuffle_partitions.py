@@ -1,0 +1,100 @@
+"""Whether a session has far more shuffle partitions than task slots, as an unconfigured Spark has with its 200.
+
+Each shuffle partition is a task of every micro-batch, however few rows there are, and a streaming query never merges
+them: Spark plans it without adaptive execution. Spark keeps the number with which a query first starts.
+
+How many tasks run at once follows from the configuration, which a Spark Connect session has too::
+
+    local, local[4], local-cluster[2,4,1024]    1, 4, 2 * 4
+    local[*]                                    the driver's cores: its default parallelism, unless that is configured
+    dynamic allocation                          maxExecutors * executor.cores
+    otherwise                                   executor.instances * executor.cores; standalone: cores.max at most
+
+divided by ``spark.task.cpus``. Where a figure is missing, as on a standalone cluster that gives all its cores, it is
+unknown, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+_KEY = "spark.sql.shuffle.partitions"
+# From here on a micro-batch of few rows takes more than a second: a task takes 0.1 to 0.15 s, its state store included.
+_FAR_MORE = 8
+_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+
+
+def shuffle_partitions(session: SparkSession) -> int:
+    """Return the number that a query has if it first starts now."""
+    return int(str(session.conf.get(_KEY)))
+
+
+def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
+    """Warn where the session has far more shuffle partitions than task slots.
+
+    Parameters
+    ----------
+    session : SparkSession
+    stacklevel : int
+        How many calls above this one the user's stands.
+    """
+    configuration = dict(session.conf.getAll)
+    partitions = shuffle_partitions(session)
+    slots = task_slots(configuration, _default_parallelism(session, configuration))
+    if slots is not None and partitions > _FAR_MORE * slots:
+        warnings.warn(
+            f"this session has {partitions} shuffle partitions and {slots} task slots: a query that first starts in it "
+            f"runs {partitions} tasks in every micro-batch, and each takes 0.1 s or more, however few its rows. Set "
+            f"{_KEY}={slots}, or a small multiple where the cluster will grow; a query keeps the number that it first "
+            "started with",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _default_parallelism(session: SparkSession, configuration: Mapping[str, str]) -> int | None:
+    # Spark Connect has no SparkContext.
+    context = getattr(session, "sparkContext", None)
+    if context is None or "spark.default.parallelism" in configuration:
+        return None
+    return int(context.defaultParallelism)
+
+
+def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
+    """Return how many tasks run at once at most; None where the configuration does not say.
+
+    Parameters
+    ----------
+    configuration : mapping of str to str
+        Of the session.
+    local_cores : int or None
+        What ``local[*]`` takes, where it is known.
+    """
+    cores = _cores(configuration, local_cores)
+    return None if cores is None else max(cores // (_number(configuration, "spark.task.cpus") or 1), 1)
+
+
+def _cores(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
+    master = configuration.get("spark.master", "")
+    if local := _LOCAL.fullmatch(master):
+        threads = local[1] or "1"
+        return local_cores if threads == "*" else int(threads)
+    if cluster := _LOCAL_CLUSTER.fullmatch(master):
+        return int(cluster[1]) * int(cluster[2])
+    is_dynamic = configuration.get("spark.dynamicAllocation.enabled") == "true"
+    limit = "spark.dynamicAllocation.maxExecutors" if is_dynamic else "spark.executor.instances"
+    is_standalone = master.startswith("spark://")
+    executors = _number(configuration, limit)
+    cores = _number(configuration, "spark.executor.cores") or (None if is_standalone else 1)
+    by_executor = executors * cores if executors and cores else None
+    in_all = _number(configuration, "spark.cores.max") if is_standalone else None
+    return min((found for found in (by_executor, in_all) if found), default=None)
+
+
+def _number(configuration: Mapping[str, str], key: str) -> int | None:
+    value = configuration.get(key, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None

@@ -1,0 +1,190 @@
+"""A run of a query claims its operators' directories before it uses them: once an executor, checked once a process.
+
+What the processes of an executor tell each other about it stands in `holdfast.spark_integration.shard.claim_note`, what
+claims are in `holdfast.snapshotter.ownership.claims`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark import TaskContext
+
+from holdfast import clock
+from holdfast.backends import local_files
+from holdfast.errors import ConflictError, UnavailableError
+from holdfast.snapshotter.ownership.claim_listing import Claimant
+from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Held
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
+from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.executor.processes import executor_process, living, machine
+from holdfast.spark_integration.shard.claim_note import ClaimNote
+
+_log = logging.getLogger(__name__)
+
+#: An operator's definition in a run of a query, and where its objects lie.
+_Run = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What this process has done for the runs that it serves.
+
+    Attributes
+    ----------
+    claimed : set
+        The stored record was checked, and the directory claimed where the run is known.
+    declared : set
+        The record is stored.
+    """
+
+    claimed: set[_Run] = field(default_factory=set)
+    declared: set[_Run] = field(default_factory=set)
+
+
+@kept_per_process(1)
+def _done() -> _Done:
+    return _Done()
+
+
+def _run_of(storage: ObjectStorage, record: OperatorRecord) -> _Run:
+    return (storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
+
+
+def keep_claim(
+    storage: ObjectStorage,
+    record: OperatorRecord,
+    operator_directory: Path,
+    batch_id: int | None,
+    application: str,
+    now_ms: Callable[[], int] = clock.now_ms,
+) -> Held:
+    """Claim the operator's directory before it is used, and renew the claim when it is time; see `snapshotter.claims`.
+
+    The first process of an executor tests the storage and claims, once for each run; each other one looks at the
+    operator's record. Here and not where the operator is defined: only executors are sure to have the credentials, the
+    network and the local file system that will be used.
+
+    Returns
+    -------
+    Held
+        What the run holds.
+
+    Raises
+    ------
+    ConflictError
+        Another query, or another operator of this query, is at work here; or another application on this query.
+    FencedError
+        A newer run of this query is.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    claims = Claims(storage, record.operator, claimant(record, batch_id, application), living, now_ms=now_ms)
+    note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
+    run, done = _run_of(storage, record), _done()
+    renewed_ms = note.modified_ms()
+    if run not in done.claimed or renewed_ms is None:
+        private_directory(note.path.parent)
+        with note.locked() as held:
+            if held is None:
+                probe_storage(storage, f"{record.operator}/probes")
+                note.write(claims.take(record))
+            else:
+                check_stored(storage, record)
+        done.claimed.add(run)
+    if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
+        _renew(claims, note)
+    return note.held()
+
+
+def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """Check that the stored record, if any, allows this one to go on; once in this process for each run of the query.
+
+    Raises
+    ------
+    ConflictError
+        The directory belongs to another query, or to another operator of this query.
+    SchemaMismatchError
+        The state was written with other columns or another number of shards.
+    """
+    run, done = _run_of(storage, record), _done()
+    if run not in done.claimed:
+        check_stored(storage, record)
+        done.claimed.add(run)
+
+
+def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
+    """`declare_operator`, once in this process for each operator definition and run of the query."""
+    run, done = _run_of(storage, record), _done()
+    if run not in done.declared:
+        declare_operator(storage, record)
+        done.declared.add(run)
+
+
+def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> Claimant:
+    """Return who claims in this task; Spark tells the query's name in the description of its jobs only."""
+    context = TaskContext.get()
+    description = (context.getLocalProperty("spark.job.description") or "") if context else ""
+    name, found, _ = description.partition(f"id = {record.query_id}")
+    name = name.strip().removesuffix("<br/>").strip()
+    return Claimant(
+        query_id=record.query_id,
+        run_id=record.run_id,
+        query_name=name if found and name else None,
+        application=application,
+        host=socket.gethostname(),
+        machine=machine(),
+        process=str(executor_process()),
+        batch_id=batch_id,
+        retained_versions=record.retained_versions,
+    )
+
+
+def _renew(claims: Claims, note: ClaimNote) -> None:
+    seen_ms = note.modified_ms()
+    with note.locked() as held:
+        if held is None or note.modified_ms() != seen_ms:
+            return  # another process was faster
+        renewed = held
+        try:
+            renewed = claims.renew(held)
+        except UnavailableError as exc:
+            # The commit will say so where that matters; a claim that grows old harms nobody.
+            _log.warning("the claim was not renewed, and is tried again later: %s", exc)
+        note.write(renewed)
+
+
+def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
+    """Refuse a second operator under one name in one run of a query.
+
+    Raises
+    ------
+    ConflictError
+        Another operator of this query has the name.
+    UnavailableError
+        Local storage is full or failing.
+    """
+    note = private_directory(operator_directory / RUNS) / run_id
+    with local_files.writing(note):
+        try:
+            descriptor = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            running = note.read_text()
+        else:
+            with open(descriptor, "w") as file:
+                file.write(definition_id)
+            running = definition_id
+    if running and running != definition_id:
+        raise ConflictError(
+            "two operators of this query have the same name: give each its own, as in "
+            "applyInArrowWithState(…, name='totals')",
+            operator=operator_directory.name,
+        )

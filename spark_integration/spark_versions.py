@@ -1,0 +1,172 @@
+"""What differs between the versions of Spark that holdfast runs on; no other module asks for the version.
+
+=================================  =====================  =====================  ==========================
+                                   4.0                    4.1                    4.2 and later
+=================================  =====================  =====================  ==========================
+pandas and Arrow in the worker     its serializer         its serializer         ``pyspark.sql.conversion``
+output of another type             refused                cast                   cast
+whole numbers as decimals          refused                by a setting           by a setting
+integers of pandas with nulls      floats                 floats                 nullable, by a setting
+number of state's partitions       shuffle partitions of  a property of the      a property of the
+                                   the run's session      run's session          run's session
+Java                               17, 21                 17, 21                 17, 21, 25
+=================================  =====================  =====================  ==========================
+
+The conversions are private to Spark. They are called all the same, so that a function sees the frames that Spark's own
+worker would show it, and its output becomes what Spark would make of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+OLDEST = (4, 0)
+
+
+def minor_version(text: str) -> tuple[int, int]:
+    """Return major and minor of a version: (4, 1) for 4.1.0.dev1."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def require_supported(version: str) -> None:
+    """Refuse a Spark that is too old, before any import fails by a name that nobody knows.
+
+    Raises
+    ------
+    ImportError
+        It is older than 4.0.
+    """
+    if minor_version(version) < OLDEST:
+        raise ImportError(
+            f"holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
+        )
+
+
+require_supported(pyspark.__version__)
+_SPARK = minor_version(pyspark.__version__)
+
+
+def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
+    """Return the Java versions that a Spark runs on: the long-term ones."""
+    return frozenset({17, 21, 25} if minor_version(spark_version) >= (4, 2) else {17, 21})
+
+
+# ------------------------------------------------------------------------------------------------ tasks
+
+
+def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
+    """Return how many partitions Spark's state has, as pinned in the query's offset log; None where it is not known.
+
+    Parameters
+    ----------
+    tell : callable
+        Gives a property of the task by its name, "" for one that is not set.
+    in_sparks_thread : bool
+        Whether the job was started by the thread of the query.
+
+    Notes
+    -----
+    Spark 4.0 pins the session's own number of shuffle partitions, which any session may have; so there it is believed
+    in Spark's thread only.
+    """
+    if _SPARK >= (4, 1):
+        return _number(tell("spark.sql.streaming.internal.stateStore.partitions"))
+    return _number(tell("spark.sql.shuffle.partitions")) if in_sparks_thread else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+# ------------------------------------------------------------------------------------- pandas and Arrow
+
+
+def prefers_nullable_integers(session: SparkSession) -> bool:
+    """Return whether a session shows integers as pandas' nullable types."""
+    return _SPARK >= (4, 2) and _is_on(session, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype")
+
+
+def takes_integers_as_decimals(session: SparkSession) -> bool:
+    """Return whether a session lets a function return integers where decimals are declared."""
+    return _SPARK >= (4, 1) and _is_on(session, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled")
+
+
+def _is_on(session: SparkSession, name: str) -> bool:
+    return session.conf.get(name, "false") == "true"
+
+
+def arrow_to_pandas(batch: pa.RecordBatch, timezone: str, *, prefer_int_ext_dtype: bool) -> list[pd.Series[Any]]:
+    """Return the columns of a batch as Spark's worker shows them to a function of ``applyInPandasWithState``."""
+    if _SPARK >= (4, 2):
+        from pyspark.sql.conversion import ArrowBatchTransformer
+
+        return ArrowBatchTransformer.to_pandas(  # type: ignore[return-value]
+            batch, timezone=timezone, prefer_int_ext_dtype=prefer_int_ext_dtype
+        )
+    import pyarrow as pa
+
+    serializer = _serializer(timezone, safecheck=True, int_to_decimal_coercion_enabled=False)
+    columns = pa.Table.from_batches([batch]).itercolumns()  # not the batch's: those of a table have names
+    if _SPARK >= (4, 1):
+        return [serializer.arrow_to_pandas(column, at) for at, column in enumerate(columns)]
+    return [serializer.arrow_to_pandas(column) for column in columns]
+
+
+def pandas_to_arrow(
+    columns: list[pd.Series[Any]],
+    schema: StructType,
+    timezone: str,
+    *,
+    safecheck: bool,
+    int_to_decimal_coercion_enabled: bool,
+) -> pa.RecordBatch:
+    """Return what Spark's worker makes of a function's output, whose columns come in the order of `schema`.
+
+    Raises
+    ------
+    PySparkTypeError, PySparkValueError
+        As Spark's worker raises them.
+    """
+    if _SPARK >= (4, 2):
+        from pyspark.sql.conversion import PandasToArrowConversion
+
+        return PandasToArrowConversion.convert(
+            columns,
+            schema,
+            timezone=timezone,
+            safecheck=safecheck,
+            arrow_cast=True,
+            int_to_decimal_coercion_enabled=int_to_decimal_coercion_enabled,
+        )
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    serializer = _serializer(timezone, safecheck, int_to_decimal_coercion_enabled)
+    arrays = []
+    for column, field in zip(columns, schema, strict=True):
+        column.name = field.name  # which the serializer's errors show
+        arrow_type = to_arrow_type(field.dataType)
+        arrays.append(serializer._create_array(column, arrow_type, arrow_cast=_SPARK >= (4, 1)))  # noqa: SLF001
+    return pa.RecordBatch.from_arrays(arrays, schema.names)
+
+
+@lru_cache(maxsize=8)
+def _serializer(timezone: str, safecheck: bool, int_to_decimal_coercion_enabled: bool) -> Any:
+    """Return what Spark 4.0 and 4.1 convert with."""
+    from pyspark.sql.pandas import serializers
+
+    further = {"int_to_decimal_coercion_enabled": int_to_decimal_coercion_enabled} if _SPARK >= (4, 1) else {}
+    serializer: Any = serializers.ArrowStreamPandasUDFSerializer  # type: ignore[attr-defined]  # gone in 4.3
+    return serializer(timezone, safecheck, assign_cols_by_name=True, **further)

@@ -1,0 +1,90 @@
+"""Reading a version: point reads and scans give the same, and every range has an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.backends.rocksdb import reads as rocksdb_reads
+from holdfast.backends.rocksdb import view as rocksdb_view
+from holdfast.backends.rocksdb.backend import RocksDBBackend
+from holdfast.testing.state_rows import (
+    COUNTS,
+    P1,
+    P2,
+    PAIRS,
+    Row,
+    contents,
+    counts,
+    keys_of,
+    run_of,
+    users,
+)
+
+
+def test_few_of_many_keys_and_many_of_few(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point reads where keys are sparse, a scan where they are dense: the same answers."""
+    names = [f"user {i}" for i in range(20_000)]
+    shard.apply(None, P1, counts(*((name, i) for i, name in enumerate(names))), {})
+    scanned: list[int] = []
+    by_scan = rocksdb_reads.TableReader._get_by_scan
+
+    def spied(reader: Any, keys: list[bytes], first: int, last: int) -> list[bytes | None]:
+        scanned.append(len(keys))
+        return by_scan(reader, keys, first, last)
+
+    monkeypatch.setattr(rocksdb_reads.TableReader, "_get_by_scan", spied)
+    with shard.view(P1) as view:
+        assert users(view, *names[::100]) == [(i,) for i in range(0, 20_000, 100)]
+        assert users(view, *names[:500]) == [(i,) for i in range(500)]
+        assert not scanned
+        assert users(view, *names[::2]) == [(i,) for i in range(0, 20_000, 2)]
+        assert users(view, *names[::-1]) == [(i,) for i in range(19_999, -1, -1)]
+        assert sum(scanned) == 30_000
+
+
+def test_prefixes_are_sought_or_scanned(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of few maps among many, and of most of them; at an older version too."""
+    written: list[tuple[Row, Row | None]] = [((i % 300, float(i), "x"), (str(i), None)) for i in range(3000)]
+    hashes = [(i % 300) << 55 for i in range(3000)]
+    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, hashes)}, {})
+    gone: list[tuple[Row, Row | None]] = [(key, None) for key, _ in written[:600]]
+    new: list[tuple[Row, Row | None]] = [((7, -1.0, None), ("new", None)), ((400, 1.0, "x"), ("other", None))]
+    shard.apply(P1, P2, {"pairs": run_of(PAIRS, [*gone, *new], [*hashes[:600], 7 << 55, 400 << 55])}, {})
+    for per_prefix in (0, 10**6):
+        monkeypatch.setattr(rocksdb_view, "SCAN_ROWS_PER_PREFIX", per_prefix)
+        for wanted in ([7], [299, 7, 7, 500], list(range(300))):
+            prefixes = keys_of(PAIRS.prefix(1), [(i,) for i in wanted], [i << 55 for i in wanted])
+            found = {}
+            for pointer in (P1, P2):
+                with shard.view(pointer) as view:
+                    runs = list(view.scan_prefix("pairs", prefixes))
+                hashes_found = np.concatenate([run.hashes for run in runs])
+                assert (hashes_found[1:] >= hashes_found[:-1]).all()
+                found[pointer] = sorted(note for run in runs for note in run.values.column(0).to_pylist())
+            assert found[P1] == sorted(str(i) for i in range(3000) if i % 300 in wanted)
+            kept = [str(i) for i in range(600, 3000) if i % 300 in wanted]
+            assert found[P2] == sorted([*kept, "new"])
+
+
+def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) -> None:
+    """Bounds of ranges: nothing of a neighbouring table is taken in, and nothing left out."""
+    top = 2**64 - 1
+    rows_: list[tuple[Row, Row | None]] = [((None, None, "z" * i), ("n", None)) for i in range(5)]
+    shard.apply(
+        None,
+        P1,
+        {
+            "counts": run_of(COUNTS, [(("a",), (1,)), (("b",), (2,))], [0, top]),
+            "pairs": run_of(PAIRS, rows_, [0, 0, top, top, top]),
+        },
+        {},
+    )
+    with shard.view(P1) as view:
+        assert len(contents(view, "counts", top, top)) == 1
+        assert len(contents(view, "pairs", top, top)) == 3
+        assert len(contents(view, "pairs", 1, top - 1)) == 0
+        assert len(contents(view, "counts", 1, 0)) == 0
+        assert len(contents(view, "members")) == 0

@@ -1,0 +1,119 @@
+"""What is looked at during a run: processes, folders, spans of the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from holdfast.benches.instruments import spans
+from holdfast.benches.instruments.processes import Processes, spark_kind, store_kind
+from holdfast.benches.runs.spark_run import folder_bytes
+
+MIB = 1 << 20
+
+
+def test_folder_bytes_counts_a_linked_file_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "below").mkdir()
+    os.link(tmp_path / "a", tmp_path / "below" / "b")
+    (tmp_path / "c").write_bytes(b"123")
+    assert folder_bytes(tmp_path) == 8
+    assert folder_bytes(tmp_path / "absent") == 0
+
+
+def test_spans_are_means_over_the_counted_batches(tmp_path: Path) -> None:
+    lines = [{"batch": batch, "spans": {"pack": [2, 0.2, 0.1]}} for batch in (0, 1, 2, 3)]
+    (tmp_path / "4711.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert spans.collect(tmp_path, range(1, 3)) == {"pack": {"calls": 2.0, "ms": 200.0, "cpu_ms": 100.0}}
+
+
+def test_a_generator_is_not_charged_for_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(spans, "_now", lambda: np.array([0.0, clock[0], 0.0]))
+    monkeypatch.setattr(spans, "_times", {})
+
+    def slow_input() -> Any:
+        for i in range(3):
+            clock[0] += 10
+            yield i
+
+    def work(items: Any) -> Any:
+        for item in items:
+            clock[0] += 1
+            yield item
+
+    assert list(spans._timed_generator("work", work)(slow_input())) == [0, 1, 2]
+    assert spans._times["work"][1] == 3
+    assert spans._times["work: wait for input"][1] == 30
+
+
+def test_every_span_names_something_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    for _, module, attribute in (*spans.SPANS, *spans.GENERATORS):
+        owner: Any = importlib.import_module(module if module.startswith("pyspark") else f"holdfast.{module}")
+        for part in attribute.split("."):
+            owner = getattr(owner, part)
+        assert callable(owner)
+
+
+def test_a_process_that_has_ended_still_counts(tmp_path: Path) -> None:
+    work = (
+        "import os, sys; held = bytearray(os.urandom(48 << 20)); file = open(sys.argv[1], 'wb'); file.write(held)\n"
+        "os.fsync(file.fileno()); print('holds', flush=True)\n"
+        "input(); del held; print('free', flush=True); input()"
+    )
+    children: set[int] = set()
+    # Not all that is below: other tests of this process have left a Spark there.
+    processes = Processes(lambda p: store_kind(p) if p.pid in {os.getpid(), *children} else None)
+    command = [sys.executable, "-c", work, str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        children.add(child.pid)
+        assert child.stdout.readline() == "holds\n"
+        processes.look()
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "free\n"
+        processes.look()
+        child.communicate("\n")
+    processes.look()
+    peak = processes.peak()
+    assert 48 * MIB < peak["background"]["anonymous"] <= peak["background"]["pss"] <= peak["background"]["rss"]
+    assert processes.written()["background"] >= 48 * MIB
+    assert 0 < processes.seconds()["background"] < 60
+    assert "store" in peak
+
+
+def test_an_orphan_stays_below_the_run_that_started_it() -> None:
+    work = """
+import psutil, subprocess, sys
+from holdfast.benches.instruments.processes import adopt_orphans
+adopt_orphans()
+orphan = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdout=2).pid)"
+pid = int(subprocess.run([sys.executable, "-c", orphan], stdout=-1, check=True).stdout)
+assert pid in [process.pid for process in psutil.Process().children(recursive=True)]
+"""
+    assert subprocess.run([sys.executable, "-c", work], input="", text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [([], "python"), (["-m", "holdfast.spark_integration.server.state_server"], "server")],
+)
+def test_processes_of_a_query_are_told_apart(command: list[str], kind: str) -> None:
+    run = [sys.executable, "-c", "print('up', flush=True); input()", *command]
+    with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        assert spark_kind(psutil.Process(child.pid)) == kind
+        child.communicate(b"\n")
+    assert spark_kind(psutil.Process()) is None

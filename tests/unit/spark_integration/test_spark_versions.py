@@ -1,0 +1,66 @@
+"""What differs between Spark's versions stands in one module, and what that uses of Spark is there."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructType
+
+from holdfast.spark_integration import spark_versions
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_no_other_module_asks_for_the_version_of_spark() -> None:
+    """Else what differs is found in many places, and a new version is a search."""
+    folders = ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration")
+    asking = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node).endswith(
+            ("pyspark.__version__", "spark.version", "session.version", "sparkSession.version")
+        )
+    ]
+    assert {line.rpartition(":")[0] for line in asking} == {"spark_integration/spark_versions.py"}, asking
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "3.4.0", "2.4.8"])
+def test_a_spark_that_is_too_old_is_refused_by_name(version: str) -> None:
+    """Else the first import of something that it lacks fails, by a name that tells the user nothing."""
+    code = f"import pyspark; pyspark.__version__ = {version!r}; import holdfast; holdfast.stream"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: holdfast needs PySpark 4.0 or newer, and this is {version}: pip install --upgrade 'pyspark>=4'"
+    )
+
+
+def test_java_follows_spark() -> None:
+    """A Java that Spark does not know fails in its first query, by an error of the JVM."""
+    assert spark_versions.java_versions("4.0.5") == {17, 21}
+    assert spark_versions.java_versions("4.1.1") == {17, 21}
+    assert spark_versions.java_versions("4.2.0") == {17, 21, 25}
+    assert spark_versions.java_versions("5.0.0.dev1") == {17, 21, 25}
+
+
+def test_pyspark_has_the_conversions_that_frames_go_by() -> None:
+    """They are not public: should a release change them, this test says so by name."""
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2], "s": ["a", None]})
+    n, s = spark_versions.arrow_to_pandas(batch, "UTC", prefer_int_ext_dtype=False)
+    assert (n.name, n.dtype, n.tolist(), s.name, s.tolist()) == ("n", "int64", [1, 2], "s", ["a", None])
+    back = spark_versions.pandas_to_arrow(
+        [pd.Series([1, 2]), pd.Series(["a", None])],
+        StructType().add("n", LongType()).add("s", StringType()),
+        "UTC",
+        safecheck=True,
+        int_to_decimal_coercion_enabled=False,
+    )
+    assert back.to_pydict() == batch.to_pydict()

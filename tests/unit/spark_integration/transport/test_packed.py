@@ -1,0 +1,189 @@
+"""Packing: every row reaches its shard once, whatever the sizes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.spark_integration.transport import output as output_module
+from holdfast.spark_integration.transport import packed as packed_module
+from holdfast.spark_integration.transport.blobs import BLOB, read_blob, write_blob
+from holdfast.spark_integration.transport.output import pack_output, unpack_output
+from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
+from holdfast.spark_integration.transport.routes import routes_of, shards_of
+from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE
+from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
+
+AT = pa.timestamp("us", "America/New_York")
+COLUMNS = pa.schema([(HASH, pa.int64()), ("row", pa.int64()), ("name", pa.string()), ("at", AT)])
+NO_EVENT = PackedTransport([0], pa.schema([]), None)
+
+
+def batch_of(rows: list[tuple[int, int, str | None, int | None]]) -> pa.RecordBatch:
+    """Return rows of (hash, row, name, microseconds) as Spark sends them."""
+    hashes = np.array([h for h, *_ in rows], np.uint64).view(np.int64)
+    at = pa.array([us for *_, us in rows], pa.int64()).view(AT)
+    columns = [
+        pa.array(hashes),
+        pa.array([r[1] for r in rows], pa.int64()),
+        pa.array([r[2] for r in rows], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays([*columns, at], schema=COLUMNS)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> list[pa.RecordBatch]:
+    sizes = draw(st.lists(st.integers(0, 15), max_size=5))
+    hashes = st.one_of(st.sampled_from([0, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+    row = st.tuples(hashes, st.just(0), st.none() | st.text(max_size=4), st.none() | st.integers(-(2**62), 2**62))
+    numbers = iter(range(1000))
+    return [
+        batch_of([(r[0], next(numbers), *r[2:]) for r in draw(st.lists(row, min_size=n, max_size=n))]) for n in sizes
+    ]
+
+
+@given(inputs(), st.sampled_from([1, 3, 200]), st.sampled_from([1, 500, 32 << 20]), st.sampled_from([None, "at"]))
+def test_every_row_reaches_its_shard_once(
+    batches: list[pa.RecordBatch], shards: int, blob_bytes: int, event_time: str | None
+) -> None:
+    """Also where blobs are flushed again and again because they are large."""
+    routes = routes_of(shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_module, "BLOB_BYTES", blob_bytes)
+        packed = list(pack_rows(iter(batches), routes, event_time))
+    received: list[dict[str, Any]] = []
+    for batch in packed:
+        assert batch.schema.names == [ROUTE, BLOB, *([EVENT_TIME] if event_time else [])]
+        assert batch.num_rows <= shards
+        for row in range(batch.num_rows):
+            table = read_blob(batch.column(BLOB)[row].as_py())
+            assert table.schema == COLUMNS
+            shard = routes.index(batch.column(ROUTE)[row].as_py())
+            assert set(shards_of(table[HASH].to_numpy().view(np.uint64), shards)) == {shard}
+            if event_time:
+                times = [t for t in table["at"].cast(pa.timestamp("us")).cast(pa.int64()).to_pylist() if t is not None]
+                assert batch.column(EVENT_TIME).type == AT
+                assert batch.column(EVENT_TIME).view(pa.int64())[row].as_py() == max(times, default=None)
+            received += table.drop(["at"]).to_pylist()
+    sent = [row for batch in batches for row in batch.drop_columns(["at"]).to_pylist()]
+    assert sorted(received, key=lambda r: r["row"]) == sorted(sent, key=lambda r: r["row"])
+    if blob_bytes == shards == 1:
+        assert len(packed) == sum(batch.num_rows > 0 for batch in batches)
+
+
+def test_rows_of_a_key_keep_their_order() -> None:
+    """`Groups.last` without an order is the last that arrived."""
+    batches = [batch_of([(5, i, None, None) for i in range(start, start + 3)]) for start in (0, 3)]
+    (packed,) = pack_rows(batches, [0], None)
+    assert read_blob(packed.column(BLOB)[0].as_py())["row"].to_pylist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        dt.datetime(2024, 11, 3, 6, 30, tzinfo=dt.UTC),  # 01:30 in New York, for the second time that day
+        dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC),  # for the first time
+        dt.datetime(1, 1, 1, tzinfo=dt.UTC),  # in New York a year before Python's first
+    ],
+)
+def test_the_newest_event_time_is_an_instant_of_arrow_not_of_python(at: dt.datetime) -> None:
+    us = int((at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1))
+    (packed,) = pack_rows([batch_of([(0, 0, None, None), (1, 1, None, us)])], [0], "at")
+    assert packed.column(EVENT_TIME).view(pa.int64()).to_pylist() == [us]
+
+
+def test_event_times_beyond_the_year_9999_pass() -> None:
+    """Spark's timestamps reach the year 294247."""
+    (packed,) = pack_rows([batch_of([(0, 0, None, 2**63 - 1)])], [0], "at")
+    assert packed.column(EVENT_TIME).view(pa.int64()).to_pylist() == [2**63 - 1]
+
+
+def test_of_windows_the_one_that_ends_last_counts() -> None:
+    """A window of an event-time column carries the watermark too."""
+    times = pa.array([None, 3, 9, 1], pa.int64()).view(AT)
+    windows = pa.StructArray.from_arrays([times, times], ["start", "end"], mask=pa.array([True, False, True, False]))
+    batch = pa.RecordBatch.from_arrays([pa.array([0, 0, 0, 0]), windows], [HASH, "window"])
+    (packed,) = pack_rows([batch], [0], "window")
+    assert packed.column(EVENT_TIME).type == windows.type
+    assert packed.column(EVENT_TIME).field("end").view(pa.int64()).to_pylist() == [3]
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray], ids=["Spark 4.1 and later", "Spark 4.0"])
+def test_blobs_are_received_in_each_form_that_spark_gives_them(make: type[bytes | bytearray]) -> None:
+    batches = [batch_of([(i, i, "x", i)]) for i in range(3)]
+    blobs = [make(write_blob(COLUMNS, [batch])) for batch in batches]
+    chunks = [pd.DataFrame({BLOB: blobs[:2]}), pd.DataFrame({BLOB: blobs[2:]})]
+    assert pa.concat_tables(NO_EVENT.receive(iter(chunks))) == pa.Table.from_batches(batches)
+
+
+def test_a_slice_packs_only_its_rows() -> None:
+    """Else each shard's blob would carry the whole batch."""
+    batch = batch_of([(0, i, "x" * 100, None) for i in range(1000)])
+    assert len(write_blob(COLUMNS, [batch.slice(10, 1)])) < 2000
+
+
+@given(inputs(), st.sampled_from([1, 300, 32 << 20]), st.integers(1, 7))
+def test_output_comes_back_whole_in_order_and_in_batches_of_the_size_asked(
+    batches: list[pa.RecordBatch], blob_bytes: int, rows_each: int
+) -> None:
+    output = pa.Table.from_batches(batches, COLUMNS).combine_chunks()
+    batch = pa.RecordBatch.from_arrays([c.combine_chunks() for c in output.columns], schema=COLUMNS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output_module, "BLOB_BYTES", blob_bytes)
+        frames = list(pack_output([batch]))
+    if blob_bytes == 1:
+        assert len(frames) == batch.num_rows
+    unpacked = list(unpack_output(_as_batches(frames), rows_each))
+    assert all(0 < b.num_rows <= rows_each for b in unpacked)
+    assert pa.Table.from_batches(unpacked, COLUMNS) == output
+
+
+def _as_batches(frames: list[pd.DataFrame]) -> Iterator[pa.RecordBatch]:
+    for frame in frames:
+        yield pa.RecordBatch.from_pydict({BLOB: pa.array(frame[BLOB], pa.binary())})
+
+
+def test_no_output_sends_no_blob() -> None:
+    """An empty micro-batch costs no stage any work."""
+    assert list(pack_output([batch_of([])])) == []
+
+
+@pytest.mark.parametrize(
+    ("data_type", "one", "other"), [*TYPES, *VALUE_TYPES], ids=lambda v: str(v) if isinstance(v, pa.DataType) else ""
+)
+def test_columns_of_every_type_are_carried(data_type: pa.DataType, one: Any, other: Any) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([0, 1, 2]), pa.array([one, other, None], data_type)], [HASH, "v"])
+    (packed,) = pack_rows([batch], [0], None)
+    received = read_blob(packed.column(BLOB)[0].as_py())
+    assert received.schema == batch.schema
+    assert [plain(v) for v in received["v"].to_pylist()] == [plain(v) for v in batch["v"].to_pylist()]
+
+
+@pytest.mark.parametrize("is_window", [False, True])
+def test_rows_of_one_blob_have_one_event_time_where_spark_drops_late_ones(is_window: bool) -> None:
+    """Spark drops a blob as a whole: by the end of a window, and never where the time is null."""
+    moments = [30, 10, None, 20, 10, 30, None]
+    times: pa.Array = pa.array(moments, pa.timestamp("us", "UTC"))
+    if is_window:
+        starts = pa.array([0] * len(moments), times.type)
+        times = pa.StructArray.from_arrays([starts, times], ["start", "end"])
+    numbers, hashes = pa.array(range(len(moments))), pa.array([0] * len(moments), pa.int64())
+    batch = pa.RecordBatch.from_arrays([numbers, times, hashes], names=["n", "at", HASH])
+    (packed,) = pack_rows([batch.slice(0, 3), batch.slice(3)], [7], "at", cut_by_time=True)
+    blobs = {
+        tuple(read_blob(blob.as_py())["n"].to_pylist()): packed.column(EVENT_TIME)[i].as_py()
+        for i, blob in enumerate(packed.column(BLOB))
+    }
+    expected = {(0, 5): 30, (1, 4): 10, (3,): 20, (2, 6): None}
+    assert packed.column(ROUTE).to_pylist() == [7] * 4
+    assert blobs.keys() == expected.keys()
+    for rows, moment in expected.items():
+        assert blobs[rows] == times[moments.index(moment)].as_py()
