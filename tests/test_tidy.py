@@ -48,7 +48,8 @@ ROOMS = {
     ),
     "mvcc": ("transaction", "store"),
     "snapshotter": (
-        "lineage storage",
+        "fields storage",
+        "lineage",
         "commit_objects ownership snapshots",
         "commits upkeep",
     ),
@@ -159,7 +160,7 @@ LONG_TESTS = {
     "tests/unit/benches/test_benches.py": 466,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/ownership/test_claims.py": 503,
-    "tests/unit/snapshotter/test_commits.py": 627,
+    "tests/unit/snapshotter/test_commits.py": 562,
     "tests/unit/snapshotter/snapshots/test_snapshots.py": 459,
     "tests/unit/snapshotter/upkeep/test_upkeep.py": 513,
 }

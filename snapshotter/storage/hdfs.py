@@ -61,9 +61,8 @@ from holdfast.snapshotter.storage.hdfs_calls import (
     read_file,
 )
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
 from holdfast.snapshotter.storage.options import dotted
-from holdfast.snapshotter.storage.request_counts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

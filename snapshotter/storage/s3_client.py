@@ -25,7 +25,7 @@ import botocore.loaders
 import fsspec.asyn
 import s3fs
 
-from holdfast.snapshotter.storage.request_counts import Action, RequestCounts
+from holdfast.snapshotter.storage.object_storage import Action, RequestCounts
 
 PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
 _CLOSE_TIMEOUT_SECONDS = 5

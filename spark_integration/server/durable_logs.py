@@ -11,9 +11,8 @@ from pathlib import Path
 
 from holdfast import clock
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.bandwidth import Bandwidth
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
-from holdfast.snapshotter.storage.wrappers import LimitedStorage
+from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage
 from holdfast.spark_integration.client.messages import Committed
 
 #: Where a storage lies and how it is opened; may hold credentials.

@@ -19,11 +19,8 @@ from typing import Any
 import pytest
 
 from holdfast.backends import local_files, stored_file
-from holdfast.backends.base import Pointer
 from holdfast.errors import NotFoundError
-from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.troubles import read_trouble
@@ -34,10 +31,7 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.soak.cluster import Clock, ClockedStorage, Executor, Place, Query
 
 HOUR_MS = 60 * 60_000
-
-
-def shard_one(storage: ObjectStorage) -> PrefixedStorage:
-    return PrefixedStorage(storage, "one/shard-0000")
+EMPTY = {"rows": {}, "plain_bytes": {}, "chain": [], "last": None}
 
 
 class Bench:
@@ -179,12 +173,12 @@ def test_failures_are_told_in_durable_storage_until_they_are_over(
     bench.run(query, executor, 8, step_ms=10 * 60_000)
     assert counters(executor)["snapshot_errors"] == 4
     (key,) = bench.stored("troubles")
-    trouble = read_trouble(shard_one(query.storage), key.removeprefix("one/shard-0000/"))
+    trouble = read_trouble(shard := PrefixedStorage(query.storage, "one/shard-0000"), key.split("/", 2)[2])
     assert (trouble.what, trouble.in_a_row, trouble.error) == ("snapshot", 4, "injected fault")
     assert "4 in a row: injected fault" in caplog.text
     bench.run(query, executor, 12, step_ms=10 * 60_000)
     assert counters(executor)["snapshots"] >= 1
-    assert list_shard(shard_one(query.storage)).troubles == [], "it is out of date"
+    assert list_shard(shard).troubles == [], "it is out of date"
 
 
 def test_a_storage_that_takes_nothing_is_told_by_the_log(
@@ -346,8 +340,7 @@ def test_a_stray_object_does_not_stop_clean_ups_after_the_query_went_back(bench:
     bench.run(query, executor, 20, step_ms=10 * 60_000)
     assert counters(executor)["deleted_objects"] > 20
     assert query.storage is not None
-    header = {"pointer": "3-dead", "shard": "one/shard-0000", "rows": {}, "plain_bytes": {}}
-    header |= Lineage(since=(Pointer(3, "dead"),)).to_json()
+    header = {"pointer": "3-dead", "shard": "one/shard-0000", **EMPTY, "since": ["3-dead"]}
     query.storage.put("one/shard-0000/commits/3-dead", stored_file.encode("commit", header)[0])
     query.rows[0], query.state[0], query.batch_id = at_60, state_60, 60
     query.retained_versions = 60  # all that is there, and more
