@@ -2,7 +2,8 @@
 
 A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
 go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
-Each failure is counted, logged with its cause, and told in durable storage (`holdfast.snapshotter.upkeep.troubles`).
+Each failure is counted, logged with its cause, and recorded in durable storage
+(`holdfast.snapshotter.upkeep.troubles`).
 
 Before every few snapshots of a shard, what no version needs that the query may return to is deleted. How many there
 were since the last clean-up stands in the snapshots, so that it is known in every process: a job that runs a minute an
@@ -186,7 +187,7 @@ class Snapshotting:
     # Failures.
 
     def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
-        """Take note of a version that was dropped, or of a query that was removed, before its snapshot began."""
+        """Count a version that was dropped, or whose query was removed, before its snapshot began."""
         self.counters["snapshots_missed"] += 1
         progress.missed += 1
         if progress.missed % MISSED_IS_FAILURE == 0:

@@ -97,7 +97,7 @@ class ShardStore:
             )
 
     def declare(self) -> None:
-        """See to it that the checkpoint directory tells whose state it is, before there is any."""
+        """Store the operator's record, which says whose state this is, before there is any."""
         if self.log is not None and self.record is not None:
             claiming.declare_once(self.log.storage, self.record)
 
