@@ -28,7 +28,7 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import CleanedUp
-from holdfast.snapshotter.upkeep.catalogue import Headers
+from holdfast.snapshotter.upkeep.headers import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles, What
 from holdfast.spark_integration.client.messages import Committed
@@ -213,7 +213,7 @@ class Snapshotting:
         try:
             with self._logs.log_of(message) as log:
                 if log is not None:
-                    troubles = Troubles(log.storage, message.prefix)
+                    troubles = Troubles(log.objects)
                     troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
             _log.warning("nor can %s tell it: %s", message.checkpoint_dir, unheard)
@@ -249,11 +249,12 @@ class Snapshotting:
         """
         if message.accepted is None:
             return None
-        if progress.headers is None or progress.headers.storage is not log.storage:
-            progress.headers = Headers(log.storage, message.prefix)
+        if progress.headers is None:
+            progress.headers = Headers(log.objects)
+        progress.headers.shard = log.objects  # the storage may have been opened again
         try:
             done = run_retention(
-                *(log.storage, message.prefix, message.accepted, chain),
+                *(log.objects, message.accepted, chain),
                 retained=message.retained_versions,
                 headers=progress.headers,
             )

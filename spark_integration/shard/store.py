@@ -81,7 +81,7 @@ class ShardStore:
             return
         found = self.backend.versions()
         if self.log is not None:
-            listed = list_shard(self.log.storage, self.prefix).versions
+            listed = list_shard(self.log.objects).versions
             found += [stored.pointer for stored in listed if stored.pointer is not None]
         history = [p for p in found if (p.version <= batch_id if batch_id is not None else p.version > 1)]
         if history:
