@@ -103,7 +103,7 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "matplotlib": ("benches/figure.py",),
+    "matplotlib": ("benches/report/figure.py",),
     "mmh3": (),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "pyarrow.flight": ("spark_integration/client/connection.py", "spark_integration/server/service.py"),
