@@ -1,8 +1,13 @@
 # Everything runs in .venv, which `make setup` builds from requirements/lock.txt; every target that needs it
-# builds it by itself. Variables: PYTHON (3.11 or newer), BACKEND and CHECKPOINT for demo, ARGS for demo, s3, hdfs, pytest
-# and bench.
+# builds it by itself. Variables: PYTHON (3.11 or newer), SPARK (a version in requirements/spark.txt), BACKEND and
+# CHECKPOINT for demo, ARGS for demo, s3, hdfs, pytest and bench.
 
-VENV := .venv
+# Versions of PySpark: the oldest and the newest release of each minor version. The last one is the lock's.
+SPARKS := 4.0.0 4.0.5 4.1.0 4.1.4 4.2.0 4.2.1 4.3.0
+PYTHONS := python3.12 python3.13
+
+# SPARK takes the place of the locked PySpark, in an environment of its own, and of its own for each PYTHON.
+VENV := .venv$(if $(SPARK),-spark-$(SPARK)$(if $(PYTHON),-$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The folders that pyproject.toml maps into the package holdfast.
@@ -20,18 +25,19 @@ SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs test test-fast test-long check types bench bench-micro docs links figure lock clean
+.PHONY: help setup demo s3 hdfs test test-fast test-long smoke matrix check types bench bench-micro docs links figure dist \
+        lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## build .venv from the lock file (done by every other target when needed)
 
-$(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/setup.sh
-	@PYTHON='$(PYTHON)' requirements/setup.sh $(VENV)
+$(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/setup.sh $(if $(SPARK),requirements/spark.txt)
+	@PYTHON='$(PYTHON)' SPARK='$(SPARK)' requirements/setup.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT= ARGS=]
+demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT= SPARK= ARGS=]
 	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)') $(ARGS)
 
 s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
@@ -40,14 +46,21 @@ s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
 hdfs: $(STAMP) ## a local HDFS to try the demo on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers hdfs $(ARGS)
 
-test: $(STAMP) ## all tests, few repetitions [ARGS=]
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
+test: $(STAMP) ## all tests, few repetitions; those of Spark alone with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
 test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not spark and not cluster and not s3 and not hdfs' $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
 	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --exitfirst $(ARGS)
+
+smoke: $(STAMP) ## the few tests that tell whether a version of Spark or Python works: demo, kill, drop-in [SPARK= PYTHON= ARGS=]
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)
+
+matrix: ## make test on each version of Spark, make smoke on each further Python: takes hours [SPARKS= PYTHONS= ARGS=]
+	@for spark in $(SPARKS); do $(MAKE) test SPARK=$$spark || exit 1; done
+	@for python in $(PYTHONS); do $(MAKE) smoke SPARK=$(lastword $(SPARKS)) PYTHON=$$python || exit 1; done
 
 check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
@@ -80,9 +93,16 @@ figure: $(STAMP) ## draw docs/throughput.svg from the tables of benches/RESULTS.
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	@{ echo '# Written by make lock: the versions of PySpark that SPARK= may name.'; for spark in $(SPARKS); do \
+	    echo "pyspark==$$spark" | $(COMPILE) --no-deps --no-header --no-annotate - || exit 1; done; } >requirements/spark.txt
 	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt; then \
 	    echo 'the lock must name no host: see the lines above' >&2; exit 1; fi
 
-clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+dist: $(STAMP) ## sdist and wheel in dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python
+	@ls -1 dist/*.tar.gz dist/*.whl
+
+clean: ## remove the environments and everything that was built
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

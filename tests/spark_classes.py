@@ -8,7 +8,8 @@
 
 With it the JVM of a query takes 10 seconds of CPU time instead of 14. One that cannot use it goes on without, and says
 nothing. Java wants no folder of files on the class path for that, so Spark is told of the settings by the arguments of
-spark-submit, which every process of a run inherits, and not by SPARK_CONF_DIR.
+spark-submit, which every process of a run inherits, and not by SPARK_CONF_DIR. Spark 4.0 gets a copy of the settings: a
+class that they name had another package there.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ import pyspark
 
 _ROOT = Path(__file__).parents[1]
 _DEFAULTS = _ROOT / "tests" / "spark-conf" / "spark-defaults.conf"
+_STREAMING, _SINCE_41 = "org.apache.spark.sql.execution.streaming", ".checkpointing"
+# The package of what writes the files of Spark's checkpoint.
+FILE_MANAGERS = _STREAMING if pyspark.__version__.startswith("4.0.") else _STREAMING + _SINCE_41
 _OPTIONS = "spark.driver.extraJavaOptions "
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def use_defaults(file: Path = _DEFAULTS) -> None:
     """Let the Sparks that this process and those below it start have the settings in a file."""
+    if file == _DEFAULTS and FILE_MANAGERS not in file.read_text():
+        file = _written(_ROOT / "build" / f"spark-{pyspark.__version__}.conf")
     os.environ.pop("SPARK_CONF_DIR", None)
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
 
@@ -79,10 +85,13 @@ def _make(folder: Path) -> None:
     partial.rename(folder)
 
 
-def _written(file: Path, option: str) -> Path:
-    """Write the settings with a further option for the JVM."""
-    lines = _DEFAULTS.read_text().splitlines()
-    changed = [f"{line} {_QUIET} {option}" if line.startswith(_OPTIONS) else line for line in lines]
-    assert changed != lines
-    file.write_text("\n".join([*changed, ""]))
-    return file
+def _written(file: Path, option: str = "") -> Path:
+    """Write the settings with a further option for the JVM, and names as this Spark knows them."""
+    text = _DEFAULTS.read_text().replace(_STREAMING + _SINCE_41, FILE_MANAGERS)
+    further = f" {_QUIET} {option}" if option else ""
+    lines = [line + further if line.startswith(_OPTIONS) else line for line in text.splitlines()]
+    assert any(line.startswith(_OPTIONS) for line in lines)
+    file.parent.mkdir(exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_text("\n".join([*lines, ""]))
+    return partial.replace(file)

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+from tests.spark_classes import FILE_MANAGERS
 
 OPERATOR = "totals"
-_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
 # A key's state is deleted when it has seen so many rows.
 ROWS_MAX = 40
 
@@ -58,7 +58,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
-        "spark.sql.streaming.checkpointFileManagerClass": f"{_MANAGERS}.FileContextBasedCheckpointFileManager",
+        "spark.sql.streaming.checkpointFileManagerClass": f"{FILE_MANAGERS}.FileContextBasedCheckpointFileManager",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # At least one of each: driver, worker, server.
 KILLS = 25 if LONG else 3
 # The filesystem backend is the code of the memory backend: it has its turn in the long profile.
-PAIRS = [("rows", "memory"), ("packed", "rocksdb")]
+PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke), ("packed", "rocksdb")]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]

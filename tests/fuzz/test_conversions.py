@@ -54,6 +54,7 @@ def schema_of(data_type: DataType) -> StructType:
     return StructType().add("x", data_type)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("frame_format", [_SAFE, _UNSAFE], ids=["safe", "unsafe"])
 def test_a_frame_becomes_what_spark_makes_of_it(frame_format: FrameFormat) -> None:
     """Each pair of a declared type and a column: the same rows, or an error on both."""

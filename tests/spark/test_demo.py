@@ -69,6 +69,7 @@ def require_right_totals(shown: str, backend: str) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
+@pytest.mark.smoke
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)

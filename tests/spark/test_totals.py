@@ -126,6 +126,7 @@ def test_state_columns_may_have_the_names_of_key_columns(lab: Lab) -> None:
     assert set(state["key"].to_pylist()) == {"a", "b", None}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("transport", ["packed", "rows"])
 def test_the_watermark_reaches_the_function_and_the_output(lab: Lab, transport: str) -> None:
     def newest(batch: holdfast.ShardBatch) -> pa.Table:

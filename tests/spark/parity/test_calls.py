@@ -126,6 +126,7 @@ def table_of(columns: dict[str, tuple[Any, list[Any]]]) -> pa.Table:
 
 
 @every_transport
+@pytest.mark.smoke
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 def test_frames(engine: Engine, nested: bool, notes_of: Notes) -> None:
     """C3: all columns, the grouping column among them, with the types that they have for this key's rows alone."""
@@ -146,6 +147,7 @@ def same_rows(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Group
 
 
 @every_transport
+@pytest.mark.smoke
 @pytest.mark.parametrize("key", ["all", "no nulls"])
 def test_rows_come_back(engine: Engine, key: str, notes_of: Notes) -> None:
     """R5: what a function was given it may return, of any type, also where the session's time zone is another."""
@@ -195,6 +197,7 @@ def keep_values(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: Gro
 
 
 @engines(SPARK, FILESYSTEM, ROCKSDB, more=[MEMORY])
+@pytest.mark.smoke
 def test_values_of_the_state(engine: Engine, notes_of: Notes) -> None:
     """G1, G2: values come back as Spark gives them, and those of numpy and pandas may be set (SPARK-41260)."""
 
@@ -311,6 +314,7 @@ def describe_timeout(key: tuple[Any, ...], chunks: Any, state: GroupState) -> li
 
 
 @of_both
+@pytest.mark.smoke
 def test_a_call_for_a_timeout(engine: Engine, notes_of: Notes) -> None:
     """C5: a list of one empty frame with all columns, and the right key wherever its columns stand (SPARK-41261)."""
 

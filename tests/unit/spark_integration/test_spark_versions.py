@@ -14,6 +14,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.spark_integration import spark_versions
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).parents[3]
 
 
