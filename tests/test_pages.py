@@ -25,7 +25,7 @@ from holdfast.settings import STORAGE_PREFIX, Settings
 ROOT = Path(__file__).parent.parent
 WIDTH = 120
 # Being rewritten.
-NOT_WRAPPED = {"CONTRIBUTING.md", "FORMAT.md"}
+NOT_WRAPPED = {"CONTRIBUTING.md"}
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*/*.md")
