@@ -5,7 +5,7 @@ algorithm holds the second piece back until the first is acknowledged, and the w
 acknowledgement, since nothing goes the other way. A worker that asks for immediate acknowledgements ends
 the wait; the kernel forgets the wish after a while, so it is repeated before each read.
 
-``spark.python.unix.domain.socket.enabled`` (Spark 4.3) does the same by doing without TCP; then there is
+``spark.python.unix.domain.socket.enabled`` (Spark 4.1 and later) does the same by doing without TCP; then there is
 nothing to do here. See docs/decisions/0008-fixed-cost.md for the figures.
 """
 
