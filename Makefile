@@ -88,7 +88,7 @@ links: $(STAMP)
 	$(SITE) -b dummy . build/docs-check
 
 figure: $(STAMP) ## draw docs/throughput.svg from the tables of benches/RESULTS.md
-	$(BIN)/python -m holdfast.benches.figure
+	$(BIN)/python -m holdfast.benches.report.figure
 
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt

@@ -10,15 +10,15 @@ versions side by side, and neither sees the other::
 What a backend promises
 -----------------------
 * **atomic**: `apply`, `load` and `thaw` make a version whole or not at all, also when the process is killed.
-* **immutable**: a view answers the same for ever, whatever is applied or dropped meanwhile.
+* **immutable**: a view always gives the same answers, whatever is applied or dropped meanwhile.
 * **honest**: a version that is not here is a `NotFoundError`, never an empty state. A version whose files turn
-  out to be damaged is a `CorruptionError` that names the file, and is set aside: from then on it is not here,
-  so the next attempt restores it.
+  out to be damaged is a `CorruptionError` that names the file, and is set aside: it is no longer here, so the next
+  attempt restores it.
 * **durability**: none of its own; commits are made durable elsewhere before their pointer is used.
 * **concurrency**: any number of views; calls from several threads and, for backends on run files, from
   several processes, need no lock.
 
-Transactions, retention and which pointer is the right one are the business of `holdfast.mvcc`.
+Transactions, retention and the choice of the right pointer belong to `holdfast.mvcc`.
 Plug-ins subclass `Backend`, register under the entry point group ``holdfast.backends`` and prove
 themselves with `holdfast.testing.BackendContract`.
 """
@@ -143,8 +143,8 @@ class View(ABC):
         Notes
         -----
         Cost: the first runs are small, so that the first rows cost little whatever the table holds, also where many
-        rows share the first hash: they may stand in several runs, in any order. A scan that is left early frees what
-        it holds when its iterator is closed or let go.
+        rows share the first hash: they may stand in several runs, in any order. A scan that is not read to its end
+        frees what it holds when its iterator is closed or garbage collected.
         """
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
@@ -155,16 +155,16 @@ class View(ABC):
         prefixes : Keys
             Hashes, and the first so many of the table's key columns; see `TableSchema.prefix`. Any order,
             duplicates allowed. Rows of one prefix share its hash: entries of a map, elements of a list.
+
+        Notes
+        -----
+        For state with several rows a key, as `transformWithState` has in its lists and maps.
         """
         if len(prefixes):
             for run in self.scan(table, int(prefixes.hashes.min()), int(prefixes.hashes.max())):
                 found = run.with_prefixes(prefixes)
                 if len(found):
                     yield found
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        """Return how many live rows have a hash in [first_hash, last_hash], without reading values if possible."""
-        return sum(len(run) for run in self.scan(table, first_hash, last_hash))
 
     @abstractmethod
     def close(self) -> None:
@@ -198,9 +198,9 @@ class Backend(ABC):
 
     #: The `CONTRACT_VERSION` that the class was built for; every concrete class states it.
     contract_version: ClassVar[int]
-    #: Whether the files belong into a RAM file system, and go with the executor.
+    #: Whether the files live on a RAM file system and vanish with the executor.
     in_memory: ClassVar[bool] = False
-    #: Whether only one process can open a directory: the state server does, and workers go through it.
+    #: Whether only one process can open a directory: then the state server does, and workers go through it.
     has_one_owner: ClassVar[bool] = False
 
     def __init__(
@@ -237,8 +237,8 @@ class Backend(ABC):
     def most_open(cls, options: Mapping[str, str]) -> int | None:
         """Return how many shards with these options one process should have open at once; None: any number.
 
-        Beyond it, of a backend with one owner, the shards that nobody uses are closed, the longest unused first, and
-        opened again by their next use. It is no limit: shards that are all in use at once are all open.
+        Beyond it, idle shards of a backend with one owner are closed, the least recently used first, and reopened by
+        their next use. It is not a limit: shards that are all in use at once are all open.
         """
         return None
 
@@ -298,8 +298,8 @@ class Backend(ABC):
         Returns
         -------
         list of pathlib.Path
-            Their names differ. They go when the version is dropped: a caller that needs them longer links them at
-            once, and what it has linked stays as it is.
+            Their names differ. They go when the version is dropped: a caller that needs them longer links them
+            immediately, and its links stay as they are.
 
         Raises
         ------
@@ -319,8 +319,8 @@ class Backend(ABC):
         ----------
         folder : pathlib.Path
             Holds copies of the files that `freeze` returned for this version, under their names; on the file system
-            of `directory`, and in nobody else's hands. From now on it is the backend's: it is moved, or removed where
-            the version stands here already or where it cannot be used.
+            of `directory`, and used by nobody else. From now on it is the backend's: it is moved, or removed if the
+            version is already here or the folder cannot be used.
 
         Raises
         ------
@@ -333,7 +333,7 @@ class Backend(ABC):
 
         Notes
         -----
-        Copies are expected to be true: damage inside a file of the right size may be found only when it is read.
+        Copies are expected to be exact: damage inside a file of the right size may be found only when it is read.
         """
 
     @abstractmethod
@@ -358,7 +358,7 @@ class Backend(ABC):
         Returns
         -------
         int
-            Pieces of work done; 0 when there was none.
+            How many such jobs were done; 0 when there was none.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""Bytes on their way to a file, in pieces.
+"""Reading and writing files in pieces.
 
-The kernel caches what is written in blocks of memory as large as the write. Large ones are what a virtual machine
-gives back to its host while they are free, and each page of them is then fetched again: 2.6 s of CPU for 1 GB in writes
-of 8 MiB, 0.3 s in these pieces (`docs/decisions/0010-local-files.md`). Each takes Python's lock once more.
+The kernel caches a write in blocks of memory as large as the write. A virtual machine gives large free blocks back to
+its host, and each of their pages must then be fetched again: 1 GB costs 2.6 s of CPU in writes of 8 MiB, and 0.3 s in
+these pieces (`docs/decisions/0010-local-files.md`). Each piece takes the GIL once.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ __all__ = [
     "Keys",
     "Run",
     "TableSchema",
-    "count_live",
     "merge_runs",
     "read_stretches",
     "write_stretches",
@@ -281,16 +280,6 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged
-
-
-def count_live(runs: Sequence[Run]) -> int:
-    """Return how many rows `merge_runs` would leave without the deleted ones; values are not read."""
-    deleted = np.concatenate([run.deleted for run in runs])
-    if len(runs) > 1:
-        keys = [pa.concat_arrays([run.keys.column(i) for run in runs]) for i in range(len(runs[0].schema.key))]
-        hashes = np.concatenate([run.hashes for run in runs])
-        deleted = deleted[_newest_rows(hashes, from_columns(keys, runs[0].schema.key, len(hashes)))]
-    return int((~deleted).sum())
 
 
 def _concatenate(runs: Sequence[Run]) -> pa.RecordBatch:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from holdfast.backends.arrow.key_search import rows_of
 from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, filter_rows, from_columns, order_rows, take
 from holdfast.backends.base import MAX_HASH, Found
-from holdfast.backends.run import Keys, Run, TableSchema, count_live, merge_runs
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 
 GROWTH = 1.75
 COMMIT_MERGE_LIMIT_BYTES = 64 << 20
@@ -54,7 +54,7 @@ def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
         order = np.arange(n)
     exists = np.zeros(n, np.bool_)
     places = np.zeros(n, np.int64)
-    pieces: list[tuple[Run, np.ndarray]] = []
+    hits: list[tuple[Run, np.ndarray]] = []
     held = 0
     undecided = np.ones(n, np.bool_)
     for run in reversed(runs):
@@ -70,9 +70,9 @@ def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
         exists[chosen] = True
         places[chosen] = held + np.arange(len(chosen))
         if len(chosen):
-            pieces.append((run, rows[live]))
+            hits.append((run, rows[live]))
             held += len(chosen)
-    return Found(exists, _gather(pieces, places, exists, schema))
+    return Found(exists, _gather(hits, places, exists, schema))
 
 
 def _within(run: Run, keys: Keys, undecided: BoolArray) -> IntArray:
@@ -242,17 +242,6 @@ def _places(hashes: HashArray, first: int, last: int) -> tuple[int, int]:
     return start, int(np.searchsorted(hashes, np.uint64(last), side="right"))
 
 
-def count_rows(runs: Sequence[Run], first_hash: int, last_hash: int) -> int:
-    """Return how many live rows have a hash in [first_hash, last_hash]; values are not read.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        As for `merge_in_stretches`.
-    """
-    return sum(count_live(part) for part in _stretches(runs, first_hash, last_hash))
-
-
 def _stretches(
     runs: Sequence[Run], first_hash: int, last_hash: int, first_bytes: int | None = None
 ) -> Iterator[list[Run]]:
@@ -291,16 +280,16 @@ def _last_hash(runs: Sequence[Run], size_bytes: int) -> int | None:
 
 
 def _gather(
-    pieces: list[tuple[Run, np.ndarray]], places: np.ndarray, exists: np.ndarray, schema: TableSchema
+    hits: list[tuple[Run, np.ndarray]], places: np.ndarray, exists: np.ndarray, schema: TableSchema
 ) -> pa.RecordBatch:
-    if not pieces:
+    if not hits:
         empty = [pa.nulls(len(places), f.type) for f in schema.value]
         return from_columns(empty, schema.value, len(places))
-    if len(pieces) == 1:
-        run, rows = pieces[0]
+    if len(hits) == 1:
+        run, rows = hits[0]
         places[exists] = rows[places[exists]]
         return take(run.values, pa.array(places, mask=~exists))
-    taken = [take(run.values, rows) for run, rows in pieces]
+    taken = [take(run.values, rows) for run, rows in hits]
     columns = [pa.concat_arrays([t.column(i) for t in taken]) for i in range(len(schema.value))]
     together = from_columns(columns, schema.value, sum(t.num_rows for t in taken))
     return take(together, pa.array(places, mask=~exists))

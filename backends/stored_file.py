@@ -17,9 +17,9 @@ Invariants
   altered file is a `CorruptionError` that names it.
 * **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
   each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
-* **sizes first**: no memory is asked for before its size was checked: a section's against the footer, the footer's
-  against the file and, where the caller knows better, against what was declared outside of it. A digest proves that a
-  file is whole, not who wrote it.
+* **sizes first**: no memory is allocated before its size is checked: a section's against the footer, the footer's
+  against the file and, if the caller knows it, against what was declared elsewhere. A digest proves that a file is
+  whole, not who wrote it.
 * **fixed tail**: the format version and the magic stay at these places in every later version.
 """
 
@@ -364,7 +364,7 @@ def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _is_section(entry: object) -> bool:

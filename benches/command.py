@@ -107,6 +107,19 @@ def small_batch(engines: str, **options: Any) -> None:
     _compare("small-batch", JobA(), engines, options)
 
 
+@bench.command("many-partitions")
+@_engines(JobA, "holdfast-memory,spark-aiwps-count,spark-agg-rocksdb")
+@_options(JobA(rows=1000, batches=6, warmup=3, partitions=200, transport="rows"), repeats=1, without="plain_files")
+def many_partitions(engines: str, **options: Any) -> None:
+    """Few rows in Spark's 200 shuffle partitions: what a task costs, and what it costs where Spark forks nothing."""
+    plan = _Plan.of(JobA(), options)
+    plain = replace(plan.job, plain_files=True)  # type: ignore[call-arg]
+    entries = {}
+    for label in _known_engines(JobA, engines):
+        entries |= {label: Entry(label, plan.job), f"{label}, plain files": Entry(label, plain)}
+    plan.carry_out("many-partitions", f"--engines {engines}", entries)
+
+
 @bench.command("dropin")
 @_engines(DropIn, "pandas-memory,pandas-filesystem,pandas-rocksdb,holdfast-memory")
 @click.option("--larger", default=10, help="holdfast also runs with so many times the keys, rows and touched keys")

@@ -137,18 +137,6 @@ class Transaction:
         writes = [run.with_prefixes(prefixes) for run in self._writes.get(table, [])]
         return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes)
 
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        """Return how many live rows have a hash in the range, as this transaction sees them."""
-        self._schema(table)
-        count = 0 if self._view is None else self._view.count(table, first_hash, last_hash)
-        writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
-        if any(len(run) for run in writes):
-            own = merge_runs(writes, drop_deletes=False)
-            keys = Keys(own.hashes, own.keys)
-            before = np.zeros(len(own), np.bool_) if self._view is None else self._view.get(table, keys).exists
-            count += int((~own.deleted).sum()) - int(before.sum())
-        return count
-
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
         """Remove every row that begins with one of `prefixes`: all entries of some maps, say."""
         for run in self.scan_prefix(table, prefixes):

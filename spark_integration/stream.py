@@ -12,16 +12,11 @@ from pyspark.sql.types import StructType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
-from holdfast.spark_integration.plan.definition import (
-    Definition,
-    checked_settings,
-    declared_struct,
-    operator_name,
-    require_accepted_by_spark,
-    rows_each,
-    with_watermark,
-)
+from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
+from holdfast.spark_integration.plan.definition import Definition
+from holdfast.spark_integration.plan.event_time import with_watermark
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput

@@ -11,7 +11,7 @@ import functools
 import graphlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,7 @@ ROOMS = {
         "commits upkeep",
     ),
     "spark_integration": (
+        # All differences between Spark's releases.
         "spark_versions",
         "java spark_types",
         "executor",
@@ -68,9 +69,6 @@ ROOMS = {
 }
 # Imports that point the other way until they are mended: by module what it imports, and why.
 UPWARDS = {
-    ("spark_integration/client/connection.py", "holdfast.spark_integration.shard"): "announcements move to shard/",
-    ("spark_integration/shard/store.py", "holdfast.spark_integration.server"): "open_backend moves to where both are",
-    ("spark_integration/keyed/pandas_with_state.py", "holdfast.spark_integration.vectorised"): "STATE_TABLE moves",
     ("snapshotter/storage/object_storage.py", "holdfast.snapshotter.storage"): "opening moves out of the seam",
 }
 
@@ -81,6 +79,7 @@ PLUG_INS_MAY_IMPORT = {
     "holdfast.backends.options",
     "holdfast.backends.run",
     "holdfast.backends.run_stack",
+    "holdfast.backends.schema",
     "holdfast.errors",
 }
 
@@ -104,10 +103,14 @@ PLACES = {
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "matplotlib": ("benches/figure.py",),
+    "matplotlib": ("benches/report/figure.py",),
     "mmh3": (),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
-    "pyarrow.flight": ("spark_integration/client/connection.py", "spark_integration/server/service.py"),
+    "pyarrow.flight": (
+        "spark_integration/client/connection.py",
+        "spark_integration/client/exchange.py",
+        "spark_integration/server/service.py",
+    ),
     "py4j": (),
     "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
@@ -124,7 +127,7 @@ TIME_AND_CHANCE = re.compile(
 THREADS = re.compile(r"(threading\.(Thread|Timer)|concurrent\.futures\.\w+PoolExecutor|multiprocessing\.\w+)")
 ABOVE_TIME = ("benches/*", "holdfast/cli*.py", "examples/*")
 MAY_ASK_TIME = ("holdfast/clock.py", "spark_integration/server/state_server.py", *ABOVE_TIME)
-# task.py puts the parts of a shard call together, and hands its executor to them; contract suites test concurrency.
+# task_storage.py hands its threads to the parts of a shard call; contract suites test concurrency.
 MAY_START_THREADS = (
     "benches/*",
     "holdfast/commands/target.py",
@@ -132,7 +135,7 @@ MAY_START_THREADS = (
     "snapshotter/storage/*",
     "spark_integration/read_state.py",
     "spark_integration/server/state_server.py",
-    "spark_integration/shard/task.py",
+    "spark_integration/shard/task_storage.py",
 )
 
 # Nothing durable may hold code: docs/decisions, and the file where the pickle never leaves Spark's own transport.
@@ -145,6 +148,8 @@ FUNCTION_LINES_MAX = 80
 # A folder is what one reads in a listing; ``__init__.py`` does not count. Benches lie side by side: each is a program.
 FOLDER_MODULES_MAX = 13
 FLAT = ("benches",)
+# Folders that are larger, and how large they may still be: rows only go, and numbers only shrink.
+LARGE_FOLDERS = {"backends/rocksdb": 15}
 # Tests that are longer, and how long they may still be: rows only go, and numbers only shrink.
 LONG_TESTS = {
     "tests/faults/test_remote_backend.py": 619,
@@ -160,6 +165,25 @@ LONG_TESTS = {
 }
 
 
+def for_each(subjects: Iterable[str]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Return a decorator: a rule is one test, which says of all subjects at once where it is broken."""
+
+    def decorate(rule: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for subject in subjects:
+                try:
+                    rule(subject)
+                except AssertionError as exc:
+                    broken.append(str(exc))
+            assert not broken, "\n\n".join(broken)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return decorate
+
+
 def test_the_rules_see_the_package() -> None:
     assert len(sources()) > 10
     assert {path.split("/")[0] for path in sources()} == set(FOLDERS)
@@ -167,7 +191,7 @@ def test_the_rules_see_the_package() -> None:
     assert not set(modules(PLUG_IN)) & set(sources())
 
 
-@pytest.mark.parametrize("path", sources())
+@for_each(sources())
 def test_imports_point_downwards(path: str) -> None:
     if is_in(path, ABOVE):
         return
@@ -197,13 +221,13 @@ def heights(layer: str) -> dict[str, int]:
     return {name: height for height, line in enumerate(ROOMS[layer]) for name in line.split()}
 
 
-@pytest.mark.parametrize("layer", ROOMS)
+@for_each(ROOMS)
 def test_what_stands_in_a_layer_has_one_place_in_its_order(layer: str) -> None:
     placed = [name for line in ROOMS[layer] for name in line.split()]
     assert sorted(placed) == sorted({place_of(module_name(path))[1] for path in modules(layer)} - {"__init__"})
 
 
-@pytest.mark.parametrize("path", [path for layer in ROOMS for path in modules(layer)])
+@for_each([path for layer in ROOMS for path in modules(layer)])
 def test_imports_between_rooms_point_one_way(path: str) -> None:
     layer, room = place_of(module_name(path))
     height = heights(layer)
@@ -236,7 +260,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(f"a circle of imports: {' ← '.join(exc.args[1])}")
 
 
-@pytest.mark.parametrize("path", modules(PLUG_IN))
+@for_each(modules(PLUG_IN))
 def test_a_plug_in_builds_on_what_the_guide_names(path: str) -> None:
     ours = [(line, name) for line, name in imports(path) if within(name, "holdfast")]
     assert not [f"{path}:{line} {name}" for line, name in ours if not _is_for_plug_ins(name)]
@@ -249,14 +273,14 @@ def _is_for_plug_ins(name: str) -> bool:
     return bool({name, module} & PLUG_INS_MAY_IMPORT) and not last.startswith("_")
 
 
-@pytest.mark.parametrize("path", sources())
+@for_each(sources())
 def test_top_level_folders_are_not_imported_by_their_bare_names(path: str) -> None:
     bare = {*FOLDERS, "tests"} - {"holdfast"}
     wrong = [f"{path}:{line} {name}" for line, name in imports(path) if name.split(".")[0] in bare]
     assert not wrong
 
 
-@pytest.mark.parametrize("path", sources())
+@for_each(sources())
 def test_third_party_libraries_stay_in_their_place(path: str) -> None:
     wrong = [
         f"{path}:{line} imports {name}; its place is {places}"
@@ -267,7 +291,7 @@ def test_third_party_libraries_stay_in_their_place(path: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_time_and_chance_are_handed_in(path: str) -> None:
     if is_in(path, MAY_ASK_TIME):
         return
@@ -275,7 +299,7 @@ def test_time_and_chance_are_handed_in(path: str) -> None:
     assert not wrong, "take it as an argument; the default comes from holdfast.clock"
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_threads_are_started_in_named_files_only(path: str) -> None:
     if is_in(path, MAY_START_THREADS):
         return
@@ -283,14 +307,14 @@ def test_threads_are_started_in_named_files_only(path: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_no_pickles(path: str) -> None:
     if is_in(path, MAY_PICKLE):
         return
     assert not [f"{path}:{line} {name}" for line, name in imports(path) if name.split(".")[0] in PICKLES]
 
 
-@pytest.mark.parametrize("path", [*all_sources(), *modules("tests")])
+@for_each([*all_sources(), *modules("tests")])
 def test_modules_and_functions_stay_small(path: str) -> None:
     lines = len((ROOT / path).read_text().splitlines())
     assert lines <= LONG_TESTS.get(path, MODULE_LINES_MAX), f"{path} has {lines} lines; aim at 400"
@@ -299,27 +323,29 @@ def test_modules_and_functions_stay_small(path: str) -> None:
     assert not long
 
 
-@pytest.mark.parametrize("folder", sorted({path.rpartition("/")[0] for path in all_sources()} - set(FLAT)))
+@for_each(sorted({path.rpartition("/")[0] for path in all_sources()} - set(FLAT)))
 def test_folders_stay_small(folder: str) -> None:
     found = [path.name for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"]
-    assert len(found) <= FOLDER_MODULES_MAX, f"{folder} has {len(found)} modules: which of them belong together?"
+    assert len(found) <= LARGE_FOLDERS.get(folder, FOLDER_MODULES_MAX), (
+        f"{folder} has {len(found)} modules: which of them belong together?"
+    )
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_names_say_what_a_thing_is(path: str) -> None:
     assert Path(path).stem not in {"util", "utils", "helpers", "misc", "common"}
     classes = [n for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
     assert not [f"{path}:{c.lineno} {c.name}" for c in classes if re.search(r"(Manager|Utils?|Helper)$", c.name)]
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_nothing_is_left_for_later_without_an_issue(path: str) -> None:
     left = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     lines = (ROOT / path).read_text().splitlines()
     assert not [f"{path}:{n} {line.strip()}" for n, line in enumerate(lines, 1) if left.search(line)]
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_every_module_says_what_it_is(path: str) -> None:
     assert ast.get_docstring(tree(path)), f"{path} has no module docstring"
 
@@ -340,7 +366,7 @@ def described_methods() -> frozenset[str]:
     return frozenset(f.name for f in methods if ast.get_docstring(f))
 
 
-@pytest.mark.parametrize("path", all_sources())
+@for_each(all_sources())
 def test_every_public_method_is_described_here_or_where_it_is_abstract(path: str) -> None:
     methods = [*public_methods(path, abstract=True), *public_methods(path, abstract=False)]
     bare = [f for f in methods if not ast.get_docstring(f) and f.name not in described_methods()]

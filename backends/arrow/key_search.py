@@ -8,8 +8,8 @@
     0x1f…  "cem"   │ rows that
     0x1f…  "dan"   ┘ share a hash
 
-Crowds are rare by chance, and large where a table has them on purpose: timers that are due at one time, the elements
-of a list. So no step goes through them row by row.
+By chance, crowds are rare. Some tables have large ones on purpose: timers due at one time, the elements of a list. So
+no step goes through them row by row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Arrow IPC streams from storage, of which nothing is believed before it was checked.
+"""Arrow IPC streams from storage: nothing in them is trusted before it is checked.
 
-Arrow asks for memory as a stream tells it to: the buffers of a compressed batch each begin with the length that they
-claim to have when they are unpacked. So the claims are added up, from the batch's metadata, and compared with what was
-declared outside of the stream, before Arrow unpacks anything::
+Arrow allocates what a stream tells it to: each buffer of a compressed batch begins with the length that it claims to
+have when unpacked. So the claims are added up, from the batch's metadata, and compared with what was declared outside
+the stream, before Arrow unpacks anything::
 
     message     metadata: where each buffer lies in the body        a flatbuffer, which Arrow has verified
                 body:     claim, int64 ‖ an LZ4 frame      claim, int64 ‖ …
@@ -155,12 +155,12 @@ def _unpacked_bytes(message: ipc.Message) -> int:
         buffers = np.frombuffer(metadata, "<i8", 2 * _u32(metadata, vector), vector + 4).reshape(-1, 2)
         return sum(_claim(body, offset, size) for offset, size in buffers.tolist() if size)
     except struct.error as exc:
-        raise ValueError("its metadata lead outside of it") from exc
+        raise ValueError("its metadata points outside it") from exc
 
 
 def _claim(body: pa.Buffer, offset: int, size: int) -> int:
     if not 0 <= offset <= offset + size <= body.size or size < _CLAIM_BYTES:
-        raise ValueError("a buffer lies outside of its batch")
+        raise ValueError("a buffer lies outside its batch")
     claimed: int = struct.unpack_from("<q", body, offset)[0]
     if claimed == -1:  # left as it is, for compression would not make it smaller
         return size - _CLAIM_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
+from holdfast.errors import NotFoundError, UnavailableError
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def reading(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise NotFoundError(f"{path} is not there") from exc
     except OSError as exc:
-        raise _unusable(exc, path) from exc
+        raise _mapped(exc, path) from exc
 
 
 @contextmanager
@@ -27,20 +27,30 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise _unusable(exc, path) from exc
+        raise _mapped(exc, path) from exc
 
 
-def _unusable(exc: OSError, path: Path) -> HoldfastError:
+def _mapped(exc: OSError, path: Path) -> UnavailableError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UnavailableError(
-            f"no space left for local state at {path}: free space there, or name a larger directory in "
-            "spark.holdfast.local.dir"
-        )
+        return out_of_space(path)
     if isinstance(exc, FileNotFoundError):
         return vanished(path)
+    return unusable(path, str(exc.strerror))
+
+
+def out_of_space(path: Path, cause: str = "") -> UnavailableError:
+    """Return the error for a full local disk."""
     return UnavailableError(
-        f"local state at {path} cannot be used ({exc.strerror}): check that the directory exists and is "
-        "writable, or name another in spark.holdfast.local.dir"
+        f"no space left for local state at {path}: free space there, or name a larger directory in "
+        f"spark.holdfast.local.dir{cause and f' ({cause})'}"
+    )
+
+
+def unusable(path: Path, cause: str) -> UnavailableError:
+    """Return the error for local storage that fails otherwise."""
+    return UnavailableError(
+        f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or name "
+        "another in spark.holdfast.local.dir"
     )
 
 

@@ -16,8 +16,8 @@ Notes
 -----
 * **one owner**: a shard is open in one process; in Spark that is the state server.
 * **honest**: every block has a checksum, every end of a scan is checked. A damaged database is set aside.
-* **after an error of the disk** RocksDB refuses writes: the database is closed, and opened again by the next call;
-  then it holds what its marker says.
+* **after a disk error** RocksDB refuses writes: the database is closed, and the next call reopens it; then it holds
+  what its marker says.
 * **durability**: see `holdfast.backends.rocksdb.database`.
 """
 

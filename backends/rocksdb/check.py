@@ -1,9 +1,9 @@
 """Checking table files that nobody reads, without opening the database and without Python's lock.
 
-RocksDB has a function that verifies the checksums of a database, and rocksdict does not offer it. It offers
-``repair``, which reads every block of every table file that it finds in a directory, and moves those that are
-damaged into a subdirectory ``lost``. So it is pointed at a directory of hard links, which is then thrown away.
-Filter blocks are not read: RocksDB ignores a damaged one and only answers more slowly.
+RocksDB can verify the checksums of a database, but rocksdict does not expose that. It exposes ``repair``, which reads
+every block of every table file in a directory and moves the damaged files into a subdirectory ``lost``. So it runs on a
+directory of hard links, which is then thrown away. It does not read filter blocks: RocksDB ignores a damaged one, and
+look-ups only become slower.
 """
 
 from __future__ import annotations

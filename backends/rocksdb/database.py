@@ -12,7 +12,7 @@
 A version is a RocksDB snapshot with its name, its properties and the position of the write that made it. The rows
 are those of the newest write. To go on from an older version (Spark dropped an attempt), what was written since is
 written back, as the older snapshot has it, in the same batch as the new version's rows: a branch costs as much as
-it undoes, and readers of all versions go on undisturbed.
+it undoes, and readers of other versions are not disturbed.
 
 Invariants
 ----------

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import clear_frames
 
+from holdfast.backends.local.errors import out_of_space, unusable
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, UnavailableError
 
-# Not only "Corruption": also a file that the manifest names and that is gone. What cannot be made is not damaged.
+# Not only "Corruption": also a file that the manifest names but that is gone. A file that cannot be made is no damage.
 _DAMAGE = re.compile(
     r"^Corruption|does not exist|"
     r"^IO error: No such file or directory: while \w+ a file for (random read|sequentially reading|size)",
@@ -52,24 +53,18 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
 
 def _mapped(text: str, path: Path) -> HoldfastError:
     if _HELD.search(text):
-        return UnavailableError(f"another process holds the database at {path}: stop it, or wait until it ended")
+        return UnavailableError(f"another process holds the database at {path}: stop it, or wait for it to end")
     if _FULL.search(text):
-        return UnavailableError(
-            f"no space left for local state at {path}: free space there, or name a larger directory in "
-            f"spark.holdfast.local.dir (RocksDB: {text})"
-        )
+        return out_of_space(path, f"RocksDB: {text}")
     if _DAMAGE.search(text):
         found = _FILE.search(text)
         return damaged(Path(found[1]) if found else path, text)
-    return UnavailableError(
-        f"local state at {path} cannot be used: check that the directory exists and is writable, or name "
-        f"another in spark.holdfast.local.dir (RocksDB: {text})"
-    )
+    return unusable(path, f"RocksDB: {text}")
 
 
 def damaged(file: Path, what: str) -> CorruptionError:
     """Return the error for a damaged database, in which `file` is the part to name."""
     return CorruptionError(
-        f"{file} is damaged, and its database is not used: the next attempt restores its versions from the "
-        f"checkpoint directory, where there is one ({what})"
+        f"{file} is damaged; its database is set aside, and the next attempt restores its versions from the "
+        f"checkpoint directory, if there is one ({what})"
     )

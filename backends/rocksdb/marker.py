@@ -4,7 +4,7 @@
 
     key      0x00 'm'            table id 0, which no state table has
     value    a stored file (`holdfast.backends.stored_file`) of kind "rocksdb", its header:
-             rows       format of keys and values (`holdfast.backends.rocksdb.keys`, `rows`)
+             rows       format of keys and values (`holdfast.backends.rocksdb.codec.keys`, `rows`)
              pointer    version that the rows make up; null while a version of several batches is written
              properties what was kept with the version
              tables     by name: id (the first byte of each key), key and value schema (Arrow IPC, base64)
@@ -14,7 +14,7 @@
     value    0x01 <value>        the row's value in the other version
              0x00                the row is absent there
 
-The marker is part of each batch that is written, so it tells the truth after any crash.
+The marker is part of every batch, so it is true after any crash.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Marker:
         header = stored_file.decode(value, source=f"the marker of {source}", kind=_KIND).header
         if header.get("rows") != ROWS_FORMAT:
             raise SchemaMismatchError(
-                f"{source} was written in another format than this release of holdfast reads: go on with the release "
-                "that wrote it, or remove the directory, then its versions are restored from the checkpoint directory",
+                f"{source} has a format that this release of holdfast does not read: keep using the release that wrote "
+                "it, or remove the directory so that its versions are restored from the checkpoint directory",
                 format=header.get("rows"),
                 readable=ROWS_FORMAT,
             )
@@ -141,7 +141,7 @@ def _encode_label(label: VersionLabel | None) -> dict[str, Any] | None:
 
 def _read_label(header: Mapping[str, Any]) -> VersionLabel:
     if not isinstance(header["properties"], dict):
-        raise TypeError("properties are no object")
+        raise TypeError("properties are not an object")
     return VersionLabel(Pointer.parse(header["pointer"]), header["properties"])
 
 

@@ -23,8 +23,8 @@ from rocksdict import Rdict, ReadOptions, Snapshot
 
 from holdfast.backends.arrow.rows import BoolArray, HashArray
 from holdfast.backends.base import MAX_HASH
-from holdfast.backends.rocksdb.keys import decode_keys
-from holdfast.backends.rocksdb.rows import decode_values
+from holdfast.backends.rocksdb.codec.keys import decode_keys
+from holdfast.backends.rocksdb.codec.rows import decode_values
 from holdfast.backends.run import Run, TableSchema
 
 #: Keys of one read at the head; also what a look-up by scan gathers at once.
@@ -168,16 +168,6 @@ class TableReader:
         rows = read_rows(self._database, start, end, most, fill_cache=False)
         written = self._written_between(start, rows.rest or end)
         return self._corrected(rows, written) if written else rows
-
-    def count(self, start: bytes, end: bytes) -> tuple[int, bytes | None]:
-        """Return how many rows a first part of a range has, and where the range goes on."""
-        keys = _keys(self._database, start, end, RUN_ROWS)
-        rest = _rest(self._database, start, end, keys)
-        written = self._written_between(start, rest or end)
-        if not written:
-            return len(keys), rest
-        live = sum(value is not None for value in get_each(self._snapshot, written))
-        return len(set(keys) - set(written)) + live, rest
 
     def prefixed(self, prefixes: list[bytes]) -> tuple[Rows, int]:
         """Return the rows that begin with one of `prefixes`, as many as make up one run, and how many were used.

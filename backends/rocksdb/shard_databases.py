@@ -161,8 +161,8 @@ class ShardDatabases:
                 owner = file.read().strip() or "of unknown number"
                 file.close()
                 raise UnavailableError(
-                    f"another process has the shard at {self._directory} open: stop process {owner}, or wait until "
-                    "it has ended"
+                    f"another process has the shard at {self._directory} open: stop process {owner}, or wait for it "
+                    "to end"
                 ) from None
             file.truncate(0)
             file.write(str(os.getpid()))

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.base import MAX_HASH, Found, View
+from holdfast.backends.rocksdb.codec.keys import encode_keys
+from holdfast.backends.rocksdb.codec.rows import decode_values
 from holdfast.backends.rocksdb.database import Database, OpenVersion
-from holdfast.backends.rocksdb.keys import encode_keys
 from holdfast.backends.rocksdb.reads import (
     CHUNK_KEYS,
     FIRST_RUN_ROWS,
@@ -23,7 +24,6 @@ from holdfast.backends.rocksdb.reads import (
     run_of,
     to_list,
 )
-from holdfast.backends.rocksdb.rows import decode_values
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError
@@ -135,19 +135,6 @@ class RocksDBView(View):
                 with self._closing_if_failed():
                     run = run_of(schema, rows)
                 yield run
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        _, table_id = self._table(table)
-        if table_id is None:
-            return 0
-        start, end = key_range(table_id, first_hash, last_hash)
-        total = 0
-        rest: bytes | None = start
-        while rest is not None:
-            with self._reading(table_id) as reader:
-                rows, rest = reader.count(rest, end)
-            total += rows
-        return total
 
     def estimate_rows(self, table: str) -> int:
         """Return about how many rows a table has; exact for small ones."""

@@ -1,4 +1,4 @@
-"""Writing rows in batches, and the memory of which keys were written when."""
+"""Writing rows in batches, and the log of which keys were written when."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
 from holdfast.backends.arrow.rows import HashArray, take
 from holdfast.backends.local_files import writing
-from holdfast.backends.rocksdb.keys import KEY_HEADER_BYTES, encode_keys
+from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, encode_keys
+from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_PREFIX
 from holdfast.backends.rocksdb.reads import CHUNK_KEYS, get_each, to_list
-from holdfast.backends.rocksdb.rows import encode_values
 from holdfast.backends.run import Run
 
 #: A version that is larger is written in several batches; see `RowWriter`.

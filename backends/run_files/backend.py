@@ -12,8 +12,8 @@
         staging/<id>/                 what is being made or taken away
         set-aside/<id>-<name>/        versions and merges that hold a damaged file, until the next clean-up
 
-A worker that holds a pointer needs nothing else: it links the runs of that version into a staged folder,
-writes one run and the version file, and renames the folder into place. There is no lock and no owner.
+A worker with a pointer needs nothing else: it links the runs of that version into a staged folder, writes one run and
+the version file, and renames the folder into place. There is no lock and no owner.
 
 Invariants
 ----------

@@ -1,7 +1,7 @@
 """Damaged files of a shard on run files: finding them, and setting aside every folder that holds one.
 
-A run file that is damaged is damaged wherever it is linked. So what is set aside is every version and merge that holds
-it; what is set aside is not here any more, and the next attempt restores it.
+A run file that is damaged is damaged wherever it is linked, so every version and merge that holds it is set aside. What
+is set aside is no longer here, and the next attempt restores it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from holdfast.backends.run_files.backend import RunFilesBackend
 class FilesystemBackend(RunFilesBackend):
     """Run files on a local disk, synced before a version appears.
 
-    State may be larger than the machine's memory: look-ups touch the pages that they need, merges and scans
-    go through it in stretches, and the page cache keeps what is used. The files outlive the executor, and the
-    next one on the machine takes them over: see `holdfast.spark_integration.executor.dead_executors`.
+    State may be larger than the machine's memory: look-ups touch only the pages they need, merges and scans
+    read it in stretches, and the page cache keeps what is used. The files outlive the executor, and the
+    next one on the machine takes them over: see `holdfast.spark_integration.executor.takeover`.
     """
 
     contract_version = 1

@@ -18,13 +18,13 @@ from holdfast.errors import UnavailableError
 class MemoryBackend(RunFilesBackend):
     """Run files in a directory of a RAM file system.
 
-    The state lives as long as the executor: whoever places the directory (see
-    `holdfast.spark_integration.executor.local_dirs`) puts it into ``/dev/shm`` where that is large enough, and
-    says so where it is not. Nothing is synced; a version that is lost is restored from its commits.
+    The state lives as long as the executor. `holdfast.spark_integration.executor.local_dirs` places the directory in
+    ``/dev/shm`` if that is large enough, and says so if it is not. Nothing is synced; a lost version is restored from
+    its commits.
 
-    The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge looks
-    before it writes (`holdfast.backends.run_files.memory_usage`); those that look at the same moment may pass the limit
-    together by what they write.
+    The option ``limit`` bounds what all shards of the executor hold. Every commit, restore and merge checks it before
+    writing (`holdfast.backends.run_files.memory_usage`); those that check at the same moment may together exceed it by
+    what they write.
     """
 
     contract_version = 1
@@ -87,8 +87,8 @@ class MemoryBackend(RunFilesBackend):
         held_bytes = self._usage.recount()
         if held_bytes + wanted_bytes > self._limit_bytes:
             raise UnavailableError(
-                "the state of this executor would pass spark.holdfast.memory.limit: raise the limit, give the query "
-                "more executors, or take the backend 'filesystem' or 'rocksdb', and start the query again; nothing "
+                "the state of this executor would exceed spark.holdfast.memory.limit: raise the limit, give the query "
+                "more executors, or switch to the backend 'filesystem' or 'rocksdb', and restart the query; nothing "
                 "is lost",
                 limit_bytes=self._limit_bytes,
                 held_bytes=held_bytes,
@@ -96,7 +96,7 @@ class MemoryBackend(RunFilesBackend):
             )
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        # A merge can wait: it is not worth measuring all shards.
+        # A merge can wait, so measuring all shards is not worth it.
         return self._limit_bytes is None or self._is_below(self._limit_bytes, wanted_bytes)
 
     def _is_below(self, limit_bytes: int, wanted_bytes: int) -> bool:

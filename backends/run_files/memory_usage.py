@@ -1,4 +1,4 @@
-"""What the shards of one executor hold together, known without looking at all of them.
+"""How many bytes the shards of one executor hold together, known without measuring all of them.
 
 ::
 
@@ -12,10 +12,10 @@ and a process that is killed leaves whole entries.
 
 Invariants
 ----------
-* **not too low**: bytes are noted before they are written, and once more after. A kill between leaves an entry that is
-  too high; two processes that note one shard at a moment may leave two entries.
-* **corrected**: what a shard notes is measured, not added up. Each time the entry of one other shard, chosen by
-  chance, is measured too, or removed where that is gone; and whoever finds no room measures all, before it is an error.
+* **never too low**: bytes are noted before they are written, and again afterwards. A kill in between leaves an entry
+  that is too high; two processes that note one shard at the same moment may leave two entries.
+* **corrected**: what a shard notes is measured, not added up. Each time, the entry of one other shard, chosen at
+  random, is measured too, or removed if that shard is gone; and before out of room becomes an error, all are measured.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class VersionFile:
             stacks = {table: [RunFile.decode(file) for file in files] for table, files in record["stacks"].items()}
             version = cls(record["pointer"], stacks, record["properties"])
             if not isinstance(version.properties, dict):
-                raise TypeError("properties are no object")
+                raise TypeError("properties are not an object")
         if version.pointer != pointer:
             raise CorruptionError(f"{path} is of another version", pointer=version.pointer, wanted=pointer)
         return version
@@ -150,8 +150,8 @@ class MergeFile:
 
 @contextmanager
 def _fields_of(path: Path) -> Iterator[None]:
-    """Local state outlives an upgrade: what another release wrote differently is not readable, and restored."""
+    """Local state outlives an upgrade: what another release wrote differently counts as damaged, and is restored."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-        raise CorruptionError(f"{path} does not say what this release of holdfast looks for: {exc!r}") from exc
+        raise CorruptionError(f"{path} is not a file that this release of holdfast reads: {exc!r}") from exc

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.local.folder_locks import FolderLock
 from holdfast.backends.run import Run
-from holdfast.backends.run_stack import count_rows, look_up, merge_prefixes, scan_runs
+from holdfast.backends.run_stack import look_up, merge_prefixes, scan_runs
 from holdfast.backends.schema import Keys, TableSchema, find_table
 from holdfast.errors import ClosedError
 
@@ -52,9 +52,6 @@ class RunFilesView(View):
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         return merge_prefixes(self.stack(table), prefixes)
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        return count_rows(self.stack(table), first_hash, last_hash)
 
     def close(self) -> None:
         self._stacks = None

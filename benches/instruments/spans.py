@@ -30,7 +30,7 @@ SPANS = (
     ("task, waits included", "pyspark.worker", "main"),
     ("read functions", "pyspark.worker", "read_udfs"),
     ("call", "spark_integration.shard.call", "call_shard"),
-    ("receive", "spark_integration.transport.transport", "PackedTransport.receive"),
+    ("receive", "spark_integration.transport.packed", "PackedTransport.receive"),
     ("receive", "spark_integration.transport.rows", "RowsTransport.receive"),
     ("open", "spark_integration.shard.call", "open_shard"),
     ("begin", "spark_integration.shard.store", "ShardStore.begin"),
@@ -53,10 +53,10 @@ SPANS = (
     ("commit: apply: merge", "backends.run_files.backend", "merge_runs"),
     ("commit: apply: write run", "backends.run_files.backend", "RunFilesBackend._write_run"),
     ("commit: wait for put", "snapshotter.commits", "PendingCommit.wait"),
-    ("announce", "spark_integration.client.connection", "announce"),
+    ("announce", "spark_integration.shard.announcing", "announce"),
 )
 GENERATORS = (
-    ("pack", "spark_integration.transport.transport", "pack_rows"),
+    ("pack", "spark_integration.transport.packed", "pack_rows"),
     ("unpack", "spark_integration.transport.output", "unpack_output"),
     ("pack out", "spark_integration.transport.output", "pack_output"),
 )

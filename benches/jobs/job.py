@@ -76,6 +76,8 @@ class Job:
 
 
 _MAX_COMMITS = "spark.holdfast.snapshot.maxCommits"
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_PLAIN_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,14 @@ class SparkJob(Job, ABC):
         None, "commits of a shard after which a snapshot is due; by default holdfast's own, for job B never"
     )
 
+    plain_files: bool = option(False, "Spark writes its checkpoint files without forking: docs/configuration.md")
+
     def settings(self) -> dict[str, str]:
         """Return the Spark settings that all engines share."""
-        snapshots = {} if self.snapshot_commits is None else {_MAX_COMMITS: str(self.snapshot_commits)}
-        return snapshots | {
+        chosen = {} if self.snapshot_commits is None else {_MAX_COMMITS: str(self.snapshot_commits)}
+        if self.plain_files:
+            chosen[_FILE_MANAGER] = _PLAIN_FILES
+        return chosen | {
             "spark.master": f"local[{self.slots}]",
             "spark.driver.memory": "4g",
             "spark.driver.bindAddress": "127.0.0.1",

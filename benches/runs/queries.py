@@ -84,7 +84,7 @@ def live_bytes(local_dir: Path, backend_class: type[Backend], job: SparkJob) -> 
         The ``spark.holdfast.local.dir`` of a run of `with_state`, whose Spark still runs.
     """
     from holdfast import clock
-    from holdfast.spark_integration.vectorised.batch import STATE_TABLE
+    from holdfast.spark_integration.shard.operator import STATE_TABLE
 
     table = _state_table(job, STATE_TABLE)
     total = 0

@@ -30,11 +30,10 @@ from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, P
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.keyed.timeouts import NEVER, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
 from holdfast.spark_integration.transport.transport import moments_of
-from holdfast.spark_integration.vectorised.batch import STATE_TABLE
 from holdfast.testing.ddl import parse_schema
 
 

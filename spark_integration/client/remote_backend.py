@@ -15,7 +15,8 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.schema import find_table
 from holdfast.errors import ClosedError, HoldfastError
 from holdfast.spark_integration.client import streams as state_streams
-from holdfast.spark_integration.client.connection import Exchange, StateClient
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.exchange import Exchange
 from holdfast.spark_integration.client.messages import ShardAddress, encode
 
 #: For one request. It only ends the wait for a server that hangs: one that has died is noticed at once.
@@ -72,10 +73,6 @@ class RemoteView(View):
             exchange.send(state_streams.pieces(batch), batch.schema)
             for found in exchange.receive():
                 yield Run(self._tables[table], found)
-
-    def count(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> int:
-        asked = self._asked("count", table, first_hash=int(first_hash), last_hash=int(last_hash))
-        return int(self._client.call("count", encode(asked), REQUEST_TIMEOUT_SECONDS))
 
     def close(self) -> None:
         exchange, self._exchange = self._exchange, None

@@ -21,7 +21,7 @@ The root is ``spark.holdfast.local.dir`` where it is set. Otherwise a backend th
 ``/dev/shm`` if that is large enough, else it falls back to the temporary directory, and says so. (Containers
 often give ``/dev/shm`` 64 MB.)
 
-What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.dead_executors`.
+What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.takeover`.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import psutil
 
 from holdfast import clock
+from holdfast.spark_integration.executor.per_process import kept_per_process
 
 ENDS_WITHIN_SECONDS = 5.0
 _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
@@ -100,24 +100,20 @@ def _status(pid: int) -> tuple[int, bool]:
     return int(fields[19]), fields[0] in (b"Z", b"X")
 
 
+@kept_per_process(1)
 def executor_process() -> ProcessId:
     """Return the executor this Python process works for.
 
     A worker is a child of PySpark's daemon, which is a child of the executor; without the daemon it is a
     child of the executor itself. Outside Spark it is the parent process.
     """
-    return _executor_of(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _executor_of(pid: int) -> ProcessId:
-    process = psutil.Process(pid).parent()
+    process = psutil.Process().parent()
     while process is not None and any(name in process.cmdline() for name in _PYTHON_DAEMONS):
         process = process.parent()
     return ProcessId.of(process.pid if process else 1)
 
 
-@lru_cache(maxsize=1)
+@kept_per_process(1)
 def machine() -> str:
     """Return what is the same for processes that can see each other, and different in another container or machine."""
     host = socket.gethostname()

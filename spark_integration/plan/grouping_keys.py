@@ -7,7 +7,7 @@ key may be an expression.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructField
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import require_key_types
 from holdfast.spark_integration.transport.transport import quoted
 
@@ -107,11 +108,6 @@ def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> st
             raise
         return None
     return spelt[0]
-
-
-def name_folding(df: DataFrame) -> Callable[[str], str]:
-    """Return a function that makes names equal which the data frame's session takes for one."""
-    return str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
 
 
 def _require_names(keys: list[Key]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +15,9 @@ from holdfast.backends import local_files
 from holdfast.backends.base import Backend
 from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.registry import find_backend
-from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.client.messages import ShardAddress
-from holdfast.spark_integration.executor.dead_executors import adopt_shard
+from holdfast.spark_integration.executor.takeover import open_backend
 
 REPLACE_WITHIN_SECONDS = 30.0
 IDLE_AFTER_MS = 10 * 60_000
@@ -39,19 +38,6 @@ _REMEDY = (
     "executors or fewer shards"
 )
 _log = logging.getLogger(__name__)
-
-
-def open_backend(shard: ShardAddress, tables: Mapping[str, TableSchema], executor_directory: Path) -> Backend:
-    """Open a shard in this process; what a dead executor left of it is taken over first, where there is none here."""
-    backend = find_backend(shard.backend)
-
-    def open_at(path: Path) -> Backend:
-        return backend(path, tables, clock.new_id, shard.backend_options, executor_directory)
-
-    directory = Path(shard.directory)
-    if not backend.in_memory:
-        adopt_shard(directory, executor_directory, open_at)
-    return open_at(directory)
 
 
 def require_below(root: Path, text: str) -> Path:
@@ -141,7 +127,9 @@ class OpenShards:
                 self._close_if_other(slot, address, directory)
                 if slot.backend is None:
                     self._make_room(address)
-                    slot.backend = open_backend(address, address.schemas(), self._root)
+                    slot.backend = open_backend(
+                        address.backend, directory, address.schemas(), address.backend_options, self._root
+                    )
                     slot.address = address
                     slot.identity = _identity(directory)
                 backend = slot.backend

@@ -126,9 +126,6 @@ class StateService(flight.FlightServerBase):
         message = decode(body)
         if kind == "drain":
             return self._drain(field(message, "timeout_seconds", float))
-        if kind == "count":
-            view, schema = self._viewed(message)
-            return view.count(schema.name, field(message, "first_hash", int), field(message, "last_hash", int))
         if kind not in _SHARD_ACTIONS:
             raise InvalidArgumentError("no such action", action=kind)
         with self._shards.use(ShardAddress.read(message)) as backend:

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import clock
-from holdfast.spark_integration.executor.dead_executors import KEPT_MS
 from holdfast.spark_integration.executor.local_dirs import SHARD_PREFIX
+from holdfast.spark_integration.executor.takeover import KEPT_MS
 
 IDLE_ROUNDS = 32
 SILENT_MS = 15 * 60_000

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.spark_integration.executor import dead_executors, local_dirs
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.housekeeping import Housekeeping
@@ -64,7 +64,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     has_ended = False
     while not has_ended:
         # executor_directory = <root>/holdfast-<user>/executor-…
-        dead_executors.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
+        takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
         local_dirs.remove_old_logs(clock.now_ms())
         housekeeping.tidy_up()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
@@ -72,7 +72,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     housekeeping.queue.end()
     snapshotting.queue.end()
     _finish(server, shards, workers)
-    dead_executors.leave_executor_directory(executor_directory)
+    takeover.leave_executor_directory(executor_directory)
 
 
 def _finish(server: StateService, shards: OpenShards, workers: list[threading.Thread]) -> None:

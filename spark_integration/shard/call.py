@@ -25,19 +25,19 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.client import connection as state_client
 from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard.announcing import announce, bound_chain
 from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
-from holdfast.spark_integration.shard.store import ShardStore, bound_chain, open_shard
+from holdfast.spark_integration.shard.store import ShardStore, open_shard
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 from holdfast.spark_integration.shard.timeout import set_shard_timeout
 from holdfast.spark_integration.transport.output import Output
+from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
 from holdfast.spark_integration.transport.transport import Transport
-from holdfast.spark_integration.transport.worker_garbage import freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
@@ -93,7 +93,7 @@ def call_shard(
     set_shard_timeout(state, operator.timeout_conf, row.earliest_timer_ms)
     if row.pointer is not None:
         accepted = remembered.pointer if remembered else None
-        state_client.announce(operator, opened, accepted=accepted, committed=row.pointer)
+        announce(operator, opened, accepted=accepted, committed=row.pointer)
 
 
 class _Attempt:

@@ -20,6 +20,9 @@ from holdfast.settings import Settings
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.transport.transport import HASH
 
+#: The table of the state of each key, in the APIs that have one row for each.
+STATE_TABLE = "state"
+
 
 @dataclass(frozen=True)
 class BatchTimes:

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import clock
-from holdfast.backends.base import Backend, Pointer, View
+from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
-from holdfast.errors import HoldfastError, StateLostError, UnavailableError
+from holdfast.errors import StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.ownership.claims import Held
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.server.open_shards import open_backend
-from holdfast.spark_integration.shard import task
+from holdfast.spark_integration.executor.takeover import open_backend
+from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.operator import Operator
 from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,41 +99,11 @@ class ShardStore:
     def declare(self) -> None:
         """See to it that the checkpoint directory tells whose state it is, before there is any."""
         if self.log is not None and self.record is not None:
-            task.declare_once(self.log.storage, self.record)
+            claiming.declare_once(self.log.storage, self.record)
 
     def carried(self, pointer: Pointer) -> bytes | None:
         """Return the commit of a version where the pointer's row must carry it."""
         return None if self.log is None else self.log.carried.get(pointer)
-
-
-def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
-    """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
-
-    So restoring stays quick, and a storage that takes no snapshots is felt before it costs much.
-
-    Raises
-    ------
-    UnavailableError
-        The chain is far too long, and no snapshot can be written.
-    """
-    if opened.log is None or view is None:
-        return
-    lineage = Lineage.of(view.properties)
-    if opened.policy.is_overdue(lineage):  # else notes, which can only shorten the chain, need not be read
-        lineage = opened.log.snapshots.notes.apply_to(lineage)
-    if not opened.policy.is_overdue(lineage):
-        return
-    _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
-    try:
-        state_client.snapshot_now(operator, opened, pointer)
-    except HoldfastError as exc:
-        if opened.policy.is_full(lineage):
-            raise UnavailableError(
-                f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
-                f"make room and speed in spark.holdfast.checkpoint.dir, then start the query again ({exc.message})",
-                shard=opened.prefix,
-            ) from exc
-        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
 
 
 def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembered: PointerRow | None) -> ShardStore:
@@ -155,8 +121,8 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     executor_directory = local_dirs.executor_directory(root)
     state_directory = local_dirs.state_directory(executor_directory, in_memory=backend_class.in_memory)
     of_query = state_directory / streaming.query_id
-    task.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
-    storage = task.checkpoint_storage(settings)
+    claiming.require_one_definition(of_query / operator.name, streaming.run_id, operator.definition_id)
+    storage = task_storage.checkpoint_storage(settings)
     name, record, retained_versions = operator.name, None, settings.retained_versions
     if storage is not None:
         name, held = _claimed_directory(operator, streaming, remembered, storage, of_query)
@@ -169,9 +135,9 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
     backend: Backend
     if backend_class.has_one_owner:
-        backend = RemoteBackend(state_client.client_of(executor_directory), address, tables, clock.new_id)
+        backend = RemoteBackend(client_of(executor_directory), address, tables, clock.new_id)
     else:
-        backend = open_backend(address, tables, executor_directory)
+        backend = open_backend(settings.backend, directory, tables, settings.backend_options, executor_directory)
     prefix = shard_prefix(name, shard)
     log = None
     if storage is not None:
@@ -179,7 +145,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
             storage,
             prefix,
             tables,
-            task.io_executor(),
+            task_storage.io_executor(),
             directory,
             settings.backend,
             settings.carried_bytes,
@@ -217,8 +183,8 @@ def _claimed_directory(
         record = _record(operator, streaming, directory)
         if streaming.is_run_known:
             application = operator.settings.application
-            return task.keep_claim(storage, record, local / directory, streaming.batch_id, application)
-        task.look_once(storage, record)
+            return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, application)
+        claiming.look_once(storage, record)
         return None
 
     directory = remembered.directory if remembered else None

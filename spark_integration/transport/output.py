@@ -16,9 +16,8 @@ import pyarrow.ipc as ipc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from holdfast.spark_integration.transport.transport import BLOB, BLOB_BYTES, write_blob
-from holdfast.spark_integration.transport.worker_garbage import freeze_modules
-from holdfast.spark_integration.transport.worker_socket import read_promptly
+from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_blob
+from holdfast.spark_integration.transport.python_stage import prepared
 
 
 class Output(Protocol):
@@ -110,8 +109,7 @@ class PackedOutput:
         rows_each = self.rows_each
 
         def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            freeze_modules()
-            return unpack_output(read_promptly(batches), rows_each)
+            return unpack_output(prepared(batches), rows_each)
 
         return frame.mapInArrow(unpack, self.schema)
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from holdfast.backends.run import TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.vectorised.batch import STATE_TABLE, ShardBatch, ShardState, group_rows
+from holdfast.spark_integration.vectorised.batch import ShardBatch, ShardState, group_rows
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
 

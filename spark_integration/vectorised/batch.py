@@ -14,10 +14,9 @@ from holdfast.backends.base import Found
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.vectorised.groups import Groups
-
-STATE_TABLE = "state"
 
 
 class ShardState:

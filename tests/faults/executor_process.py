@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
-from holdfast.spark_integration.client import connection as state_client
+from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
@@ -66,9 +66,9 @@ class Executor:
         self.process.stdin.close()
         for client in self.clients:
             client.close()
-            if client._started is not None:
-                client._started.kill()
-                client._started.wait()
+            if client.launch.process is not None:
+                client.launch.process.kill()
+                client.launch.process.wait()
 
 
 def eventually(is_so: Callable[[], Any]) -> Any:
@@ -98,7 +98,7 @@ def started_executors() -> Iterator[StartExecutor]:
         def start(root: Path | None = None) -> Executor:
             executor = Executor(root or Path(temporary) / "root")
             started.append(executor)
-            patch.setattr(state_client, "executor_process", lambda: executor.id)
+            patch.setattr(launch, "executor_process", lambda: executor.id)
             return executor
 
         try:

@@ -34,10 +34,11 @@ from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import open_storage
-from holdfast.spark_integration.client import connection as state_client
-from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client.connection import StateClient, client_of
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard.announcing import announce, bound_chain
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.faults.executor_process import (
     PATIENCE_SECONDS,
@@ -64,7 +65,7 @@ def executor(executors: StartExecutor) -> Executor:
 
 
 class Shard:
-    """A shard of an executor; a commit is announced as `state_client.announce` does it."""
+    """A shard of an executor; a commit is announced as `announce` does it."""
 
     def __init__(self, executor: Executor, client: StateClient, checkpoint_dir: str | None = None, **more: Any) -> None:
         self.directory = executor.directory / "query" / "totals" / "shard-0000"
@@ -148,7 +149,7 @@ def test_of_several_that_start_at_once_one_starts(executor: Executor) -> None:
     clients = [executor.client() for _ in range(3)]
     for client in clients:
         client.start_server()
-    started = [c._started.pid for c in clients if c._started is not None]
+    started = [c.launch.process.pid for c in clients if c.launch.process is not None]
     pids = [eventually(lambda c=client: c.call("statistics"))["pid"] for client in clients]
     assert pids == started * 3
 
@@ -157,10 +158,10 @@ def test_one_client_starts_one_server_at_a_time(executor: Executor) -> None:
     """Every batch of every shard asks while the first server is still on its way up."""
     client = executor.client()
     client.start_server()
-    first = client._started
+    first = client.launch.process
     for _ in range(3):
         client.start_server()
-    assert client._started is first
+    assert client.launch.process is first
     eventually(lambda: client.call("statistics"))
 
 
@@ -319,11 +320,8 @@ def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
     executor: Executor, shards: Callable[..., Shard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the chain stays bounded though no announcement was ever heard."""
-    from holdfast.spark_integration.shard.store import bound_chain
-
-    monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
-    executor.clients.append(state_client.client_of(executor.directory))
+    executor.clients.append(client_of(executor.directory))
     operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=2))
     longest = 0
     for i in range(20):
@@ -343,11 +341,8 @@ def test_where_no_snapshot_can_be_written_commits_go_on_for_a_while(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Backpressure first, which says so; then an error, before a restore would take for ever."""
-    from holdfast.spark_integration.shard.store import bound_chain
-
-    monkeypatch.setattr(state_client, "_clients", {})
     shard = shards(executor, executor.client(), str(tmp_path / "durable"))
-    executor.clients.append(state_client.client_of(executor.directory))
+    executor.clients.append(client_of(executor.directory))
     operator, opened = operator_and_store(executor, shard, SnapshotPolicy(max_commits=1))
     shard.commit(0)
     # In the way of what a snapshot stores, and of nothing else.
@@ -383,13 +378,13 @@ def test_killed_it_is_started_again_and_catches_up(
         shard.announce(shard.commit(i))
     counters(client)
     os.kill(first, signal.SIGKILL)
-    assert client._started is not None
-    client._started.wait()
+    assert client.launch.process is not None
+    client.launch.process.wait()
     for i in range(3, 6):
         message = shard.commit(i)
         with pytest.raises(UnavailableError):
             shard.announce(message)
-    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
+    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
     assert executor.start(client)["pid"] != first
     shard.announce(shard.commit(6))
     assert counters(client)["dropped"] == 4
@@ -402,10 +397,10 @@ def test_it_ends_with_its_executor_and_takes_the_local_state_along(
     client = executor.client()
     executor.start(client)
     shards(executor, client).commit(0)
-    assert client._started is not None
+    assert client.launch.process is not None
     began = time.monotonic()
     executor.kill()
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     assert time.monotonic() - began < 10
     assert not executor.directory.exists()
     assert f"executor {executor.id} has ended" in executor.log
@@ -420,8 +415,8 @@ def test_it_ends_while_calls_wait(executor: Executor) -> None:
     )
     waiting.start()
     executor.kill()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     waiting.join()
 
 
@@ -435,8 +430,8 @@ def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
     client = executor.client()
     executor.kill()
     client.start_server()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 0
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
     assert not executor.directory.exists()
 
 
@@ -475,8 +470,8 @@ def test_a_directory_with_a_long_name_has_its_socket_elsewhere(executors: StartE
     client = executor.client()
     executor.start(client)
     executor.kill()
-    assert client._started is not None
-    client._started.wait(PATIENCE_SECONDS)
+    assert client.launch.process is not None
+    client.launch.process.wait(PATIENCE_SECONDS)
     assert not path.exists()
 
 
@@ -485,8 +480,8 @@ def test_a_server_that_cannot_serve_ends_and_frees_the_lock(executor: Executor) 
     local_dirs.socket_path(executor.directory).mkdir()
     client = executor.client()
     client.start_server()
-    assert client._started is not None
-    assert client._started.wait(PATIENCE_SECONDS) == 1
+    assert client.launch.process is not None
+    assert client.launch.process.wait(PATIENCE_SECONDS) == 1
     assert "the state server ends" in executor.log
     lock = local_dirs.take_lock(executor.directory)
     assert lock is not None
@@ -615,21 +610,19 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     logs = local_dirs.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))
     logs.write_text("in the way")
-    monkeypatch.setattr(state_client, "_clients", {})
     accepted, committed = None, Pointer(1, "aa")
-    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
+    assert not announce(operator, opened, accepted=accepted, committed=committed)
     logs.unlink()
-    monkeypatch.setattr(state_client, "START_AGAIN_AFTER_MS", 0)
-    executor.clients.append(state_client.client_of(executor.directory))
-    assert not state_client.announce(operator, opened, accepted=accepted, committed=committed)
-    eventually(lambda: state_client.announce(operator, opened, accepted=accepted, committed=committed))
+    monkeypatch.setattr(launch, "START_AGAIN_AFTER_MS", 0)
+    executor.clients.append(client_of(executor.directory))
+    assert not announce(operator, opened, accepted=accepted, committed=committed)
+    eventually(lambda: announce(operator, opened, accepted=accepted, committed=committed))
     assert counters(executor.clients[0])["announced"] == 1
 
 
 def test_a_forked_worker_has_a_client_of_its_own(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections must not be shared between processes."""
-    monkeypatch.setattr(state_client, "_clients", {})
-    mine = state_client.client_of(executor.directory)
-    assert state_client.client_of(executor.directory) is mine
+    mine = client_of(executor.directory)
+    assert client_of(executor.directory) is mine
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    assert state_client.client_of(executor.directory) is not mine
+    assert client_of(executor.directory) is not mine

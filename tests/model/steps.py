@@ -84,8 +84,6 @@ def step_of(view: View | Transaction) -> int:
     state = {table: contents(view, table) for table in TABLES}
     (step,) = state["counts"].get(("step",), (0,))
     assert state == state_after(step), "a version mixes states"
-    for table in TABLES:
-        assert view.count(table) == len(state[table])
     return step
 
 

@@ -179,7 +179,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         else:
             assert pointer == base
         with pytest.raises(ClosedError):
-            attempt.transaction.count("counts")
+            attempt.transaction.scan("counts")
         return pointer
 
     @precondition(lambda self: self.open)

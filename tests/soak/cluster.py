@@ -26,9 +26,10 @@ from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, open_storage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor.takeover import open_backend
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.housekeeping import Housekeeping
-from holdfast.spark_integration.server.open_shards import OpenShards, open_backend
+from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_use import ShardUse
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
@@ -169,7 +170,7 @@ class Query:
         note.touch()
         directory = operator / local_dirs.shard_name(shard, self.shards, "memory", str(self.place.path))
         address = ShardAddress.of(directory, "memory", {}, TABLES)
-        backend = open_backend(address, TABLES, executor.directory)
+        backend = open_backend("memory", directory, TABLES, {}, executor.directory)
         prefix = f"{self.name}/shard-{shard:04d}"
         carried = {} if remembered is None else dict(remembered[1])
         log = ObjectCommitLog(
@@ -207,11 +208,10 @@ class Query:
         for shard, (pointer, carried) in self.rows.items():
             assert self.storage is not None
             home = local_dirs.private_directory(directory / f"check-{self.name}-{shard}")
-            address = ShardAddress.of(home, "memory", {}, TABLES)
             log = ObjectCommitLog(
                 *(self.storage, f"{self.name}/shard-{shard:04d}", TABLES, threads, home, "memory", 0, dict(carried))
             )
-            store = VersionedStore(open_backend(address, TABLES, directory), log)
+            store = VersionedStore(open_backend("memory", home, TABLES, {}, directory), log)
             with store.read_at(pointer) as view:
                 found = {key[0]: value[0] for key, value in contents(view, "counts").items()}
             assert found == self.state[shard], (self.name, shard)

@@ -40,13 +40,12 @@ def told(calls: Path, call: Function) -> Function:
 
 def kill_server_once(local: Path, notes: Path) -> None:
     """Kill the state server of the executors below a directory, unless that was noted before."""
-    from holdfast.spark_integration.client import connection as state_client
+    from holdfast.spark_integration.client.connection import client_of
 
     if not notes.exists():
         notes.touch()
-        for (_, directory), client in state_client._clients.items():
-            if directory.is_relative_to(local):
-                os.kill(client.call("statistics")["pid"], signal.SIGKILL)
+        for socket in local.glob("**/state-server.sock"):
+            os.kill(client_of(socket.parent).call("statistics")["pid"], signal.SIGKILL)
 
 
 def killing(local: Path, notes: Path, *, before: bool) -> Function:

@@ -1,4 +1,7 @@
-"""The code that the documents show runs as it stands."""
+"""The code that the documents show runs as it stands, and gives what they say.
+
+`tests/test_pages.py` checks what can be checked without running it.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +76,21 @@ def test_the_function_by_key_of_the_guide_gives_right_totals(spark: SparkSession
         location = str(tmp_path / "query")
         writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination(120)
         rows = {tuple(row) for row in spark.table("by_key").collect()}
+        reading = block_with("docs/operators.md", "read_state").replace("/data/app-spark", location)
+        exec(reading.replace('"totals"', '"running"'), names | {"spark": spark}, names)
     finally:
         spark.conf.unset("spark.holdfast.checkpoint.dir")
     assert rows == {("ann", 2, 12.0), ("bob", 1, 1.0)}
+    assert {row["user"]: row["n"] for row in names["table"].to_pylist()} == {"ann": 2, "bob": 1}
+
+
+@pytest.mark.spark
+def test_the_vectorised_operator_of_the_guide_runs(spark: SparkSession) -> None:
+    """What a newcomer to vectorised operators copies: groups, state, a delete; on a batch DataFrame."""
+    legs = [("N1", "BOS", 1), ("N1", "DCA", 2), ("N2", "ORD", 1)]
+    names: dict[str, Any] = {"df": spark.createDataFrame(legs, "aircraft string, airport string, departed long")}
+    exec(block_with("docs/operators.md", "def sessions("), names)  # the document is ours
+    assert {tuple(row) for row in names["out"].collect()} == {("N1", 2, "DCA"), ("N2", 1, "ORD")}
 
 
 def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.examples.flights import data, sessions
+from tests import flights_by_pandas
 from tests.spark.conftest import Lab
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_chains_end_after_four_hours(lab: Lab) -> None:
     batches = lab.run(sessions.chains(source(lab)), mode="append")
     ended = pd.DataFrame([row for batch in batches for row in batch])
     still_open = holdfast.read_state(lab.spark, lab.folder / "query", "chains").to_pandas()
-    expected = data.expected_chains(FLIGHTS, sessions.GAP_MS)
+    expected = flights_by_pandas.expected_chains(FLIGHTS, sessions.GAP_MS)
     assert len(ended) + len(still_open) == len(expected)
     assert rows_of(pd.concat([ended, still_open])) == rows_of(expected)
     newest_ms = expected["last_ms"].max()
@@ -46,4 +47,4 @@ def test_statistics_of_delays(lab: Lab) -> None:
     batches = lab.run(sessions.delay_statistics(source(lab)))
     newest = {row["carrier"]: row for batch in batches for row in batch}
     found = pd.DataFrame(newest.values()).sort_values("carrier", ignore_index=True)
-    pd.testing.assert_frame_equal(found, data.expected_statistics(FLIGHTS), check_dtype=False)
+    pd.testing.assert_frame_equal(found, flights_by_pandas.expected_statistics(FLIGHTS), check_dtype=False)

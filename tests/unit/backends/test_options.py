@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.backends.options import parse_options, parse_size
+from holdfast.backends.options import nearest_name, parse_options, parse_size
 from holdfast.errors import InvalidArgumentError
 
 
@@ -36,3 +36,10 @@ def test_values_are_read_and_mistakes_named() -> None:
         parse_options("rocksdb", known, {"memory": "much"})
     with pytest.raises(InvalidArgumentError, match="backend 'mine' has no options"):
         parse_options("mine", {}, {"a": "1"})
+
+
+def test_the_nearest_name_is_suggested_and_nothing_far() -> None:
+    """A hint that has nothing to do with what was written would mislead."""
+    assert nearest_name("memroy", ["rocksdb", "memory"]) == "memory"
+    assert nearest_name("zzz", ["rocksdb", "memory"]) is None
+    assert nearest_name("memory", []) is None

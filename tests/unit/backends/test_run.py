@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from holdfast.backends import stored_file
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.arrow.rows import BoolArray
-from holdfast.backends.base import MAX_HASH, Pointer
+from holdfast.backends.base import MAX_HASH
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
+from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.testing.state_rows import COUNTS, PAIRS, keys_of, run_of, values_of
 
 names = st.sampled_from([None, "", "a", "b", "c", "d"])
+
 writes = st.lists(st.tuples(names, st.none() | st.integers(-2, 2) | st.just("delete")), max_size=12)
 
 
@@ -116,48 +117,6 @@ def test_as_many_steps_find_many_keys_of_one_hash_as_few(n: int, monkeypatch: py
     assert sum(compared) <= 6 * n
 
 
-def test_what_a_table_cannot_be() -> None:
-    """A schema that would lose data is refused when it is made."""
-    with pytest.raises(InvalidArgumentError, match="at least one key column"):
-        TableSchema.of("t", pa.schema([]), pa.schema([("n", pa.int64())]))
-    with pytest.raises(InvalidArgumentError, match=r"unique.*a"):
-        TableSchema.of("t", pa.schema([("a", pa.int64()), ("a", pa.int64())]), pa.schema([]))
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (pa.table({"m": [1]}), "do not fit"),
-        (pa.table({"n": [1], "m": [1]}), "do not fit"),
-        (pa.table({"n": ["12"]}), r"another type.*given=string"),
-        (pa.table({"n": [1.5]}), "cannot be stored"),
-        (pa.table({"n": pa.array([2**63], pa.uint64())}), "cannot be stored"),
-        (pa.table([pa.array([1]), pa.array([1])], names=["n", "n"]), "do not fit"),
-    ],
-)
-def test_values_that_do_not_fit_are_refused_by_name(table: pa.Table, message: str) -> None:
-    """The error names table and column, and nothing is truncated."""
-    with pytest.raises(SchemaMismatchError, match=message) as caught:
-        COUNTS.conform(table, "value")
-    assert caught.value.facts["table"] == "counts"
-
-
-def test_columns_in_another_order_or_in_chunks_fit() -> None:
-    """Names decide, not positions; chunks and dictionaries are unpacked."""
-    table = pa.table(
-        {
-            "name": pa.chunked_array([["a"], [], ["b", None]]).dictionary_encode(),
-            "right": pa.array([-0.0, None, 1], pa.float32()),
-            "left": pa.array([1, 2, 3], pa.int8()),
-        }
-    )
-    keys = Keys.of(PAIRS, np.arange(3), table)
-    assert keys.columns.schema == PAIRS.key
-    assert keys.columns.to_pylist()[0] == {"left": 1, "right": 0.0, "name": "a"}
-    with pytest.raises(InvalidArgumentError, match="one hash for each key"):
-        Keys.of(PAIRS, np.arange(2), table)
-
-
 def test_a_run_of_another_schema_names_the_columns() -> None:
     """State and code disagree: say where."""
     other = TableSchema.of(
@@ -214,14 +173,6 @@ def test_a_run_file_opens_with_arrow_alone() -> None:
     table = pa.ipc.open_stream(data).read_all()
     assert table.column("key.user").to_pylist() == ["a", "b", "c"]
     assert table.schema.metadata == {b"holdfast.table": b"counts"}
-
-
-def test_pointers_as_text() -> None:
-    """Only what a pointer writes is read, and nothing that would be a path."""
-    assert Pointer.parse(str(Pointer(7, "9f3c"))) == Pointer(7, "9f3c")
-    for text in ("", "7", "7-", "-7-a", "07-a", "7-../a", "7-a/b", "7-é", "٣-a", "7-a\n", "x-a", "7-a-b"):
-        with pytest.raises(InvalidArgumentError, match="not a pointer"):
-            Pointer.parse(text)
 
 
 @pytest.mark.slow

@@ -77,3 +77,11 @@ def test_unknown_or_repeated_engines_are_refused(engines: str) -> None:
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(BenchError, match="KeyError: 'no such engine'"):
         run_engine("no such engine", JobA())
+
+
+def test_plain_files_are_a_choice_of_any_engine() -> None:
+    """Whether Spark forks for its checkpoint files must be the only difference between the runs compared."""
+    usual = settings_of("spark-agg-rocksdb", JobA())
+    plain = settings_of("spark-agg-rocksdb", JobA(plain_files=True))
+    assert {key.rpartition(".")[2] for key in plain.keys() - usual.keys()} == {"checkpointFileManagerClass"}
+    assert usual.items() <= plain.items()

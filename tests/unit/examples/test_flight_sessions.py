@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.examples.flights import data, sessions
 from holdfast.testing import PandasWithStateTester
+from tests import flights_by_pandas
 
 FLIGHTS = data.load_flights(4000)
 HOUR_MS = 3_600_000
@@ -41,7 +42,7 @@ def test_chains_are_those_of_pandas() -> None:
             pd.DataFrame(chains.setWatermark(newest_ms - HOUR_MS), columns=["tailnum", *sessions.Chain._fields])
         )
     found.append(pd.DataFrame(chains.setWatermark(newest_ms + 5 * HOUR_MS), columns=found[-1].columns))
-    expected = data.expected_chains(FLIGHTS, sessions.GAP_MS)
+    expected = flights_by_pandas.expected_chains(FLIGHTS, sessions.GAP_MS)
     together = pd.concat(found)
     assert len(together) == len(expected) > 1000
     assert as_set(together) == as_set(expected)
@@ -56,7 +57,7 @@ def test_statistics_are_those_of_pandas() -> None:
     rows = FLIGHTS[["carrier", "dep_delay"]]
     found = [delays.testInPandas(rows.iloc[start : start + 700]) for start in range(0, len(rows), 700)]
     newest = pd.concat(found).groupby("carrier").tail(1).sort_values("carrier", ignore_index=True)
-    pd.testing.assert_frame_equal(newest, data.expected_statistics(FLIGHTS), check_dtype=False)
+    pd.testing.assert_frame_equal(newest, flights_by_pandas.expected_statistics(FLIGHTS), check_dtype=False)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ from holdfast.backends import local_files
 from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.options import parse_options
-from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_stack import look_up, scan_runs
+from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
 
 __all__ = ["ParquetBackend", "ParquetView"]
@@ -58,9 +59,7 @@ class ParquetView(View):
         """Return all live rows of a table."""
         if self._runs is None:
             raise ClosedError("the view was closed: open a new one")
-        if table not in self._runs:
-            raise NotFoundError("no such table", table=table, tables=sorted(self._runs))
-        return self._runs[table]
+        return find_table(self._runs, table)
 
     def get(self, table: str, keys: Keys) -> Found:
         run = self.run(table)
@@ -199,9 +198,7 @@ class ParquetBackend(Backend):
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
         if version["pointer"] != str(pointer):
             raise CorruptionError(f"{folder / _VERSION} is of another version", pointer=version["pointer"])
-        undeclared = sorted(version["files"].keys() - self.tables.keys())
-        if undeclared:
-            raise SchemaMismatchError("the state has tables that the operator does not declare", tables=undeclared)
+        require_declared(version["files"], self.tables)
         return version
 
     def _read_runs(self, folder: Path, version: Mapping[str, Any]) -> dict[str, Run]:

@@ -153,7 +153,12 @@ def test_a_view_ends_with_its_backend(tmp_path: Path) -> None:
     next(unfinished)
     backend.close()
     backend.close()
-    for use in (lambda: users(view, "u1"), lambda: view.count("counts"), lambda: backend.view(P1), backend.versions):
+    for use in (
+        lambda: users(view, "u1"),
+        lambda: list(view.scan("counts")),
+        lambda: backend.view(P1),
+        backend.versions,
+    ):
         with pytest.raises(ClosedError):
             use()
     view.close()

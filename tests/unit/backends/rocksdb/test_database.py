@@ -190,7 +190,7 @@ def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pyte
     with open_shard(copied) as killed:
         assert killed.versions() == [P2]
         with killed.view(P2) as view:
-            assert view.count("counts") == 20_001
+            assert len(contents(view, "counts")) == 20_001
 
 
 def test_maintenance_flushes_after_many_versions(shard: RocksDBBackend) -> None:

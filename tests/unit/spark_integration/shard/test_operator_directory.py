@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, decla
 from holdfast.snapshotter.storage.object_storage import open_storage
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, machine
-from holdfast.spark_integration.shard import task
+from holdfast.spark_integration.shard import claiming
 from holdfast.spark_integration.shard.operator_directory import begin_directory, operator_of, own_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
@@ -29,8 +29,6 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
-    monkeypatch.setattr(task, "_claimed", set())
-    monkeypatch.setattr(task, "_declared", set())
     with FaultyStorage(open_storage(f"memory://directory-{next(_numbers)}")) as opened:
         yield opened
 
@@ -42,7 +40,7 @@ def record(query: str, run: str = "run-1", directory: str = "totals", shards: in
 def begin(storage: FaultyStorage, local: Path, query: str, run: str = "run-1", shards: int = 2) -> str:
     def claim(directory: str) -> None:
         mine = record(query, f"{query}-{run}", directory, shards)
-        task.keep_claim(storage, mine, local / query / directory, 0, "application")
+        claiming.keep_claim(storage, mine, local / query / directory, 0, "application")
 
     return begin_directory(storage, "totals", query, claim, is_run_known=True)[0]
 
@@ -112,7 +110,7 @@ def test_two_operators_of_one_name_in_one_query_are_refused(storage: FaultyStora
     twin = replace(record("q1", "q1-run-1"), definition_id="another")
 
     def claim(_: str) -> None:
-        task.keep_claim(storage, twin, tmp_path / "elsewhere", 0, "application")
+        claiming.keep_claim(storage, twin, tmp_path / "elsewhere", 0, "application")
 
     with pytest.raises(ConflictError, match="two operators of this query have the same name"):
         begin_directory(storage, "totals", "q1", claim, is_run_known=True)
@@ -139,7 +137,7 @@ def test_a_task_that_does_not_know_its_run_joins_nobody(storage: FaultyStorage, 
 
     def look(directory: str) -> None:
         seen.append(directory)
-        task.look_once(storage, record("def-1", "def-1", directory))
+        claiming.look_once(storage, record("def-1", "def-1", directory))
 
     assert begin_directory(storage, "totals", "def-1", look, is_run_known=False) == ("totals@def-1", None)
     assert seen == ["totals@def-1"]
@@ -151,14 +149,14 @@ def test_a_record_is_looked_at_once_in_a_process(storage: FaultyStorage, monkeyp
     storage.operations.clear()
     mine = record("q1", "run-7")
     for _ in range(3):
-        task.look_once(storage, mine)
+        claiming.look_once(storage, mine)
     assert [operation.action for operation in storage.operations] == ["get"]
     with pytest.raises(ConflictError):
-        task.look_once(storage, record("q2", "run-7"))
+        claiming.look_once(storage, record("q2", "run-7"))
     storage.faults.append(Fault("fail", action="get"))
     monkeypatch.setattr(os, "getpid", lambda: 4711)
     with pytest.raises(UnavailableError):
-        task.look_once(storage, mine)
+        claiming.look_once(storage, mine)
 
 
 def test_a_run_id_that_users_have_set_once_does_not_stop_the_query(storage: FaultyStorage, tmp_path: Path) -> None:

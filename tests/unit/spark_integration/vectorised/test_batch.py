@@ -17,7 +17,8 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.clock import new_id
 from holdfast.errors import ClosedError, InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import VersionedStore
-from holdfast.spark_integration.vectorised.batch import STATE_TABLE, ShardState, group_rows
+from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.vectorised.batch import ShardState, group_rows
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, hash_of, plain
 
 KEYS = pa.schema([("user", pa.string())])

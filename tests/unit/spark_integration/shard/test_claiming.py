@@ -16,12 +16,11 @@ import pytest
 from holdfast import clock
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
-from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
 from holdfast.snapshotter.storage.object_storage import open_storage
 from holdfast.spark_integration.executor.processes import executor_process
-from holdfast.spark_integration.shard import task
+from holdfast.spark_integration.shard import claiming
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
@@ -32,10 +31,8 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
-    monkeypatch.setattr(task, "_claimed", set())
-    monkeypatch.setattr(task, "_declared", set())
     executor = executor_process()
-    monkeypatch.setattr(task, "executor_process", lambda: executor)
+    monkeypatch.setattr(claiming, "executor_process", lambda: executor)
     with FaultyStorage(open_storage(f"memory://task-{next(_numbers)}")) as opened:
         yield opened
 
@@ -43,11 +40,11 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
 def test_one_definition_may_run_under_a_name_in_one_run_of_a_query(tmp_path: Path) -> None:
     operator = tmp_path / "query" / "totals"
     for _ in range(2):
-        task.require_one_definition(operator, "run-1", "def-1")
+        claiming.require_one_definition(operator, "run-1", "def-1")
     with pytest.raises(ConflictError, match=r"name='totals'"):
-        task.require_one_definition(operator, "run-1", "def-2")
-    task.require_one_definition(operator, "run-2", "def-2")
-    task.require_one_definition(tmp_path / "query" / "others", "run-1", "def-2")
+        claiming.require_one_definition(operator, "run-1", "def-2")
+    claiming.require_one_definition(operator, "run-2", "def-2")
+    claiming.require_one_definition(tmp_path / "query" / "others", "run-1", "def-2")
 
 
 def test_a_note_that_cannot_be_kept_is_an_error_of_ours(tmp_path: Path) -> None:
@@ -55,7 +52,7 @@ def test_a_note_that_cannot_be_kept_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "totals" / "runs").chmod(0o700)
     (tmp_path / "totals" / "runs" / "run-1").mkdir()
     with pytest.raises(UnavailableError, match=r"run-1.*spark\.holdfast\.local\.dir"):
-        task.require_one_definition(tmp_path / "totals", "run-1", "def-1")
+        claiming.require_one_definition(tmp_path / "totals", "run-1", "def-1")
 
 
 def test_a_directory_is_claimed_once_in_a_process_and_again_in_the_next(
@@ -63,26 +60,26 @@ def test_a_directory_is_claimed_once_in_a_process_and_again_in_the_next(
 ) -> None:
     """Each micro-batch and shard asks; a forked worker must not trust what its parent has seen."""
     for _ in range(3):
-        task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     asked = [(operation.action, operation.keys[0].split("/")[1]) for operation in storage.operations]
     probe = [(action, "probes") for action in ("put", "get", "list", "delete")]
     claim = [("list", "claims"), ("get", "operator"), ("put", "claims"), ("list", "claims")]
     assert asked == probe + claim, "look, write, look again"
     monkeypatch.setattr(os, "getpid", lambda: 4711)
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert len(storage.operations) == len(asked) + 1, "one process of the executor probes, each one looks"
-    task.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path, 0, APP)
+    claiming.keep_claim(storage, replace(RECORD, run_id="run-2"), tmp_path, 0, APP)
     assert len(storage.operations) == len(asked) + 1 + 8, "each run probes and claims anew"
 
 
 def test_a_claim_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Path) -> None:
     storage.faults.append(Fault("fail", action="get", key="totals/operator"))
     with pytest.raises(UnavailableError):
-        task.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     other = replace(RECORD, query_id="query-2", run_id="run-2", definition_id="def-2")
     with pytest.raises(ConflictError):
-        task.keep_claim(storage, other, tmp_path, 0, APP)
+        claiming.keep_claim(storage, other, tmp_path, 0, APP)
     storage.assert_all_hit()
 
 
@@ -93,38 +90,38 @@ def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Pat
     )
     for _ in range(2):
         with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed its test.*denied.*action=delete"):
-            task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+            claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
         assert not [info for info in storage.list("") if info.key.endswith("/operator")]
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     storage.assert_all_hit()
 
 
 def test_a_claim_is_renewed_when_it_is_time_by_one_process(storage: FaultyStorage, tmp_path: Path) -> None:
     """All micro-batches of two minutes cost nothing, the next one 2 requests; old claims of the run go later."""
     now_ms = clock.now_ms()
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     storage.operations.clear()
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: now_ms + RENEW_EVERY_MS - 1000)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: now_ms + RENEW_EVERY_MS - 1000)
     assert not storage.operations
     aged_seconds = (now_ms - RENEW_EVERY_MS) / 1000
     os.utime(tmp_path / "runs" / "run-1-claim", (aged_seconds, aged_seconds))
     for _ in range(2):
-        task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert [operation.action for operation in storage.operations] == ["list", "put"]
     assert len(storage.list("totals/claims/")) == 2
 
 
 def test_a_claim_that_cannot_be_renewed_stops_nothing(storage: FaultyStorage, tmp_path: Path) -> None:
     """Nothing depends on its age; what is not allowed, though, is told."""
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     later_ms = clock.now_ms() + RENEW_EVERY_MS
     storage.faults += [
         Fault("fail", action="list"),
         Fault("fail", action="list", error=lambda: InvalidArgumentError("x")),
     ]
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms)
     with pytest.raises(InvalidArgumentError):
-        task.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms + RENEW_EVERY_MS)
+        claiming.keep_claim(storage, RECORD, tmp_path, 0, APP, lambda: later_ms + RENEW_EVERY_MS)
     storage.assert_all_hit()
 
 
@@ -132,38 +129,38 @@ def test_an_older_run_stops_when_it_renews(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And at each call after that, in any process: a retried task must not slip through."""
-    task.keep_claim(storage, RECORD, tmp_path / "old", 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, APP)
     newer = replace(RECORD, run_id="run-2", definition_id="def-2")
-    task.keep_claim(storage, newer, tmp_path / "new", 0, APP)
+    claiming.keep_claim(storage, newer, tmp_path / "new", 0, APP)
     later_ms = clock.now_ms() + RENEW_EVERY_MS
     for process in (os.getpid(), os.getpid(), 4711):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         with pytest.raises(FencedError, match=r"newer run of this query.*run=run-1 newer_run=run-2"):
-            task.keep_claim(storage, RECORD, tmp_path / "old", 0, APP, lambda: later_ms)
-    task.keep_claim(
+            claiming.keep_claim(storage, RECORD, tmp_path / "old", 0, APP, lambda: later_ms)
+    claiming.keep_claim(
         storage, replace(RECORD, run_id="run-2", definition_id="def-2"), tmp_path / "new", 0, APP, lambda: later_ms
     )
 
 
 def test_a_run_beside_another_keeps_what_that_one_may_return_to(storage: FaultyStorage, tmp_path: Path) -> None:
     """Every process of the executor is told so with each micro-batch, until the other one has died."""
-    elsewhere = replace(task.claimant(RECORD, 40, "app-of-another"), machine="another machine")
+    elsewhere = replace(claiming.claimant(RECORD, 40, "app-of-another"), machine="another machine")
     Claims(storage, "totals", elsewhere, lambda _: ()).take(RECORD)
     copy = replace(RECORD, run_id="run-2", definition_id="def-2")
     for batch_id, retained in ((50, 110), (300, 360)):
-        held = task.keep_claim(storage, copy, tmp_path, batch_id, APP)
+        held = claiming.keep_claim(storage, copy, tmp_path, batch_id, APP)
         assert held.retained(100, batch_id) == retained
     storage.delete([info.key for info in storage.list("totals/claims/") if ".run-1." in info.key])
     later_ms = clock.now_ms() + RENEW_EVERY_MS
-    assert task.keep_claim(storage, copy, tmp_path, 300, APP, lambda: later_ms).retained(100, 300) == 100
-    assert task.keep_claim(storage, copy, tmp_path, 301, APP).epoch == 1
+    assert claiming.keep_claim(storage, copy, tmp_path, 300, APP, lambda: later_ms).retained(100, 300) == 100
+    assert claiming.keep_claim(storage, copy, tmp_path, 301, APP).epoch == 1
 
 
 def test_processes_of_an_executor_that_begin_at_once_claim_once(storage: FaultyStorage, tmp_path: Path) -> None:
     begun = threading.Barrier(2)
     storage.faults.append(Fault("delay", "put", "*/probes/*", wait=lambda: begun.wait(5)))
     with ThreadPoolExecutor(4) as pool:  # each opens the note for itself, as a process does
-        waiting = [pool.submit(task.keep_claim, storage, RECORD, tmp_path, 0, APP) for _ in range(4)]
+        waiting = [pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 0, APP) for _ in range(4)]
         begun.wait(5)  # one of them has the lock; the others come to it, or have come
         for done in waiting:
             done.result()
@@ -173,11 +170,11 @@ def test_processes_of_an_executor_that_begin_at_once_claim_once(storage: FaultyS
 
 def test_the_record_is_written_once_before_the_first_commit(storage: FaultyStorage, tmp_path: Path) -> None:
     """Not before: until then a query that dies leaves no state, and its directory to others."""
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert find_operator(storage, "totals") is None
     storage.operations.clear()
     for _ in range(3):
-        task.declare_once(storage, RECORD)
+        claiming.declare_once(storage, RECORD)
     assert [operation.action for operation in storage.operations] == ["get", "put", "get"]
     assert find_operator(storage, "totals") == RECORD
 
@@ -185,33 +182,16 @@ def test_the_record_is_written_once_before_the_first_commit(storage: FaultyStora
 def test_a_process_that_did_not_claim_looks_at_the_record_before_it_calls_anything(
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    task.declare_once(storage, RECORD)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.declare_once(storage, RECORD)
     monkeypatch.setattr(os, "getpid", lambda: 4711)
     with pytest.raises(SchemaMismatchError):
-        task.keep_claim(storage, replace(RECORD, shards=8), tmp_path, 0, APP)
+        claiming.keep_claim(storage, replace(RECORD, shards=8), tmp_path, 0, APP)
 
 
 @pytest.mark.parametrize("text", ["", "{"])
 def test_a_note_of_a_killed_process_is_no_claim(storage: FaultyStorage, tmp_path: Path, text: str) -> None:
     (tmp_path / "runs").mkdir(mode=0o700)
     (tmp_path / "runs" / "run-1-claim").write_text(text)
-    task.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert len(storage.list("totals/claims/")) == 1
-
-
-def test_threads_for_requests_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads do not survive a fork: a worker would wait for ever on those of its parent."""
-    mine = task.io_executor()
-    assert task.io_executor() is mine
-    monkeypatch.setattr(os, "getpid", lambda: 4711)
-    other = task.io_executor()
-    assert other is not mine
-    assert other.submit(lambda: 1).result(5) == 1
-    other.shutdown()
-    task._executor.cache_clear()
-
-
-def test_outside_a_task_there_is_no_credential() -> None:
-    assert task.storage_options(Settings(storage_names=("secret",))) == {}
-    assert task.checkpoint_storage(Settings()) is None

@@ -14,11 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.backends.arrow.rows import storage_type
-from holdfast.backends.rocksdb.keys import decode_keys, encode_keys
-from holdfast.backends.rocksdb.rows import decode_values, encode_values
+from holdfast.backends.rocksdb.codec.keys import decode_keys, encode_keys
+from holdfast.backends.rocksdb.codec.rows import decode_values, encode_values
 from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES
-from tests.unit.backends.rocksdb.columns import (
+from tests.unit.backends.rocksdb.codec.columns import (
     accepted_or_corrupt,
     assert_same,
     batch_of,

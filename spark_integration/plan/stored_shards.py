@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from holdfast.errors import HoldfastError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
-from holdfast.spark_integration.shard import task
+from holdfast.spark_integration.shard.task_storage import checkpoint_storage
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def stored_shards(session: SparkSession, settings: Settings, operator: str) -> i
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             try:
-                storage = task.checkpoint_storage(settings)
+                storage = checkpoint_storage(settings)
                 record = None if storage is None else find_operator(storage, operator)
             except HoldfastError as exc:
                 _log.warning("the number of shards of %r cannot be read: %s", operator, exc)

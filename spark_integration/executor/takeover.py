@@ -18,13 +18,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.executor.local_dirs import (
     LOCK_NAME,
@@ -45,6 +47,37 @@ _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"
 
 _log = logging.getLogger(__name__)
+
+
+def open_backend(
+    name: str,
+    directory: Path,
+    tables: Mapping[str, TableSchema],
+    options: Mapping[str, str],
+    executor_directory: Path,
+) -> Backend:
+    """Open a shard in this process; what a dead executor left of it is taken over first, where there is none here.
+
+    Parameters
+    ----------
+    name : str
+        Of the registered backend.
+    directory : pathlib.Path
+        Of the shard.
+    tables : mapping of str to TableSchema
+    options : mapping of str to str
+        What the configuration has below ``spark.holdfast.<backend>.``.
+    executor_directory : pathlib.Path
+        Of this executor.
+    """
+    backend = find_backend(name)
+
+    def open_at(path: Path) -> Backend:
+        return backend(path, tables, clock.new_id, options, executor_directory)
+
+    if not backend.in_memory:
+        adopt_shard(directory, executor_directory, open_at)
+    return open_at(directory)
 
 
 def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callable[[Path], Backend]) -> bool:

@@ -14,19 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.spark_integration.transport import output as output_module
-from holdfast.spark_integration.transport import transport
+from holdfast.spark_integration.transport import packed as packed_module
+from holdfast.spark_integration.transport.blobs import BLOB, read_blob, write_blob
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
+from holdfast.spark_integration.transport.packed import PackedTransport, pack_rows
 from holdfast.spark_integration.transport.routes import routes_of, shards_of
-from holdfast.spark_integration.transport.transport import (
-    BLOB,
-    EVENT_TIME,
-    HASH,
-    ROUTE,
-    PackedTransport,
-    pack_rows,
-    read_blob,
-    write_blob,
-)
+from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, plain
 
 AT = pa.timestamp("us", "America/New_York")
@@ -64,7 +57,7 @@ def test_every_row_reaches_its_shard_once(
     """Also where blobs are flushed again and again because they are large."""
     routes = routes_of(shards)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "BLOB_BYTES", blob_bytes)
+        patch.setattr(packed_module, "BLOB_BYTES", blob_bytes)
         packed = list(pack_rows(iter(batches), routes, event_time))
     received: list[dict[str, Any]] = []
     for batch in packed:

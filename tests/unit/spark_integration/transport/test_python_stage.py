@@ -1,19 +1,26 @@
+"""Modules that a worker has loaded are left out of garbage collections, and nothing else is."""
+
 from __future__ import annotations
 
 import gc
+import itertools
+import os
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.spark_integration.transport import worker_garbage
+from holdfast.spark_integration.transport import python_stage
+
+_processes = itertools.count(10_000_000)
 
 
 @pytest.fixture(autouse=True)
-def _thawed() -> Iterator[None]:
-    worker_garbage._freeze.cache_clear()
+def _first_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that has just been forked."""
+    process = next(_processes)
+    monkeypatch.setattr(os, "getpid", lambda: process)
     yield
-    worker_garbage._freeze.cache_clear()
     gc.unfreeze()
 
 
@@ -23,14 +30,14 @@ class Cyclic:
 
 
 def test_what_is_loaded_is_left_out_of_later_collections() -> None:
-    worker_garbage.freeze_modules()
+    python_stage.freeze_modules()
     assert gc.get_freeze_count() > 10_000
     assert len(gc.get_objects()) < 1_000
 
 
 def test_garbage_from_before_and_after_is_collected() -> None:
     before = weakref.ref(Cyclic())
-    worker_garbage.freeze_modules()
+    python_stage.freeze_modules()
     after = weakref.ref(Cyclic())
     gc.collect()
     assert before() is None
@@ -38,9 +45,9 @@ def test_garbage_from_before_and_after_is_collected() -> None:
 
 
 def test_it_happens_once() -> None:
-    worker_garbage.freeze_modules()
+    python_stage.freeze_modules()
     later = [Cyclic()]
     frozen = gc.get_freeze_count()
-    worker_garbage.freeze_modules()
+    python_stage.freeze_modules()
     assert gc.get_freeze_count() <= frozen
     assert any(o is later[0] for o in gc.get_objects())

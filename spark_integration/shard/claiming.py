@@ -1,4 +1,8 @@
-"""What the tasks of one process share: their storage, what they have claimed and looked at, their threads."""
+"""A run of a query claims its operators' directories before it uses them: once an executor, checked once a process.
+
+What the processes of an executor tell each other about it stands in `holdfast.spark_integration.shard.claim_note`, what
+claims are in `holdfast.snapshotter.ownership.claims`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark import TaskContext
@@ -15,66 +18,45 @@ from pyspark import TaskContext
 from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.errors import ConflictError, UnavailableError
-from holdfast.settings import STORAGE_PREFIX, Settings
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Held
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
+from holdfast.spark_integration.executor.per_process import kept_per_process
 from holdfast.spark_integration.executor.processes import executor_process, living, machine
 from holdfast.spark_integration.shard.claim_note import ClaimNote
 
 _log = logging.getLogger(__name__)
-_IO_THREADS = 8
-_HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
+
+#: An operator's definition in a run of a query, and where its objects lie.
+_Run = tuple[str, str, str, str, str]
 
 
-def storage_options(settings: Settings) -> dict[str, str]:
-    """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
+@dataclass(frozen=True)
+class _Done:
+    """What this process has done for the runs that it serves.
 
-    They are not pickled with the operator, since they may be credentials. Spark Connect hides credentials
-    from the driver's program, so their usual names are tried whether it saw them or not.
+    Attributes
+    ----------
+    claimed : set
+        The stored record was checked, and the directory claimed where the run is known.
+    declared : set
+        The record is stored.
     """
-    context = TaskContext.get()
-    values = {}
-    for name in {*settings.storage_names, *_HIDDEN_BY_CONNECT}:
-        value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
-        if value is not None:
-            values[name] = value
-    return values
+
+    claimed: set[_Run] = field(default_factory=set)
+    declared: set[_Run] = field(default_factory=set)
 
 
-def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
-    """Return the durable storage of this task, shared by the tasks of this process."""
-    if settings.checkpoint_dir is None:
-        return None
-    options = storage_options(settings)
-    return _open(os.getpid(), settings.checkpoint_dir, tuple(sorted(options.items())))
+@kept_per_process(1)
+def _done() -> _Done:
+    return _Done()
 
 
-@lru_cache(maxsize=4)
-def _open(_pid: int, url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
-    return open_storage(url, parse_storage_options(dict(options)))
-
-
-def io_executor() -> Executor:
-    """Return this process's threads for storage requests."""
-    return _executor(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _executor(_pid: int) -> Executor:
-    return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")
-
-
-_Process = tuple[int, str, str, str, str, str]
-_claimed: set[_Process] = set()
-_declared: set[_Process] = set()
-
-
-def _of_process(storage: ObjectStorage, record: OperatorRecord) -> _Process:
-    return (os.getpid(), storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
+def _run_of(storage: ObjectStorage, record: OperatorRecord) -> _Run:
+    return (storage.url, record.operator, record.query_id, record.run_id, record.definition_id)
 
 
 def keep_claim(
@@ -107,9 +89,9 @@ def keep_claim(
     """
     claims = Claims(storage, record.operator, claimant(record, batch_id, application), living, now_ms=now_ms)
     note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
-    process = _of_process(storage, record)
+    run, done = _run_of(storage, record), _done()
     renewed_ms = note.modified_ms()
-    if process not in _claimed or renewed_ms is None:
+    if run not in done.claimed or renewed_ms is None:
         private_directory(note.path.parent)
         with note.locked() as held:
             if held is None:
@@ -117,7 +99,7 @@ def keep_claim(
                 note.write(claims.take(record))
             else:
                 check_stored(storage, record)
-        _claimed.add(process)
+        done.claimed.add(run)
     if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         _renew(claims, note)
     return note.held()
@@ -133,18 +115,18 @@ def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
-    process = _of_process(storage, record)
-    if process not in _claimed:
+    run, done = _run_of(storage, record), _done()
+    if run not in done.claimed:
         check_stored(storage, record)
-        _claimed.add(process)
+        done.claimed.add(run)
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
     """`declare_operator`, once in this process for each operator definition and run of the query."""
-    process = _of_process(storage, record)
-    if process not in _declared:
+    run, done = _run_of(storage, record), _done()
+    if run not in done.declared:
         declare_operator(storage, record)
-        _declared.add(process)
+        done.declared.add(run)
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> Claimant:

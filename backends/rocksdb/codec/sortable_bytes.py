@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import BoolArray
-from holdfast.backends.rocksdb import binaries
-from holdfast.backends.rocksdb.binaries import ByteArray
+from holdfast.backends.rocksdb.codec import binaries
+from holdfast.backends.rocksdb.codec.binaries import ByteArray
 from holdfast.errors import CorruptionError
 
 

@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdfast.backends.arrow.rows import storage_type
-from holdfast.backends.rocksdb.keys import KEY_HEADER_BYTES, decode_keys, encode_keys
+from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys, encode_keys
 from holdfast.errors import CorruptionError
-from tests.unit.backends.rocksdb.columns import (
+from tests.unit.backends.rocksdb.codec.columns import (
     accepted_or_corrupt,
     assert_same,
     batch_of,

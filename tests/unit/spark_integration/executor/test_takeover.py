@@ -20,7 +20,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.errors import NotFoundError
-from holdfast.spark_integration.executor import dead_executors, local_dirs
+from holdfast.spark_integration.executor import local_dirs, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
 
@@ -37,7 +37,7 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatc
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_executors, "WAIT_MS", 0)
+    monkeypatch.setattr(takeover, "WAIT_MS", 0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def leave_shard(root: Path, executor: ProcessId, versions: int = 2) -> Path:
 
 def adopt(root: Path, executor: ProcessId) -> tuple[bool, Path]:
     directory = local_dirs.executor_directory(root, executor)
-    return dead_executors.adopt_shard(directory / SHARD, directory, open_backend), directory / SHARD
+    return takeover.adopt_shard(directory / SHARD, directory, open_backend), directory / SHARD
 
 
 def users_of(shard: Path, pointer: Pointer) -> int:
@@ -98,7 +98,7 @@ def test_a_database_is_verified_by_who_takes_it_over(tmp_path: Path, living: Pro
     def open_database(path: Path) -> RocksDBBackend:
         return RocksDBBackend(path, TABLES, clock.new_id)
 
-    assert dead_executors.adopt_shard(directory / SHARD, directory, open_database)
+    assert takeover.adopt_shard(directory / SHARD, directory, open_database)
     with open_database(directory / SHARD) as backend:
         assert backend.versions() == [FIRST]
     assert not (directory / SHARD / "taking-over").exists()
@@ -121,7 +121,7 @@ def test_a_server_that_is_ending_is_waited_for(
     tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may still merge: the restart of a query comes seconds after the end of its executor."""
-    monkeypatch.setattr(dead_executors, "WAIT_MS", 20_000)
+    monkeypatch.setattr(takeover, "WAIT_MS", 20_000)
     lock = local_dirs.take_lock(leave_shard(tmp_path, DEAD))
     assert lock is not None
     timer = threading.Timer(0.3, os.close, [lock])
@@ -169,7 +169,7 @@ def test_of_workers_that_try_at_once_one_takes_it(
     tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Speculative attempts, in one executor or two: all but one find it gone."""
-    monkeypatch.setattr(dead_executors, "WAIT_MS", 10_000)
+    monkeypatch.setattr(takeover, "WAIT_MS", 10_000)
     for attempt in range(10):
         root = tmp_path / str(attempt)
         leave_shard(root, DEAD)
@@ -184,7 +184,7 @@ def test_a_directory_that_is_another_one_when_it_is_locked_is_left_alone(
     tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock stays with what another worker moved away; a worker of the dead executor may have made its place anew."""
-    monkeypatch.setattr(dead_executors, "WAIT_MS", 20_000)
+    monkeypatch.setattr(takeover, "WAIT_MS", 20_000)
     shard = leave_shard(tmp_path, DEAD) / SHARD
     held = os.open(shard / "taking-over", os.O_RDWR | os.O_CREAT)
     assert local_dirs.try_lock(held)
@@ -239,7 +239,7 @@ def test_dead_executors_are_removed_and_live_ones_and_other_files_kept(
     reused = fill(local_dirs.executor_directory(tmp_path, ProcessId(living.pid, 1)))
     dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
     other = fill(local_dirs.user_directory(tmp_path) / "executor-notes")
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert [p.exists() for p in (alive, reused, dead, other)] == [True, False, False, True]
     assert sorted(r.message for r in caplog.records) == sorted(
         f"removed 1000 bytes that a dead executor left in {p}" for p in (reused, dead)
@@ -250,32 +250,32 @@ def test_shards_on_disk_wait_for_a_day(tmp_path: Path, caplog: pytest.LogCapture
     """The day begins when they are found: a machine that was off over the weekend loses nothing."""
     dead = fill(fill(local_dirs.executor_directory(tmp_path, DEAD)), "disk")
     now_ms = clock.now_ms()
-    dead_executors.remove_dead_executors(tmp_path, now_ms)
+    takeover.remove_dead_executors(tmp_path, now_ms)
     assert sorted(p.name for p in dead.iterdir()) == ["disk", "found-dead", "state-server.lock"]
-    dead_executors.remove_dead_executors(tmp_path, now_ms + DAY_MS - 60_000)
+    takeover.remove_dead_executors(tmp_path, now_ms + DAY_MS - 60_000)
     assert (dead / "disk").exists()
     caplog.clear()
-    dead_executors.remove_dead_executors(tmp_path, now_ms + DAY_MS + 1)
+    takeover.remove_dead_executors(tmp_path, now_ms + DAY_MS + 1)
     assert not dead.exists()
     assert caplog.messages == [f"removed 1000 bytes that a dead executor left in {dead}"]
 
 
 def test_an_executor_whose_shards_were_all_taken_over_goes(tmp_path: Path, living: ProcessId) -> None:
     dead = leave_shard(tmp_path, DEAD)
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert adopt(tmp_path, living)[0]
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not dead.exists()
 
 
 def test_an_executor_that_ends_leaves_only_shards_on_disk(tmp_path: Path, own_temporary_directory: None) -> None:
     both = fill(leave_shard(tmp_path, DEAD))
     (both / "state-server.sock").touch()
-    dead_executors.leave_executor_directory(both)
+    takeover.leave_executor_directory(both)
     assert [p.name for p in both.iterdir()] == ["disk"]
     ram = fill(local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD))
     local_dirs.socket_path(ram).touch()
-    dead_executors.leave_executor_directory(ram)
+    takeover.leave_executor_directory(ram)
     assert not ram.exists()
     assert not local_dirs.socket_path(ram).exists(), "it lies in the temporary directory"
 
@@ -285,10 +285,10 @@ def test_an_executor_that_cannot_be_seen_but_whose_server_runs_is_kept(tmp_path:
     elsewhere = fill(local_dirs.executor_directory(tmp_path, DEAD))
     lock = local_dirs.take_lock(elsewhere)
     assert lock is not None
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert elsewhere.exists()
     os.close(lock)
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not elsewhere.exists()
 
 
@@ -300,8 +300,8 @@ def test_another_server_that_removes_first_is_no_error(tmp_path: Path, monkeypat
         shutil.rmtree(path)
         return take(path, shared=shared)
 
-    monkeypatch.setattr(dead_executors, "take_lock", take_too_late)
-    dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+    monkeypatch.setattr(takeover, "take_lock", take_too_late)
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not dead.exists()
 
 
@@ -311,6 +311,6 @@ def test_a_link_among_local_state_is_removed_and_not_followed(tmp_path: Path, ca
     (tmp_path / "precious" / "file").touch()
     (dead / "memory").symlink_to(tmp_path / "precious")
     with caplog.at_level(logging.INFO):
-        dead_executors.remove_dead_executors(tmp_path, clock.now_ms())
+        takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not dead.exists()
     assert (tmp_path / "precious" / "file").exists()

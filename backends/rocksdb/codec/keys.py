@@ -1,7 +1,7 @@
 """Keys of RocksDB: the key columns of a state table as bytes that sort like the values, and back.
 
 A key is compared byte by byte, and its first columns are a prefix of the whole. It is made of the leaves of its columns
-(`holdfast.backends.rocksdb.rows` defines leaves and their segments)::
+(`holdfast.backends.rocksdb.codec.rows` defines leaves and their segments)::
 
     table id ‖ hash, big endian ‖ for each leaf: 00 if null, else 01 ‖ fixed bytes ‖ each segment, escaped, and 00
 
@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import HashArray, IntArray, from_columns
-from holdfast.backends.rocksdb import binaries, sortable_bytes
-from holdfast.backends.rocksdb.binaries import ByteArray
-from holdfast.backends.rocksdb.rows import Leaf, Slot, assemble, corrupt, equal_rows, leaves_of, slots_of
+from holdfast.backends.rocksdb.codec import binaries, sortable_bytes
+from holdfast.backends.rocksdb.codec.binaries import ByteArray
+from holdfast.backends.rocksdb.codec.rows import Leaf, Slot, assemble, corrupt, equal_rows, leaves_of, slots_of
 from holdfast.errors import InvalidArgumentError
 
 #: Bytes before the key columns: table id and hash.

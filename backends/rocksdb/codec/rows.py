@@ -15,7 +15,7 @@ A **value** is read by place, so what is fixed stands first; integers are little
 
     null bits, one a leaf ‖ fixed bytes of each leaf ‖ length of each segment, uint32 ‖ the segments
 
-A **key** puts the leaves of the key columns one after the other: `holdfast.backends.rocksdb.keys`.
+A **key** puts the leaves of the key columns one after the other: `holdfast.backends.rocksdb.codec.keys`.
 
 Invariants
 ----------
@@ -38,8 +38,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, from_columns
-from holdfast.backends.rocksdb import binaries
-from holdfast.backends.rocksdb.binaries import ByteArray
+from holdfast.backends.rocksdb.codec import binaries
+from holdfast.backends.rocksdb.codec.binaries import ByteArray
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 _LENGTH_BYTES = 4

@@ -1,0 +1,112 @@
+"""What a shard's call tells the executor's state server, and asks of it.
+
+A commit is announced, and nobody waits for what follows: the server drops old versions, merges runs, writes snapshots.
+Only a chain of commits that has grown too long makes a micro-batch wait, for a snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.backends.base import Pointer, View
+from holdfast.errors import HoldfastError, UnavailableError
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.spark_integration.client.connection import StateClient, client_of
+from holdfast.spark_integration.client.messages import Committed
+from holdfast.spark_integration.shard.operator import Operator
+from holdfast.spark_integration.shard.store import ShardStore
+from holdfast.spark_integration.shard.task_storage import storage_options
+
+ANNOUNCE_TIMEOUT_SECONDS = 2.0
+#: How long a micro-batch waits for a snapshot where the chain of commits is too long.
+SNAPSHOT_TIMEOUT_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | None, committed: Pointer) -> Committed:
+    """Return what the state server must know of a commit."""
+    settings = operator.settings
+    return Committed(
+        shard=opened.shard,
+        accepted=accepted,
+        committed=committed,
+        prefix=opened.prefix,
+        checkpoint_dir=settings.checkpoint_dir,
+        storage_options=storage_options(settings),
+        policy=opened.policy,
+        retained_versions=opened.retained_versions,
+        upload_bandwidth_bytes=settings.upload_bandwidth_bytes,
+    )
+
+
+def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None, committed: Pointer) -> bool:
+    """Tell the state server of a commit, and start one where none answers.
+
+    Returns
+    -------
+    bool
+        Whether a server took note.
+    """
+    client = client_of(opened.executor_directory)
+    message = announcement(operator, opened, accepted, committed)
+    if client.has_just_timed_out:
+        return False
+    try:
+        client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS)
+    except HoldfastError as exc:
+        _log.info("%s", exc)
+        _start_server(client)
+        return False
+    return True
+
+
+def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
+    """Have the state server snapshot a version, and wait for it.
+
+    Raises
+    ------
+    HoldfastError
+        There is no server, or it could not do so in time; the message says why.
+    """
+    client = client_of(opened.executor_directory)
+    client.require_server()
+    message = announcement(operator, opened, accepted, accepted)
+    client.call("snapshot", message.encode(), SNAPSHOT_TIMEOUT_SECONDS)
+
+
+def _start_server(client: StateClient) -> None:
+    try:
+        client.start_server()
+    except HoldfastError as exc:
+        _log.warning("no state server can be started; it is tried again later: %s", exc)
+
+
+def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
+    """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
+
+    So restoring stays quick, and a storage that takes no snapshots is felt before it costs much.
+
+    Raises
+    ------
+    UnavailableError
+        The chain is far too long, and no snapshot can be written.
+    """
+    if opened.log is None or view is None:
+        return
+    lineage = Lineage.of(view.properties)
+    if opened.policy.is_overdue(lineage):  # else notes, which can only shorten the chain, need not be read
+        lineage = opened.log.snapshots.notes.apply_to(lineage)
+    if not opened.policy.is_overdue(lineage):
+        return
+    _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
+    try:
+        snapshot_now(operator, opened, pointer)
+    except HoldfastError as exc:
+        if opened.policy.is_full(lineage):
+            raise UnavailableError(
+                f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
+                f"make room and speed in spark.holdfast.checkpoint.dir, then start the query again ({exc.message})",
+                shard=opened.prefix,
+            ) from exc
+        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)

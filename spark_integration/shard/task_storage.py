@@ -1,0 +1,48 @@
+"""The durable storage of a task, opened once in a process, and the process's threads for requests to it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from pyspark import TaskContext
+
+from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.spark_integration.executor.per_process import kept_per_process
+
+_IO_THREADS = 8
+_HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
+
+
+def storage_options(settings: Settings) -> dict[str, str]:
+    """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
+
+    They are not pickled with the operator, since they may be credentials. Spark Connect hides credentials
+    from the driver's program, so their usual names are tried whether it saw them or not.
+    """
+    context = TaskContext.get()
+    values = {}
+    for name in {*settings.storage_names, *_HIDDEN_BY_CONNECT}:
+        value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
+    """Return the durable storage of this task, shared by the tasks of this process."""
+    if settings.checkpoint_dir is None:
+        return None
+    options = storage_options(settings)
+    return _open(settings.checkpoint_dir, tuple(sorted(options.items())))
+
+
+@kept_per_process(4)
+def _open(url: str, options: tuple[tuple[str, str], ...]) -> ObjectStorage:
+    return open_storage(url, parse_storage_options(dict(options)))
+
+
+@kept_per_process(1)
+def io_executor() -> Executor:
+    """Return this process's threads for storage requests."""
+    return ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="holdfast-io")

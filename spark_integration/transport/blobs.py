@@ -1,0 +1,28 @@
+"""Arrow data as single values of a Spark row: how the packed ways of input and output carry many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+#: The column that holds them.
+BLOB = "__holdfast_blob"
+#: About how large one grows.
+BLOB_BYTES = 32 << 20
+
+
+def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """Return batches as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def read_blob(blob: bytes | bytearray) -> pa.Table:
+    """Return what `write_blob` wrote, without copying."""
+    return ipc.open_stream(pa.py_buffer(blob)).read_all()

@@ -1,0 +1,131 @@
+"""What the documents say can be followed: code, commands, settings and names in them exist.
+
+`tests/spark/test_documents.py` runs the code that shows a result; `make check` follows the links.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import textwrap
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+import holdfast
+from holdfast.backends.registry import backend_names, find_backend
+from holdfast.cli import group
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import STORAGE_PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+WIDTH = 120
+# Being rewritten.
+NOT_WRAPPED = {
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "FORMAT.md",
+    "benches/RESULTS.md",
+    "docs/backends.md",
+    "docs/operations.md",
+}
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\([^)]*\)|https?://\S+")
+
+
+@functools.cache
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [textwrap.dedent(code) for found, code in FENCE.findall(text(page)) if found == language]
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "docs/deploy.md", "docs/decisions/README.md", "benches/RESULTS.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - NOT_WRAPPED))
+def test_prose_is_wrapped(page: str) -> None:
+    """A diff of a page shows what changed, not whole paragraphs. Tables, code, commands and links may be longer."""
+    prose = FENCE.sub("", text(page)).splitlines()
+    long = [line for line in prose if len(LINK.sub("]()", line)) > WIDTH and not line.lstrip().startswith(("|", "`"))]
+    assert not long
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_code_compiles_and_imports_what_exists(page: str) -> None:
+    """A module that is moved or a name that is dropped is noticed where it is shown."""
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("holdfast"):
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    # A module or a name in one.
+                    assert hasattr(module, alias.name) or importlib.import_module(f"{module.__name__}.{alias.name}")
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "holdfast":
+                assert node.attr in holdfast.__all__
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page: str) -> None:
+    """Each ``make target`` and ``holdfast command`` that a page shows in code is one."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", text_of_makefile(), re.MULTILINE))
+    shown = "\n".join([*(code for _, code in FENCE.findall(text(page))), *re.findall(r"`([^`\n]+)`", text(page))])
+    assert set(re.findall(r"^ *make ([a-z0-9-]+)", shown, re.MULTILINE)) <= targets
+    assert set(re.findall(r"^ *holdfast ([a-z]+)", shown, re.MULTILINE)) <= set(
+        group.list_commands(click.Context(group))
+    )
+
+
+def text_of_makefile() -> str:
+    return (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_exist(page: str) -> None:
+    """A key that a page names is one that holdfast takes."""
+    plug_in = "parquet"  # the example's own
+    for key in set(re.findall(r"`(spark\.holdfast\.[\w.]*\w)[`=]", text(page))):
+        name = key.removeprefix("spark.holdfast.")
+        head, _, option = name.partition(".")
+        if key.startswith(STORAGE_PREFIX) or head == plug_in or name in {"storage", "snapshot"}:
+            continue
+        if name in {f.metadata["key"] for f in fields(Settings) if f.metadata}:
+            continue
+        assert head in backend_names(), key
+        with pytest.raises(InvalidArgumentError) as failure:
+            find_backend(head).parse_options(head, {"zzzzzzzz": "1"})
+        assert f"{key}" in str(failure.value), f"{key} is no option: {option}"
+
+
+def test_every_setting_is_described() -> None:
+    table = text("docs/configuration.md")
+    assert not [
+        f.metadata["key"]
+        for f in fields(Settings)
+        if f.metadata and f"| `spark.holdfast.{f.metadata['key']}` |" not in table
+    ]
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    reference = text("docs/site/api.md")
+    errors = {name for name, module in holdfast._EXPORTS.items() if module == "holdfast.errors"}
+    assert "automodule:: holdfast.errors" in reference
+    assert not [name for name in set(holdfast.__all__) - errors if f":: holdfast.{name}\n" not in reference]
+
+
+def test_every_decision_is_listed() -> None:
+    notes = {path.name for path in (ROOT / "docs/decisions").glob("0*.md")}
+    assert set(re.findall(r"\]\((0[\w-]+\.md)\)", text("docs/decisions/README.md"))) == notes
