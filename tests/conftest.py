@@ -122,7 +122,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if pyspark.__version__.startswith(("4.0.", "4.1.")):
         # Their collect() leaves its socket to the garbage collector, which says so in whatever test it runs.
-        unclosed = r"ignore:(?s:Exception ignored in.*socket\.socket.*127\.0\.0\.1):pytest.PytestUnraisableExceptionWarning"
+        unclosed = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
         config.addinivalue_line("filterwarnings", unclosed)
 
 
