@@ -257,6 +257,7 @@ def decode(
     kind: str,
     verify: bool = True,
     plain_bytes: int | None = None,
+    plain_bytes_max: int | None = None,
 ) -> StoredFile:
     """Read a stored file.
 
@@ -273,6 +274,8 @@ def decode(
     plain_bytes : int, optional
         How many bytes its sections must have in all when they are decoded. Without it they may have what LZ4 can make
         of the file.
+    plain_bytes_max : int, optional
+        How many they may have in all where the exact number is not known.
 
     Raises
     ------
@@ -306,9 +309,14 @@ def decode(
         raise CorruptionError(
             f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
         )
-    _check_table(
-        footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, plain_bytes, source
-    )
+    _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, source)
+    decoded = sum(entry["plain_bytes"] for entry in footer["sections"])
+    if (plain_bytes is not None and decoded != plain_bytes) or (
+        plain_bytes_max is not None and decoded > plain_bytes_max
+    ):
+        raise CorruptionError(
+            f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
+        )
     sections = {}
     for entry in footer["sections"]:
         try:
@@ -319,9 +327,7 @@ def decode(
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 
-def _check_table(
-    table: list[dict[str, Any]], end: int, expansion_max: int, plain_bytes: int | None, source: str
-) -> None:
+def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
     """Check that the sections lie one after the other before `end`, and say of themselves what can be."""
     at = 0
     for entry in table:
@@ -337,9 +343,6 @@ def _check_table(
                 plain_bytes=plain,
             )
         at = start + size
-    decoded = sum(entry["plain_bytes"] for entry in table)
-    if plain_bytes is not None and decoded != plain_bytes:
-        raise CorruptionError(f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes)
     if len({entry["name"] for entry in table}) != len(table):
         raise CorruptionError(f"{source} has two sections of one name")
 

@@ -1,5 +1,6 @@
 """Commits as stored files: made, fetched, checked and read.
 
+`read_commit` is the one reader of commits: what restores, cleans up, verifies or lists them starts with a `Commit`.
 A commit's header declares how many bytes its rows have when they are unpacked, and so does the chain of each version
 that builds on it. Nothing larger is ever asked for.
 """
@@ -7,7 +8,7 @@ that builds on it. Nothing larger is ever asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -17,10 +18,100 @@ from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, NotFoundError, StateLostError
+from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "commit"
+_FIELDS = ("pointer", "shard", "rows", "plain_bytes", *Lineage.FIELDS)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one commit object, or one that is carried, says: read and checked.
+
+    Attributes
+    ----------
+    pointer : Pointer
+        The version that was committed.
+    lineage : Lineage
+        What the version is made of besides the commit, and in `Lineage.since` the versions whose writes it holds, its
+        own last.
+    rows, plain_bytes : mapping of str to int
+        By table how many rows were written, and how many bytes they have unpacked.
+    size_bytes : int
+        Of the object.
+    digest : str
+    source : str
+        What to call it in an error.
+    sections : mapping of str to pyarrow.Buffer
+        The rows by table, as they are stored.
+    """
+
+    pointer: Pointer
+    lineage: Lineage
+    rows: Mapping[str, int]
+    plain_bytes: Mapping[str, int]
+    size_bytes: int
+    digest: str
+    source: str
+    sections: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def entry(self) -> ChainEntry:
+        """What names the commit in a chain."""
+        return ChainEntry(KIND, self.pointer, self.size_bytes, self.digest, sum(self.plain_bytes.values()))
+
+    def without_rows(self) -> Commit:
+        """Return the commit without its sections, which hold on to the whole object."""
+        return replace(self, sections={})
+
+    def run_of(self, schema: TableSchema) -> Run | None:
+        """Return the rows of a table; None where the commit wrote none."""
+        section = self.sections.get(schema.name)
+        if section is None:
+            return None
+        run = Run.read(section, schema, source=self.source, plain_bytes=self.plain_bytes[schema.name])
+        if len(run) != self.rows[schema.name]:
+            raise CorruptionError(f"{self.source} holds another number of rows than it declares", table=schema.name)
+        return run
+
+
+def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: str) -> Commit:
+    """Return the commit that a stored file holds.
+
+    Parameters
+    ----------
+    shard : str
+        The shard that it must belong to: ``totals/shard-0003``.
+    pointer : Pointer
+        The version that it must be.
+    source : str
+        What to call it in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged, no commit, belongs elsewhere, or says what cannot be.
+    """
+    # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
+    fields = Fields(stored.header, source, *_FIELDS)
+    own, own_shard = fields.pointer("pointer"), fields.text("shard")
+    if (own, own_shard) != (pointer, shard):
+        fields.refuse("belongs elsewhere: it was moved or copied", pointer=own, shard=own_shard)
+    rows, plain_bytes = fields.numbers("rows"), fields.numbers("plain_bytes")
+    if not rows.keys() == plain_bytes.keys() == stored.sections.keys():
+        fields.refuse("declares other tables than it holds")
+    most = stored.size_bytes * stored_file.EXPANSION_MAX
+    if sum(plain_bytes.values()) > most:
+        fields.refuse("declares more bytes than it can hold", most=most)
+    lineage = Lineage.read(fields)
+    if not lineage.since or lineage.since[-1] != own:
+        fields.refuse("does not hold the writes of its own version")
+    if lineage.chain and lineage.chain[-1].version >= own.version:
+        fields.refuse("builds on a version that is not older", older=lineage.chain[-1].pointer)
+    return Commit(own, lineage, rows, plain_bytes, stored.size_bytes, stored.digest, source, stored.sections)
 
 
 @dataclass(frozen=True)
@@ -29,14 +120,11 @@ class CommitObjects:
 
     Parameters
     ----------
-    storage : ObjectStorage
-    shard : str
-        The shard's place in the storage.
+    shard : PrefixedStorage
     tables : mapping of str to TableSchema
     """
 
-    storage: ObjectStorage
-    shard: str
+    shard: PrefixedStorage
     tables: Mapping[str, TableSchema]
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
@@ -44,25 +132,20 @@ class CommitObjects:
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
         header = {
             "pointer": str(pointer),
-            "shard": self.shard,
+            "shard": self.shard.prefix,
             "rows": {table: len(run) for table, run in runs.items()},
             "plain_bytes": plain_bytes,
             **lineage.to_json(),
         }
         sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
         data, digest = stored_file.encode(KIND, header, sections)
-        return data, ChainEntry(KIND, str(pointer), data.size, digest, sum(plain_bytes.values()))
+        return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
-    def entry_of(self, pointer: Pointer, commit: stored_file.StoredFile) -> ChainEntry:
-        """Return what names a commit in a chain."""
-        content_bytes = sum(self._plain_bytes(commit).values())
-        return ChainEntry(KIND, str(pointer), commit.size_bytes, commit.digest, content_bytes)
+    def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
+        """Return a commit that the query's pointer carries; raises as `read_commit`."""
+        return read_commit(data, self.shard.prefix, pointer, f"the commit that the query carries as {pointer}")
 
-    def lineage_of(self, commit: stored_file.StoredFile) -> Lineage:
-        """Return what a commit says that it builds on."""
-        return Lineage.of(commit.header, self._source_of(commit))
-
-    def fetch_newest(self, pointer: Pointer) -> stored_file.StoredFile:
+    def fetch_newest(self, pointer: Pointer) -> Commit:
         """Fetch the commit that the query's pointer names.
 
         Raises
@@ -70,92 +153,56 @@ class CommitObjects:
         StateLostError
             It is not there.
         CorruptionError
-            It is damaged, or belongs elsewhere.
+            See `read_commit`.
         """
-        path = f"{self.shard}/commits/{pointer}"
+        key = f"commits/{pointer}"
         try:
-            data = self.storage.get(path)
+            data = self.shard.get(key)
         except NotFoundError as exc:
             raise StateLostError(
                 "the commit that the query's pointer names is not in the checkpoint directory: check that "
                 "spark.holdfast.checkpoint.dir is the one this query has used, and that nothing was deleted",
-                key=path,
-                storage=self.storage.url,
+                key=f"{self.shard.prefix}/{key}",
+                storage=self.shard.inner.url,
             ) from exc
-        return self.decode(data, pointer, f"{self.storage.url}/{path}")
+        return read_commit(data, self.shard.prefix, pointer, f"{self.shard.url}/{key}")
 
-    def fetch(self, entry: ChainEntry) -> stored_file.StoredFile:
+    def fetch(self, entry: ChainEntry) -> Commit:
         """Fetch a commit that a chain names.
 
         Raises
         ------
         CorruptionError
-            It is missing, damaged, or not the one that the chain names.
+            It is missing, or not the one that the chain names; see `read_commit`.
         """
-        source = f"{self.storage.url}/{self.shard}/{entry.key}"
+        source = f"{self.shard.url}/{entry.key}"
         try:
-            data = self.storage.get(f"{self.shard}/{entry.key}")
+            data = self.shard.get(entry.key)
         except NotFoundError as exc:
             raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
-        pointer = Pointer.parse(entry.pointer)
-        commit = self.decode(data, pointer, source)
-        if self.entry_of(pointer, commit) != entry:
+        commit = read_commit(data, self.shard.prefix, entry.pointer, source)
+        if commit.entry != entry:
             raise CorruptionError(f"{source} is not the object that the commit builds on: it was replaced")
         return commit
 
-    def decode(self, data: bytes | memoryview, pointer: Pointer, source: str) -> stored_file.StoredFile:
-        """Return a commit; a `CorruptionError` says that it is damaged, or belongs elsewhere."""
-        stored = stored_file.decode(data, source=source, kind=KIND)
-        if stored.header.get("pointer") != str(pointer) or stored.header.get("shard") != self.shard:
-            raise CorruptionError(
-                f"{source} belongs elsewhere: it was moved or copied",
-                pointer=stored.header.get("pointer"),
-                shard=stored.header.get("shard"),
-            )
-        return stored
-
-    def rows(
-        self, commits: Sequence[stored_file.StoredFile], below: Mapping[str, Run], *, drop_deletes: bool
-    ) -> dict[str, Run]:
+    def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
         """Return by table what some commits, oldest first, have written over the runs `below` them."""
         rows = {}
-        for table in self.tables:
-            runs = [*([below[table]] if table in below else []), *self._runs_of(table, commits)]
+        for table, schema in self.tables.items():
+            runs = [*([below[table]] if table in below else []), *_runs_of(schema, commits)]
             if runs:
                 rows[table] = merge_runs(runs, drop_deletes=drop_deletes)
         return rows
 
-    def merged(self, older: stored_file.StoredFile, newer: Mapping[str, Run]) -> dict[str, Run]:
+    def merged(self, older: Commit, newer: Mapping[str, Run]) -> dict[str, Run]:
         """Return by table what a commit and the writes after it have written."""
         merged = {}
-        for table in self.tables:
-            runs = [*self._runs_of(table, [older]), *([newer[table]] if table in newer else [])]
+        for table, schema in self.tables.items():
+            runs = [*_runs_of(schema, [older]), *([newer[table]] if table in newer else [])]
             if runs:
                 merged[table] = merge_runs(runs, drop_deletes=False)
         return merged
 
-    def _runs_of(self, table: str, commits: Sequence[stored_file.StoredFile]) -> list[Run]:
-        return [
-            Run.read(
-                commit.sections[table],
-                self.tables[table],
-                source=self._source_of(commit),
-                plain_bytes=self._plain_bytes(commit).get(table, 0),
-            )
-            for commit in commits
-            if table in commit.sections
-        ]
 
-    def _plain_bytes(self, commit: stored_file.StoredFile) -> Mapping[str, int]:
-        """Return how many bytes the rows of each table have, unpacked, as the header declares."""
-        declared = commit.header.get("plain_bytes")
-        sizes = declared.values() if isinstance(declared, dict) else [None]
-        if not isinstance(declared, dict) or any(type(size) is not int or size < 0 for size in sizes):
-            raise CorruptionError(f"{self._source_of(commit)} does not declare how large its rows are")
-        limit = commit.size_bytes * stored_file.EXPANSION_MAX
-        if sum(declared.values()) > limit:
-            raise CorruptionError(f"{self._source_of(commit)} declares more bytes than it can hold", most=limit)
-        return declared
-
-    def _source_of(self, commit: stored_file.StoredFile) -> str:
-        return f"{self.storage.url}/{self.shard}/commits/{commit.header.get('pointer')}"
+def _runs_of(schema: TableSchema, commits: Sequence[Commit]) -> list[Run]:
+    return [run for commit in commits if (run := commit.run_of(schema)) is not None]

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,14 @@ from holdfast.backends import local_files
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
-from holdfast.backends.stored_file import StoredFile
 from holdfast.errors import CorruptionError, InvalidArgumentError, StateLostError
 from holdfast.mvcc.store import FrozenVersion, RestoredVersion
-from holdfast.snapshotter.commit_objects import CommitObjects
+from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
-from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots, send_at_once
+from holdfast.snapshotter.snapshots.snapshots import Downloaded, Snapshots
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 #: How much of a chain of commits is restored at a time; the memory that it takes is a few times this.
 RESTORE_STEP_BYTES = 64 << 20
@@ -80,9 +80,9 @@ class _Way:
     ----------
     base : Pointer or None
         A version held locally, at which to begin.
-    chain : list of ChainEntry
+    chain : tuple of ChainEntry
         What the version is made of, as far as it can be had: where a snapshot is damaged, what that stands for.
-    commits : list of ChainEntry
+    commits : tuple of ChainEntry
         Those of the chain that come after the base or the snapshot.
     snapshot : Downloaded or None
         At which to begin where nothing is held.
@@ -116,7 +116,7 @@ class ObjectCommitLog:
         The carried commits in reach: the one that came with the query's pointer, and those that were appended.
     new_id : callable
         Returns a new unique name each time.
-    before_part, now_ms : callable
+    now_ms : callable
         See `holdfast.snapshotter.snapshots.snapshots.Snapshots`.
     step_bytes : int
         How many bytes of commits, unpacked, are restored at a time; one commit, which a worker has held before, may
@@ -132,22 +132,24 @@ class ObjectCommitLog:
     carried_bytes: int = 0
     carried: dict[Pointer, bytes] = field(default_factory=dict)
     new_id: Callable[[], str] = clock.new_id
-    before_part: Callable[[int], None] = send_at_once
     now_ms: Callable[[], int] = clock.now_ms
     step_bytes: int = RESTORE_STEP_BYTES
     # By snapshot how it was found damaged: a restore in steps comes to it again and again.
     _damaged: dict[ChainEntry, CorruptionError] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def _objects(self) -> CommitObjects:
-        return CommitObjects(self.storage, self.shard, self.tables)
+    def objects(self) -> PrefixedStorage:
+        """The objects of the shard."""
+        return PrefixedStorage(self.storage, self.shard)
+
+    @property
+    def _commits(self) -> CommitObjects:
+        return CommitObjects(self.objects, self.tables)
 
     @property
     def snapshots(self) -> Snapshots:
         """The shard's snapshots."""
-        return Snapshots(
-            self.storage, self.shard, self.executor, self.directory, self.new_id, self.before_part, self.now_ms
-        )
+        return Snapshots(self.objects, self.executor, self.directory, self.new_id, self.now_ms)
 
     # Writing.
 
@@ -166,16 +168,16 @@ class ObjectCommitLog:
         """
         lineage = self.snapshots.notes.apply_to(Lineage.of(parent))
         if lineage.since:
-            runs = self._objects.merged(self._carried_commit(Pointer.parse(lineage.since[-1])), runs)
-        covered = Lineage(lineage.chain, [*lineage.since, str(pointer)], lineage.last)
-        data, entry = self._objects.encode(pointer, covered, runs)
+            runs = self._commits.merged(self._carried_commit(lineage.since[-1]), runs)
+        covered = Lineage(lineage.chain, (*lineage.since, pointer), lineage.last)
+        data, entry = self._commits.encode(pointer, covered, runs)
         if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
             self.carried[pointer] = data.to_pybytes()
             return PendingCommit(covered.to_json(), None)
-        done = self.executor.submit(self.storage.put, f"{self.shard}/{entry.key}", data)
-        return PendingCommit(Lineage([*lineage.chain, entry], [], entry).to_json(), done)
+        done = self.executor.submit(self.objects.put, entry.key, data)
+        return PendingCommit(Lineage((*lineage.chain, entry), (), entry).to_json(), done)
 
-    def _carried_commit(self, pointer: Pointer) -> StoredFile:
+    def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:
             raise StateLostError(
                 "the commit of this version was kept in the row of the query's pointer, and did not come with it: "
@@ -183,7 +185,7 @@ class ObjectCommitLog:
                 version=pointer.version,
                 commit=pointer.commit_id,
             )
-        return self._objects.decode(self.carried[pointer], pointer, f"the commit that the query carries as {pointer}")
+        return self._commits.decode_carried(self.carried[pointer], pointer)
 
     def write_snapshot(
         self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
@@ -225,19 +227,19 @@ class ObjectCommitLog:
         version on the way to that one.
         """
         is_carried = pointer in self.carried
-        commit = self._carried_commit(pointer) if is_carried else self._objects.fetch_newest(pointer)
-        own, lineage = self._objects.entry_of(pointer, commit), self._objects.lineage_of(commit)
+        commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
-            way = self._way(lineage, commit, {str(p) for p in held if p != pointer}, folders)
+            way = self._way(commit, {p for p in held if p != pointer}, folders)
             part = self._first_part(way.commits)
-            commits = list(self.executor.map(self._objects.fetch, part))
-            if len(part) == len(way.commits) and self._fits(part, own.content_bytes):
-                reached = lineage if is_carried else Lineage([*lineage.chain, own], [], own)
+            commits = list(self.executor.map(self._commits.fetch, part))
+            if len(part) == len(way.commits) and self._fits(part, commit.entry.content_bytes):
+                own = commit.entry
+                reached = commit.lineage if is_carried else Lineage((*commit.lineage.chain, own), (), own)
                 yield self._restored(pointer, [*commits, commit], way, reached)
             else:
                 last = part[-1]
-                reached = Lineage(way.chain[: way.chain.index(last) + 1], [], last)
-                yield self._restored(Pointer.parse(last.pointer), commits, way, reached)
+                reached = Lineage(way.chain[: way.chain.index(last) + 1], (), last)
+                yield self._restored(last.pointer, commits, way, reached)
 
     def _first_part(self, commits: Chain) -> Chain:
         """Return the commits to read at a time: as many as fit, but one at least."""
@@ -248,12 +250,13 @@ class ObjectCommitLog:
     def _fits(self, part: Chain, newest_bytes: int) -> bool:
         return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
 
-    def _way(self, lineage: Lineage, commit: StoredFile, held: Collection[str], folders: ExitStack) -> _Way:
-        """Find out how to come to a version; where its snapshot is damaged, go around it."""
-        carried = [name for name in lineage.since if name in held]
+    def _way(self, commit: Commit, held: Collection[Pointer], folders: ExitStack) -> _Way:
+        """Find out how to come to a commit's version; where its snapshot is damaged, go around it."""
+        chain: Chain = commit.lineage.chain
+        later: Chain = ()
+        carried = [pointer for pointer in commit.lineage.since if pointer in held]
         if carried:
-            return _Way(Pointer.parse(carried[-1]), lineage.chain, [])
-        chain, later = lineage.chain, Chain()
+            return _Way(carried[-1], chain, ())
         damage: CorruptionError | None = None
         way: _Way | None = None
         while way is None:
@@ -266,18 +269,18 @@ class ObjectCommitLog:
                 except CorruptionError as exc:
                     damage.add_note(f"nor can the version be restored without that snapshot: {exc}")
                     raise damage from exc
-                later = [*chain[1:], *later]
+                later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:
             count = len(way.commits) + len(later) + 1
             _log.warning("restored without a damaged snapshot, from %d commits: %s", count, damage)
-        return replace(way, chain=[*way.chain, *later], commits=[*way.commits, *later])
+        return replace(way, chain=(*way.chain, *later), commits=(*way.commits, *later))
 
-    def _beginning(self, chain: Chain, held: Collection[str], folders: ExitStack) -> _Way:
+    def _beginning(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _Way:
         """Return the newest version held that a chain comes from; or its snapshot, downloaded."""
         places = [i for i, entry in enumerate(chain) if entry.pointer in held]
         if places:
-            return _Way(Pointer.parse(chain[places[-1]].pointer), chain, chain[places[-1] + 1 :])
+            return _Way(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])
         if not chain or chain[0].kind != "snapshot":
             return _Way(None, chain, chain)
         if chain[0] in self._damaged:
@@ -301,21 +304,20 @@ class ObjectCommitLog:
                 storage=self.storage.url,
             ) from exc
 
-    def _around(self, chain: Chain, commit: StoredFile) -> tuple[Chain, StoredFile]:
-        """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain."""
-        first = self._objects.fetch(chain[1]) if len(chain) > 1 else commit
-        last = self._objects.lineage_of(first).last
-        if last is None:  # the oldest commit begins at nothing
-            return [], first
-        before = self._objects.fetch(last)
-        older = self._objects.lineage_of(before).chain
-        versions = [*(entry.version for entry in older), last.version, Pointer.parse(first.header["pointer"]).version]
-        if any(b <= a for a, b in pairwise(versions)):  # else this could go on for ever
-            raise CorruptionError("a commit builds on a later one", key=f"{self.shard}/{last.key}")
-        return [*older, last], before
+    def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
+        """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain.
 
-    def _restored(self, pointer: Pointer, commits: list[StoredFile], way: _Way, lineage: Lineage) -> RestoredVersion:
-        rows, properties = self._objects.rows, lineage.to_json()
+        That commit is older than the chain, so this comes to an end.
+        """
+        first = self._commits.fetch(chain[1]) if len(chain) > 1 else commit
+        last = first.lineage.last
+        if last is None:  # the oldest commit begins at nothing
+            return (), first
+        before = self._commits.fetch(last)
+        return (*before.lineage.chain, last), before
+
+    def _restored(self, pointer: Pointer, commits: list[Commit], way: _Way, lineage: Lineage) -> RestoredVersion:
+        rows, properties = self._commits.rows, lineage.to_json()
         if way.snapshot is None:
             return RestoredVersion(pointer, way.base, rows(commits, {}, drop_deletes=way.base is None), properties)
         manifest = way.snapshot.manifest

@@ -7,22 +7,25 @@
 
 The commits of 24-ee and 25-ff are **carried**: too small for an object of their own, they travel as one in the row of
 the query's pointer. Each commit's header, and each local version's properties, hold this.
+
+Invariants
+----------
+* **ascending**: versions ascend along the chain, and the newest commit object lies below all that came since. So
+  whoever follows a lineage back comes to an end.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from holdfast.errors import CorruptionError
+from holdfast.backends.base import Pointer
+from holdfast.snapshotter.fields import DIGEST, Fields
 
-_KINDS = ("commit", "snapshot")
-POINTER = re.compile(r"(0|[1-9][0-9]{0,18})-[0-9A-Za-z]{1,64}")
-_DIGEST = re.compile(r"[0-9a-f]{32}")
-_SIZE_MAX = 1 << 62
+_KIND = re.compile("commit|snapshot")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class ChainEntry:
     Attributes
     ----------
     kind : {"snapshot", "commit"}
-    pointer : str
+    pointer : Pointer
         The version that the object belongs to.
     size_bytes : int
         Of the object; of a snapshot, that of its manifest.
@@ -43,26 +46,28 @@ class ChainEntry:
     """
 
     kind: str
-    pointer: str
+    pointer: Pointer
     size_bytes: int
     digest: str
     content_bytes: int = 0
 
-    @classmethod
-    def decode(cls, values: Mapping[str, Any]) -> ChainEntry:
-        """Return the entry that JSON values describe.
+    #: The fields of its JSON.
+    FIELDS = ("kind", "pointer", "size_bytes", "digest", "content_bytes")
 
-        Raises
-        ------
-        TypeError, ValueError
-            They describe none, or name an object that cannot be.
-        """
-        entry = cls(**values)
-        if not (entry.kind in _KINDS and POINTER.fullmatch(entry.pointer) and _DIGEST.fullmatch(entry.digest)):
-            raise ValueError(f"an object that cannot be: {ascii(entry)[:160]}")
-        if not all(type(size) is int and 0 <= size < _SIZE_MAX for size in (entry.size_bytes, entry.content_bytes)):
-            raise ValueError(f"an object of a size that cannot be: {ascii(entry)[:160]}")
-        return entry
+    @classmethod
+    def read(cls, fields: Fields) -> ChainEntry:
+        """Return the entry that the fields describe; raises `CorruptionError`."""
+        return cls(
+            fields.text("kind", _KIND),
+            fields.pointer("pointer"),
+            fields.number("size_bytes"),
+            fields.text("digest", DIGEST),
+            fields.number("content_bytes"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values that `read` reads."""
+        return {name: getattr(self, name) for name in self.FIELDS} | {"pointer": str(self.pointer)}
 
     @property
     def key(self) -> str:
@@ -73,7 +78,7 @@ class ChainEntry:
     @property
     def version(self) -> int:
         """The number of the version."""
-        return int(self.pointer.partition("-")[0])
+        return self.pointer.version
 
     @property
     def stored_bytes(self) -> int:
@@ -81,7 +86,25 @@ class ChainEntry:
         return self.size_bytes + (self.content_bytes if self.kind == "snapshot" else 0)
 
 
-Chain = list[ChainEntry]
+Chain = tuple[ChainEntry, ...]
+
+
+def read_chain(fields: Fields, name: str) -> Chain:
+    """Return the chain in a field: at most one snapshot, which is the first; then commits, whose versions ascend.
+
+    Raises
+    ------
+    CorruptionError
+        It holds none.
+    """
+    chain = tuple(ChainEntry.read(entry) for entry in fields.each(name, *ChainEntry.FIELDS))
+    if any(entry.kind != "commit" for entry in chain[1:]):
+        fields.refuse("names a snapshot among its commits")
+    for older, newer in pairwise(chain):
+        # A snapshot may be of an attempt at the version that its first commit belongs to.
+        if older.version > newer.version or (older.version == newer.version and older.kind == "commit"):
+            fields.refuse("is made of versions that do not ascend", older=older.pointer, newer=newer.pointer)
+    return chain
 
 
 @dataclass(frozen=True)
@@ -90,55 +113,68 @@ class Lineage:
 
     Attributes
     ----------
-    chain : list of ChainEntry
+    chain : tuple of ChainEntry
         At most one snapshot, which is the first; then commits, oldest first.
-    since : list of str
+    since : tuple of Pointer
         Versions since the newest object, oldest first: their commits are carried.
     last : ChainEntry or None
         The newest commit object, also where a snapshot stands for it in the chain. The headers of commits so
         lead back to older ones, and to the snapshots that those build on.
     """
 
-    chain: Chain = field(default_factory=list)
-    since: list[str] = field(default_factory=list)
+    chain: Chain = ()
+    since: tuple[Pointer, ...] = ()
     last: ChainEntry | None = None
 
+    #: The fields of its JSON.
+    FIELDS = ("chain", "since", "last")
+
     @classmethod
-    def of(cls, values: Mapping[str, Any] | None, source: str = "a local version") -> Lineage:
-        """Return the lineage that a version's properties or a commit's header hold; an empty one for None.
+    def of(cls, properties: Mapping[str, Any] | None) -> Lineage:
+        """Return the lineage that a local version's properties hold; an empty one where they hold nothing.
 
         Raises
         ------
         CorruptionError
-            They hold none; the message calls their place `source`.
+            They hold something else.
         """
-        values = values or {}
-        try:
-            last = values.get("last")
-            found = cls(
-                [ChainEntry.decode(entry) for entry in values.get("chain", [])],
-                list(values.get("since", [])),
-                None if last is None else ChainEntry.decode(last),
-            )
-            found._require_order()
-        except (TypeError, ValueError) as exc:
-            raise CorruptionError(f"{source} holds no readable chain of commits: {exc}") from exc
+        return cls.read(Fields(properties, "a local version", *cls.FIELDS)) if properties else cls()
+
+    @classmethod
+    def read(cls, fields: Fields) -> Lineage:
+        """Return the lineage that the fields describe.
+
+        Raises
+        ------
+        CorruptionError
+            They describe none, or one that does not ascend.
+        """
+        last = fields.inner_or_none("last", *ChainEntry.FIELDS)
+        found = cls(
+            read_chain(fields, "chain"), fields.pointers("since"), None if last is None else ChainEntry.read(last)
+        )
+        found._require_order(fields)
         return found
 
-    def _require_order(self) -> None:
-        """Raise ValueError or TypeError where the versions do not ascend, which also rules out circles."""
-        if any(entry.kind != "commit" for entry in [*self.chain[1:], *([self.last] if self.last else [])]):
-            raise ValueError("a snapshot stands among its commits")
-        commits = self.commits
-        ascend = all(a.version < b.version for a, b in pairwise(commits))
-        if not ascend or (self.snapshot and commits and commits[0].version < self.snapshot.version):
-            raise ValueError("its versions do not ascend")
-        if not all(POINTER.fullmatch(pointer) for pointer in self.since):
-            raise ValueError("it names a version that cannot be")
+    def _require_order(self, fields: Fields) -> None:
+        last, commits = self.last, self.commits
+        if last is not None and last.kind != "commit":
+            fields.refuse("follows a snapshot instead of a commit", pointer=last.pointer)
+        if commits and last != commits[-1]:
+            fields.refuse("follows another commit than the last one of its chain")
+        if not commits and last is not None and self.snapshot is not None and last.version > self.snapshot.version:
+            fields.refuse("builds on a snapshot that is older than the commit it follows", pointer=last.pointer)
+        versions = [*([last.version] if last else []), *(pointer.version for pointer in self.since)]
+        if any(newer <= older for older, newer in pairwise(versions)):
+            fields.refuse("holds versions that do not ascend")
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values that `of` reads."""
-        return asdict(self)
+        """Return JSON values that `read` reads."""
+        return {
+            "chain": [entry.to_json() for entry in self.chain],
+            "since": [str(pointer) for pointer in self.since],
+            "last": None if self.last is None else self.last.to_json(),
+        }
 
     @property
     def snapshot(self) -> ChainEntry | None:
@@ -148,9 +184,14 @@ class Lineage:
     @property
     def commits(self) -> Chain:
         """The commit objects since the snapshot."""
-        return [entry for entry in self.chain if entry.kind == "commit"]
+        return self.chain[1:] if self.snapshot else self.chain
 
-    def standing_on(self, snapshots: Mapping[str, ChainEntry]) -> Lineage:
+    @property
+    def versions(self) -> set[Pointer]:
+        """All versions that it names, but that of the snapshot: any of them may have a newer snapshot by now."""
+        return {*self.since, *(entry.pointer for entry in self.commits)}
+
+    def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
         """Return the lineage with the newest of some snapshots, by version, in the place of all that it stands for.
 
         Carried commits stay as they are: they say what changed since the newest commit object, and so they do on
@@ -159,9 +200,9 @@ class Lineage:
         """
         for pointer in reversed(self.since):
             if pointer in snapshots:
-                return Lineage([snapshots[pointer]], self.since, self.last)
+                return Lineage((snapshots[pointer],), self.since, self.last)
         for i in reversed(range(len(self.chain))):
             entry = self.chain[i]
             if entry.kind == "commit" and entry.pointer in snapshots:
-                return Lineage([snapshots[entry.pointer], *self.chain[i + 1 :]], self.since, self.last)
+                return Lineage((snapshots[entry.pointer], *self.chain[i + 1 :]), self.since, self.last)
         return self

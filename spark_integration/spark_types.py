@@ -68,7 +68,7 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
     try:
         parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except ParseException as exc:
-        raise InvalidArgumentError(f"{what} is no DDL string: {exc}") from exc
+        raise InvalidArgumentError(f"{what} is not a DDL string: {exc}") from exc
     if not isinstance(parsed, StructType) or not parsed.fields:
         raise InvalidArgumentError(
             f"{what} must be a StructType or a DDL string with at least one column, as 'n long, total double'",

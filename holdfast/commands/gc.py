@@ -14,15 +14,11 @@ from holdfast.commands.target import Target, on_checkpoint, opened, plain, retai
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import claims_folder, retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.upkeep.catalogue import Headers, OperatorListing, ShardListing, list_shard
-from holdfast.snapshotter.upkeep.retention import (
-    History,
-    Plan,
-    carry_out,
-    needed_in_storage,
-    plan,
-    store_time_ms,
-)
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import Plan, carry_out, plan, store_time_ms
 
 _ROWS_SHOWN = 40
 _HOUR_MS = 60 * 60_000
@@ -83,7 +79,7 @@ def gc(
     if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
         raise InvalidArgumentError("nobody can be asked here: give --yes to delete, or --dry-run to look")
     with opened(url, options, operator) as target:
-        now_ms = store_time_ms(target.storage, next(iter(target.listing.operators)))
+        now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_hours * _HOUR_MS)
         outcomes = _plans(target, retain, now_ms, before_ms)
         if not as_json:
@@ -138,7 +134,7 @@ def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grac
         try:
             planned = _judged(target, shard, retain, now_ms, grace_ms)
         except NotFoundError:  # somebody else cleans up, and has done so since the listing
-            shard = list_shard(target.storage, shard.prefix)
+            shard = list_shard(target.of(shard))
             planned = _judged(target, shard, retain, now_ms, grace_ms)
     except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
         raise
@@ -148,7 +144,7 @@ def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grac
 
 
 def _judged(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
-    history = History(shard, Headers(target.storage, shard.prefix))
+    history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 
 
@@ -158,7 +154,7 @@ def _is_agreed(going: list[Outcome]) -> bool:
 
 def _carry_out(target: Target, outcome: Outcome) -> None:
     try:
-        carry_out(target.storage, outcome.plan)
+        carry_out(PrefixedStorage(target.storage, outcome.plan.shard), outcome.plan)
     except HoldfastError as exc:
         outcome.error = exc
 

@@ -10,6 +10,7 @@ import click
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.upkeep.troubles import read_trouble
 
@@ -64,7 +65,7 @@ def _troubles(target: Target, listing: OperatorListing) -> list[dict[str, Any]]:
     found = []
     for stored_ms, prefix, key in told[:_TROUBLES_SHOWN]:
         try:
-            trouble = asdict(read_trouble(target.storage, f"{prefix}/{key}"))
+            trouble = asdict(read_trouble(PrefixedStorage(target.storage, prefix), key))
         except NotFoundError:  # over since the listing
             continue
         except CorruptionError as exc:

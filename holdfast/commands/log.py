@@ -8,7 +8,9 @@ import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.upkeep.catalogue import Headers, ShardListing, StoredObject
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
+from holdfast.snapshotter.upkeep.headers import Headers
 
 
 @click.command()
@@ -36,7 +38,7 @@ def log(url: str, operator: str | None, options: tuple[str, ...], as_json: bool,
             if shard is None or prefix.endswith(f"/shard-{shard:04d}")
         ]
         wanted = [(s, stored) for s in shards for stored in [*reversed(s.versions)][:limit]]
-        headers = {s.prefix: Headers(target.storage, s.prefix) for s in shards}
+        headers = {s.prefix: Headers(PrefixedStorage(target.storage, s.prefix)) for s in shards}
         described = target.executor.map(lambda pair: _describe(headers[pair[0].prefix], pair[1]), wanted)
         rows: dict[str, list[dict[str, Any]]] = {s.prefix: [] for s in shards}
         for (listing, _), row in zip(wanted, described, strict=True):
@@ -56,17 +58,16 @@ def _describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
     }
     try:
         if stored.kind == "commit":
-            header = headers.commit(stored.key)
-            covers = [str(pointer) for pointer in header.since]
-            begins = header.chain[0].key if header.chain else stored.key
+            commit = headers.commit(stored)
+            chain = commit.lineage.chain
             return {
                 **row,
-                "rows": dict(header.rows),
-                "covers": covers,
-                "chain": len(header.chain) + 1,
-                "begins": begins,
+                "rows": dict(commit.rows),
+                "covers": [str(pointer) for pointer in commit.lineage.since],
+                "chain": len(chain) + 1,
+                "begins": chain[0].key if chain else stored.key,
             }
-        manifest = headers.manifest(stored.key)
+        manifest = headers.manifest(stored)
     except (InvalidArgumentError, UnavailableError):
         raise
     except HoldfastError as exc:

@@ -19,6 +19,7 @@ from rich.table import Table
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListing, list_checkpoint
 
 _THREADS = 16
@@ -50,6 +51,10 @@ class Target:
     def shards(self, operator: str) -> list[ShardListing]:
         """Return the shards of an operator."""
         return list(self.listing.operators[operator].shards.values())
+
+    def of(self, shard: ShardListing) -> PrefixedStorage:
+        """Return where the objects of a shard are."""
+        return PrefixedStorage(self.storage, shard.prefix)
 
     def show(self, document: dict[str, Any]) -> None:
         """Print what a program reads."""

@@ -34,7 +34,7 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
         damages: list[Damage] = []
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
         with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
-            reports = [verify_shard(target.storage, shard, target.executor, n, on_read) for shard, n in work]
+            reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]
         damages += [damage for report in reports for damage in report.damages]
         facts = {
             "objects": sum(report.objects for report in reports),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import fields as fields_of
 
 import xxhash
 
 from holdfast.backends import stored_file
-from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.errors import NotFoundError
+from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 ALIVE_MS = 5 * 60_000
 """A claim that is older was left by a run that ended, was killed, or had nothing to do."""
 
+KIND = "claim"
 _NAME = re.compile(
     r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
 )
@@ -56,6 +57,9 @@ class Claimant:
     process: str
     batch_id: int | None
     retained_versions: int
+
+
+_FIELDS = ("operator", *(field.name for field in fields_of(Claimant)), "started_ms")
 
 
 @dataclass(frozen=True)
@@ -142,18 +146,35 @@ def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
     )
 
 
-def claim_header(storage: ObjectStorage, claim: ListedClaim) -> Mapping[str, Any] | None:
-    """Return what a claim says to people; None where it has gone since it was listed.
+def read_claim(storage: ObjectStorage, claim: ListedClaim) -> Claimant | None:
+    """Return who made a claim; None where it has gone since it was listed.
 
     Raises
     ------
     CorruptionError
-        It is damaged.
+        It is damaged, or says another thing than its name.
     """
+    source = f"{storage.url}/{claim.key}"
     try:
-        return stored_file.decode(storage.get(claim.key), source=claim.key, kind="claim").header
+        stored = stored_file.decode(storage.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
     except NotFoundError:
         return None
+    fields = Fields(stored.header, source, *_FIELDS)
+    fields.text("operator"), fields.number("started_ms")
+    claimant = Claimant(
+        fields.text("query_id"),
+        fields.text("run_id"),
+        fields.text_or_none("query_name"),
+        fields.text("application"),
+        fields.text("host"),
+        fields.text("machine"),
+        fields.text("process"),
+        fields.number_or_none("batch_id"),
+        fields.number("retained_versions", 1),
+    )
+    if (claimant.query_id, claimant.run_id) != (claim.query_id, claim.run_id):
+        fields.refuse("belongs elsewhere: it was moved or copied", query=claimant.query_id, run=claimant.run_id)
+    return claimant
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
@@ -170,11 +191,5 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     claims = [c for c in list_claims(storage, record.operator)[0] if c.query_id == record.query_id]
     last_ms = max((claim.modified_ms for claim in claims), default=0)
     newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
-    numbers = [record.retained_versions]
-    for claim in newest.values():
-        header = claim_header(storage, claim) or {}
-        number = header.get("retained_versions", record.retained_versions)
-        if type(number) is not int or number < 1:
-            raise CorruptionError("a claim says no number of retained versions", key=claim.key, storage=storage.url)
-        numbers.append(number)
-    return max(numbers)
+    claimants = [read_claim(storage, claim) for claim in newest.values()]
+    return max([record.retained_versions, *(one.retained_versions for one in claimants if one is not None)])

@@ -44,13 +44,14 @@ from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, FencedError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import (
     ALIVE_MS,
+    KIND,
     Claimant,
     ListedClaim,
-    claim_header,
     claim_name,
     claims_folder,
     digest,
     list_claims,
+    read_claim,
 )
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_operator, find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -220,7 +221,7 @@ class Claims:
     def _put(self, held: Held) -> str:
         key = f"{self._folder}{claim_name(self._me, held.epoch, held.started_ms)}.{self._new_id()}"
         header = {"operator": self._operator, **asdict(self._me), "started_ms": held.started_ms}
-        self._storage.put(key, stored_file.encode("claim", header)[0])
+        self._storage.put(key, stored_file.encode(KIND, header)[0])
         return key
 
     def _perhaps_alive(self, listed: list[ListedClaim], since_ms: int = 0) -> list[ListedClaim]:
@@ -355,12 +356,12 @@ class Claims:
 
     def _described(self, claim: ListedClaim) -> dict[str, Any]:
         """Return what a user knows the claim's query by."""
-        header = claim_header(self._storage, claim) or {}  # none where it was renewed since it was listed
+        claimant = read_claim(self._storage, claim)  # none where it was renewed since it was listed
         return {
             "owner": claim.query_id,
-            "name": header.get("query_name") or "(none)",
+            "name": (claimant and claimant.query_name) or "(none)",
             "started": _time(claim.started_ms),
-            "host": header.get("host"),
+            "host": claimant and claimant.host,
         }
 
     def _delete_old(self, listed: list[ListedClaim], stamps: dict[str, int]) -> None:

@@ -8,7 +8,7 @@ of shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from holdfast.backends import stored_file
@@ -16,15 +16,18 @@ from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
     ConflictError,
-    CorruptionError,
     InvalidArgumentError,
     NotFoundError,
     SchemaMismatchError,
     UnavailableError,
 )
+from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
+KIND = "operator"
 Columns = list[list[str]]
+#: Shards are numbered with up to 9 digits.
+_SHARDS_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class OperatorRecord:
     tables: Mapping[str, Mapping[str, Columns]]
     schemas: Mapping[str, list[str]]
     retained_versions: int
+
+    FIELDS = ("operator", "query_id", "definition_id", "run_id", "shards", "tables", "schemas", "retained_versions")
 
     @classmethod
     def of(
@@ -97,7 +102,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     stored = find_operator(storage, record.operator)
     if stored is None:
         try:
-            storage.put(f"{record.operator}/operator", stored_file.encode("operator", asdict(record))[0])
+            storage.put(f"{record.operator}/operator", stored_file.encode(KIND, asdict(record))[0])
         except (InvalidArgumentError, UnavailableError) as exc:
             exc.add_note(
                 "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
@@ -184,40 +189,30 @@ def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | Non
         data = storage.get(key)
     except NotFoundError:
         return None
-    source = f"{storage.url}/{key}"
-    stored = stored_file.decode(data, source=source, kind="operator")
-    try:
-        record = OperatorRecord(**stored.header)
-    except TypeError as exc:
-        raise CorruptionError(f"{source} is no operator record: {exc}") from exc
-    wrong = _wrong_fields(record)
-    if wrong:
-        raise CorruptionError(f"{source} is no operator record: it has wrong values", fields=wrong)
+    return _read(data, operator, f"{storage.url}/{key}")
+
+
+def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:
+    """Return the record that a stored file holds; a `CorruptionError` names what is wrong with it."""
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+    fields = Fields(stored.header, source, *OperatorRecord.FIELDS)
+    tables, schemas = fields.mapping("tables"), fields.mapping("schemas")
+    if tables.keys() != schemas.keys():
+        fields.refuse("describes other tables than it has schemas of")
+    record = OperatorRecord(
+        fields.text("operator"),
+        fields.text("query_id"),
+        fields.text("definition_id"),
+        fields.text("run_id"),
+        fields.number("shards", 1, _SHARDS_LIMIT),
+        {name: _read_columns(Fields(sides, source, "key", "value")) for name, sides in tables.items()},
+        {name: Fields({"schemas": sides}, source, "schemas").texts("schemas", 2) for name, sides in schemas.items()},
+        fields.number("retained_versions", 1),
+    )
     if record.operator != operator:
-        raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", operator=record.operator)
+        fields.refuse("belongs elsewhere: it was moved or copied", operator=record.operator)
     return record
 
 
-def _wrong_fields(record: OperatorRecord) -> list[str]:
-    """Return which fields of a record from storage hold what they never do."""
-    names = ("operator", "query_id", "definition_id", "run_id")
-    wrong = [name for name in names if not isinstance(getattr(record, name), str)]
-    numbers = ("shards", "retained_versions")
-    wrong += [name for name in numbers if type(number := getattr(record, name)) is not int or number < 1]
-    if not _is_mapping(record.tables, lambda sides: _is_mapping(sides, _is_columns)):
-        wrong.append("tables")
-    if not _is_mapping(record.schemas, lambda sides: _is_list(sides, lambda side: isinstance(side, str))):
-        wrong.append("schemas")
-    return wrong
-
-
-def _is_mapping(value: object, is_right: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(map(is_right, value.values()))
-
-
-def _is_list(value: object, is_right: Callable[[object], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_right, value))
-
-
-def _is_columns(value: object) -> bool:
-    return _is_list(value, lambda column: _is_list(column, lambda text: isinstance(text, str)) and len(column) == 2)  # type: ignore[arg-type]
+def _read_columns(sides: Fields) -> dict[str, Columns]:
+    return {side: sides.lists_of_texts(side, 2) for side in ("key", "value")}

@@ -17,25 +17,31 @@ Invariants
 * **last**: a manifest is stored after all parts that it names.
 * **contained**: names and keys are checked when a manifest is read: no file lands outside its folder, and no part
   is taken from another shard.
+* **bounded**: a part never unpacks to more than `PART_BYTES_MAX`, whatever a manifest says.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.lineage import Chain, ChainEntry, read_chain
 
 KIND, PART_KIND = "snapshot", "part"
 #: How much of a file goes into one part; what a manifest says counts when it is read.
 PART_BYTES = 8 << 20
+#: The most that a manifest may say.
+PART_BYTES_MAX = 64 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
-DIGEST = re.compile(r"[0-9a-f]{32}")
+_BACKEND = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Part:
     key: str
     size_bytes: int
     digest: str
+
+    FIELDS = ("key", "size_bytes", "digest")
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,32 @@ class SnapshotFile:
     modified_ns: int
     parts: tuple[Part, ...]
 
+    FIELDS = ("name", "size_bytes", "modified_ns", "parts")
+
+    @classmethod
+    def read(cls, fields: Fields, part_bytes: int) -> SnapshotFile:
+        """Return the file that the fields describe; raises `CorruptionError`."""
+        parts = tuple(
+            Part(part.text("key", PART_NAME), part.number("size_bytes"), part.text("digest", DIGEST))
+            for part in fields.each("parts", *Part.FIELDS)
+        )
+        file = cls(fields.text("name", _FILE_NAME), fields.number("size_bytes"), fields.number("modified_ns"), parts)
+        if len(parts) != number_of_parts(file.size_bytes, part_bytes):
+            fields.refuse(f"names a file of {file.size_bytes} bytes that cannot lie in {len(parts)} parts")
+        for part, size_bytes in file.sizes_of_parts(part_bytes):
+            if size_bytes > part.size_bytes * stored_file.EXPANSION_MAX:
+                fields.refuse("names a part that holds more bytes than it can", part=part.key, size_bytes=size_bytes)
+        return file
+
     @property
     def stored_bytes(self) -> int:
         """Bytes of the objects that hold the file."""
         return sum(part.size_bytes for part in self.parts)
+
+    def sizes_of_parts(self, part_bytes: int) -> Iterator[tuple[Part, int]]:
+        """Yield each part, and how many bytes of the file it holds."""
+        for index, part in enumerate(self.parts):
+            yield part, min(part_bytes, self.size_bytes - index * part_bytes)
 
 
 @dataclass(frozen=True)
@@ -99,16 +129,12 @@ class CleanedUp:
     below: int = 0
     snapshots_since: int = 1
 
-    @classmethod
-    def decode(cls, values: Mapping[str, Any]) -> CleanedUp:
-        """Return what a JSON value says.
+    FIELDS = ("below", "snapshots_since")
 
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            It says nothing of the kind.
-        """
-        return cls(_size(values["below"]), _size(values["snapshots_since"]))
+    @classmethod
+    def read(cls, fields: Fields) -> CleanedUp:
+        """Return what the fields say; raises `CorruptionError`."""
+        return cls(fields.number("below"), fields.number("snapshots_since"))
 
 
 #: Of a first snapshot.
@@ -130,8 +156,8 @@ class Manifest:
     part_bytes : int
         Bytes of a file in each of its parts but the last one.
     files : tuple of SnapshotFile
-    replaced : list
-        The chain that the snapshot stands for, as JSON; see `holdfast.snapshotter.commits`.
+    replaced : tuple of ChainEntry
+        The chain that the snapshot stands for; see `holdfast.snapshotter.lineage`.
     new_bytes : int
         Stored for this snapshot; the other files were there.
     written_ms : int
@@ -144,83 +170,94 @@ class Manifest:
     backend: str
     part_bytes: int
     files: tuple[SnapshotFile, ...]
-    replaced: list[Any]
+    replaced: Chain
     new_bytes: int
     written_ms: int
     cleaned: CleanedUp = NEVER_CLEANED_UP
+
+    FIELDS = ("pointer", "shard", "backend", "part_bytes", "files", "replaced", "new_bytes", "written_ms", "cleaned")
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all objects that the snapshot needs besides the manifest."""
         return sum(file.stored_bytes for file in self.files)
 
-    def encode(self) -> tuple[Any, str]:
-        """Return the stored file, and its digest."""
-        return stored_file.encode(KIND, asdict(self) | {"pointer": str(self.pointer)})
-
-    @classmethod
-    def decode(cls, stored: stored_file.StoredFile, source: str) -> Manifest:
-        """Return the manifest that a stored file holds.
-
-        Raises
-        ------
-        CorruptionError
-            It holds none, or one that names something outside of its shard.
-        """
-        header = stored.header
-        try:
-            part_bytes = _size(header["part_bytes"])
-            if part_bytes == 0:
-                raise ValueError("parts cannot be empty")
-            files = tuple(decode_file(file, part_bytes) for file in header["files"])
-            manifest = cls(
-                Pointer.parse(header["pointer"]),
-                str(header["shard"]),
-                str(header["backend"]),
-                part_bytes,
-                files,
-                list(header["replaced"]),
-                _size(header["new_bytes"]),
-                _size(header["written_ms"]),
-                CleanedUp.decode(header["cleaned"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidArgumentError) as exc:
-            raise CorruptionError(f"{source} is no manifest of a snapshot: {exc}") from exc
-        if len({file.name for file in files}) != len(files):
-            raise CorruptionError(f"{source} names a file twice")
-        return manifest
+    def encode(self) -> tuple[pa.Buffer, ChainEntry]:
+        """Return the stored file, and what names it in a chain."""
+        typed = {"pointer": str(self.pointer), "replaced": [entry.to_json() for entry in self.replaced]}
+        data, digest = stored_file.encode(KIND, asdict(self) | typed)
+        return data, ChainEntry(KIND, self.pointer, data.size, digest, self.stored_bytes)
 
 
-def decode_file(file: Mapping[str, Any], part_bytes: int) -> SnapshotFile:
-    """Return the file that a JSON value describes.
+def read_manifest(data: Any, shard: str, source: str, key: str) -> tuple[Manifest, ChainEntry]:
+    """Return the manifest that a stored file holds, and what names it in a chain.
+
+    Parameters
+    ----------
+    shard : str
+        The shard that it must belong to.
+    source : str
+        What to call it in an error.
+    key : str
+        Under which it was found, below the shard.
 
     Raises
     ------
-    KeyError, TypeError, ValueError
-        It describes none, or one with a name or size that cannot be.
+    CorruptionError
+        It is damaged, no manifest, belongs elsewhere, or says what cannot be.
     """
-    parts = tuple(
-        Part(_matching(PART_NAME, p["key"]), _size(p["size_bytes"]), _matching(DIGEST, p["digest"]))
-        for p in file["parts"]
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+    fields = Fields(stored.header, source, *Manifest.FIELDS)
+    part_bytes = fields.number("part_bytes", 1, PART_BYTES_MAX + 1)
+    manifest = Manifest(
+        fields.pointer("pointer"),
+        fields.text("shard"),
+        fields.text("backend", _BACKEND),
+        part_bytes,
+        tuple(SnapshotFile.read(file, part_bytes) for file in fields.each("files", *SnapshotFile.FIELDS)),
+        read_chain(fields, "replaced"),
+        fields.number("new_bytes"),
+        fields.number("written_ms"),
+        CleanedUp.read(fields.inner("cleaned", *CleanedUp.FIELDS)),
     )
-    size_bytes = _size(file["size_bytes"])
-    if len(parts) != number_of_parts(size_bytes, part_bytes):
-        raise ValueError(f"{size_bytes} bytes cannot lie in {len(parts)} parts")
-    return SnapshotFile(_matching(_FILE_NAME, file["name"]), size_bytes, _size(file["modified_ns"]), parts)
+    entry = ChainEntry(KIND, manifest.pointer, stored.size_bytes, stored.digest, manifest.stored_bytes)
+    if (manifest.shard, entry.key) != (shard, key):
+        fields.refuse("belongs elsewhere: it was moved or copied", key=entry.key, shard=manifest.shard)
+    if len({file.name for file in manifest.files}) != len(manifest.files):
+        fields.refuse("names a file twice")
+    if manifest.replaced and manifest.replaced[-1].version > manifest.pointer.version:
+        fields.refuse("stands for a version that is not older", newer=manifest.replaced[-1].pointer)
+    return manifest, entry
+
+
+def read_part(
+    data: Any, shard: str, source: str, *, plain_bytes: int | None = None, plain_bytes_max: int = PART_BYTES_MAX
+) -> stored_file.StoredFile:
+    """Return a part, which holds its bytes in the section ``data``.
+
+    Parameters
+    ----------
+    plain_bytes : int, optional
+        How many bytes of a file it must hold.
+    plain_bytes_max : int
+        How many it may hold where that is not known.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged, no part, belongs to another shard, or is not as large.
+    """
+    stored = stored_file.decode(
+        data, source=source, kind=PART_KIND, plain_bytes=plain_bytes, plain_bytes_max=plain_bytes_max
+    )
+    fields = Fields(stored.header, source, "shard", "name", "offset")
+    fields.text("name"), fields.number("offset")
+    if (own := fields.text("shard")) != shard:
+        fields.refuse("belongs elsewhere: it was moved or copied", shard=own)
+    stored.section("data", source)
+    return stored
 
 
 def number_of_parts(size_bytes: int, part_bytes: int) -> int:
     """Return how many parts a file has; an empty one has one."""
     return max(1, -(-size_bytes // part_bytes))
-
-
-def _matching(pattern: re.Pattern[str], text: object) -> str:
-    if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise ValueError(f"a name in it is not allowed: {ascii(text)[:80]}")
-    return text
-
-
-def _size(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"a size in it is not possible: {ascii(value)[:80]}")
-    return value

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.backends import local_files, stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import CleanedUp, Manifest, Part, SnapshotFile
+from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, CleanedUp, Manifest, SnapshotFile
 
 _KIND = "snapshot-note"
 #: Chains that a running attempt may still shorten end at one of the newest.
@@ -50,16 +50,35 @@ class SnapshotNote:
 
     Attributes
     ----------
+    entry : ChainEntry
+        What names the snapshot.
     files : mapping of Identity to SnapshotFile
         The local files that it has stored.
+    part_bytes : int
+        Bytes of a file in each of its parts but the last one.
     cleaned : CleanedUp
     written_ms : int
         See `holdfast.snapshotter.snapshots.manifest.Manifest`.
     """
 
+    entry: ChainEntry
     files: Mapping[Identity, SnapshotFile]
+    part_bytes: int
     cleaned: CleanedUp
     written_ms: int
+
+    @classmethod
+    def read(cls, header: object, source: str) -> SnapshotNote:
+        """Return the note that a header holds; raises `CorruptionError`."""
+        fields = Fields(header, source, "entry", "files", "part_bytes", "written_ms", "cleaned")
+        part_bytes = fields.number("part_bytes", 1, PART_BYTES_MAX + 1)
+        return cls(
+            ChainEntry.read(fields.inner("entry", *ChainEntry.FIELDS)),
+            dict(_read_file(file, part_bytes) for file in fields.each("files", "identity", "file")),
+            part_bytes,
+            CleanedUp.read(fields.inner("cleaned", *CleanedUp.FIELDS)),
+            fields.number("written_ms"),
+        )
 
 
 class SnapshotNotes:
@@ -86,8 +105,9 @@ class SnapshotNotes:
             Local storage is full or failing.
         """
         stored = [{"identity": identity, "file": asdict(file)} for identity, file in files]
-        header = {"entry": asdict(entry), "files": stored, "written_ms": manifest.written_ms}
-        note, _ = stored_file.encode(_KIND, header | {"cleaned": asdict(manifest.cleaned)})
+        header = {"entry": entry.to_json(), "files": stored, "part_bytes": manifest.part_bytes}
+        header |= {"written_ms": manifest.written_ms, "cleaned": asdict(manifest.cleaned)}
+        note, _ = stored_file.encode(_KIND, header)
         with local_files.lock_folder(self._folder.parent), local_files.writing(self._folder):
             local_files.make_private_folder(self._folder)
             older = self._left()
@@ -96,7 +116,7 @@ class SnapshotNotes:
             # The newest, even where the clock was set back.
             left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
             os.utime(temporary, ns=(left_ns, left_ns))
-            temporary.rename(self._folder / entry.pointer)
+            temporary.rename(self._folder / str(entry.pointer))
             for _, pointer in sorted(self._left())[:-_KEPT]:
                 (self._folder / str(pointer)).unlink(missing_ok=True)
 
@@ -110,40 +130,27 @@ class SnapshotNotes:
 
     def apply_to(self, lineage: Lineage) -> Lineage:
         """Return a lineage with the newest snapshot that was noted of one of its versions."""
-        wanted = {*lineage.since, *(entry.pointer for entry in lineage.commits)}
-        noted = [name for name in local_files.list_folder(self._folder) if name in wanted]
-        entries = {pointer: entry for pointer in noted if (entry := self._entry(pointer)) is not None}
+        there = {*local_files.list_folder(self._folder)}
+        noted = [self._read(pointer) for pointer in lineage.versions if str(pointer) in there]
+        entries = {note.entry.pointer: note.entry for note in noted if note is not None}
         return lineage.standing_on(entries) if entries else lineage
-
-    def _entry(self, pointer: str) -> ChainEntry | None:
-        header = self._read(pointer)
-        try:
-            return None if header is None else ChainEntry.decode(header["entry"])
-        except (KeyError, TypeError, ValueError):
-            return None
 
     def note_of(self, entry: ChainEntry) -> SnapshotNote | None:
         """Return the note of a snapshot; None where it is gone, or another's."""
-        header = self._read(entry.pointer)
-        if header is None or self._entry(entry.pointer) != entry:
-            return None
-        try:
-            files = {_identity(stored["identity"]): _file(stored["file"]) for stored in header["files"]}
-            return SnapshotNote(files, CleanedUp.decode(header["cleaned"]), int(header["written_ms"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+        note = self._read(entry.pointer)
+        return note if note is not None and note.entry == entry else None
 
-    def _read(self, pointer: str) -> Mapping[str, Any] | None:
+    def _read(self, pointer: Pointer) -> SnapshotNote | None:
+        """Return the note of a version; None where there is none that can be read."""
+        path = self._folder / str(pointer)
         try:
-            return local_files.read_header(self._folder / pointer, _KIND)
+            note = SnapshotNote.read(local_files.read_header(path, _KIND), str(path))
         except (NotFoundError, CorruptionError):
             return None
+        return note if note.entry.kind == "snapshot" and note.entry.pointer == pointer else None
 
 
-def _identity(values: list[int]) -> Identity:
-    inode, size_bytes, modified_ns = values
-    return inode, size_bytes, modified_ns
-
-
-def _file(values: Mapping[str, Any]) -> SnapshotFile:
-    return SnapshotFile(**{**values, "parts": tuple(Part(**part) for part in values["parts"])})
+def _read_file(fields: Fields, part_bytes: int) -> tuple[Identity, SnapshotFile]:
+    inode, size_bytes, modified_ns = fields.integers("identity", 3)
+    file = SnapshotFile.read(fields.inner("file", *SnapshotFile.FIELDS), part_bytes)
+    return (inode, size_bytes, modified_ns), file

@@ -17,24 +17,19 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast import clock
-from holdfast.backends import local_files, stored_file
+from holdfast.backends import local_files
 from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import KIND, NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest
+from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest, read_manifest
 from holdfast.snapshotter.snapshots.notes import SnapshotNotes, identity_of
 from holdfast.snapshotter.snapshots.transfer import download_files, upload_files
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 #: Half the time for which a clean-up leaves alone what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
 SURE_FOR_MS = 30 * 60_000
-
-
-def send_at_once(_size_bytes: int) -> None:
-    """Send each part without waiting."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +52,13 @@ class Snapshots:
 
     Parameters
     ----------
-    storage : ObjectStorage
-    shard : str
-        The shard's place in the storage: ``totals/shard-0003``.
+    shard : PrefixedStorage
     executor : concurrent.futures.Executor
         Its threads carry one part each.
     directory : pathlib.Path
         The shard's local directory.
     new_id : callable
         Returns a new unique name each time.
-    before_part : callable, optional
-        Called with the size of each part before it is sent: may wait, and may raise to end the upload.
     now_ms : callable
         Returns the time in ms since 1970.
 
@@ -78,20 +69,16 @@ class Snapshots:
 
     def __init__(
         self,
-        storage: ObjectStorage,
-        shard: str,
+        shard: PrefixedStorage,
         executor: Executor,
         directory: Path,
         new_id: Callable[[], str] = clock.new_id,
-        before_part: Callable[[int], None] = send_at_once,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._storage = storage
         self._shard = shard
         self._executor = executor
         self._uploading, self._restoring = directory / "uploading", directory / "restoring"
         self._new_id = new_id
-        self._before_part = before_part
         self._now_ms = now_ms
         self.notes = SnapshotNotes(directory / "snapshots", new_id)
 
@@ -122,7 +109,7 @@ class Snapshots:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
-        stored = {} if note is None else note.files
+        stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
         started_ms = clock.monotonic_ms()
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             for path in backend.freeze(pointer):
@@ -133,38 +120,35 @@ class Snapshots:
                 identities = {name: identity_of(staged.path / name) for name in names}
                 known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
                 missing = [staged.path / name for name in names if name not in known]
-                new = upload_files(
-                    missing, PART_BYTES, self._storage, self._shard, self._executor, self._new_id, self._before_part
-                )
+                new = upload_files(missing, PART_BYTES, self._shard, self._executor, self._new_id)
         files = known | {file.name: file for file in new}
         manifest = Manifest(
             pointer=pointer,
-            shard=self._shard,
+            shard=self._shard.prefix,
             backend=backend_name,
             part_bytes=PART_BYTES,
             files=tuple(files[name] for name in names),
-            replaced=lineage.to_json()["chain"],
+            replaced=lineage.chain,
             new_bytes=sum(file.stored_bytes for file in new),
             written_ms=self._now_ms(),
             cleaned=cleaned,
         )
         if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
             self._require_parts(manifest)
-        data, digest = manifest.encode()
-        entry = ChainEntry("snapshot", str(pointer), data.size, digest, manifest.stored_bytes)
-        self._storage.put(f"{self._shard}/{entry.key}", data)
+        data, entry = manifest.encode()
+        self._shard.put(entry.key, data)
         self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
         return entry, manifest
 
     def _require_parts(self, manifest: Manifest) -> None:
         """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""
-        there = {info.key for info in self._storage.list(f"{self._shard}/files/")}
+        there = {info.key for info in self._shard.list("files/")}
         for part in (part for file in manifest.files for part in file.parts):
-            if f"{self._shard}/{part.key}" not in there:
+            if part.key not in there:
                 raise UnavailableError(
                     "the upload of a snapshot took so long that parts of it were cleaned up: it is given up",
                     key=part.key,
-                    shard=self._shard,
+                    shard=self._shard.prefix,
                 )
 
     def discover(self, lineage: Lineage) -> None:
@@ -181,19 +165,18 @@ class Snapshots:
         -----
         Cost: a listing of the shard's snapshots; where there is one, a get.
         """
-        wanted = {*lineage.since, *(entry.pointer for entry in lineage.commits)}
-        keys = [info.key for info in self._storage.list(f"{self._shard}/snapshots/")]
+        wanted = {str(pointer) for pointer in lineage.versions}
+        keys = [info.key for info in self._shard.list("snapshots/")]
         names = {key: key.rpartition("/")[2].rpartition("-")[0] for key in keys}
         found = [(Pointer.parse(name), key) for key, name in names.items() if name in wanted]
         if not found:
             return
         key = max(found)[1]
         try:
-            entry, manifest = self._decode(self._storage.get(key), f"{self._storage.url}/{key}")
+            manifest, entry = self._read(key)
         except (NotFoundError, CorruptionError):  # it is as good as none
             return
-        if f"{self._shard}/{entry.key}" == key and manifest.shard == self._shard:
-            self.notes.leave(entry, manifest, [])
+        self.notes.leave(entry, manifest, [])
 
     def cleaned_at(self, lineage: Lineage) -> CleanedUp:
         """Return what the snapshot that a version builds on knows of clean-ups.
@@ -223,23 +206,18 @@ class Snapshots:
         UnavailableError
             The storage did not answer.
         """
-        source = f"{self._storage.url}/{self._shard}/{entry.key}"
         try:
-            data = self._storage.get(f"{self._shard}/{entry.key}")
+            manifest, found = self._read(entry.key)
         except NotFoundError as exc:
-            raise CorruptionError(f"{source} is missing, and a commit builds on it") from exc
-        found, manifest = self._decode(data, source)
-        if found != entry or manifest.shard != self._shard:
-            raise CorruptionError(f"{source} is not the object that a commit builds on: it was replaced")
+            raise CorruptionError(f"{self._shard.url}/{entry.key} is missing, and a commit builds on it") from exc
+        if found != entry:
+            raise CorruptionError(
+                f"{self._shard.url}/{entry.key} is not the object that a commit builds on: it was replaced"
+            )
         return manifest
 
-    @staticmethod
-    def _decode(data: Any, source: str) -> tuple[ChainEntry, Manifest]:
-        """Return what a chain would name a manifest by, and the manifest."""
-        stored = stored_file.decode(data, source=source, kind=KIND)
-        manifest = Manifest.decode(stored, source)
-        entry = ChainEntry("snapshot", str(manifest.pointer), stored.size_bytes, stored.digest, manifest.stored_bytes)
-        return entry, manifest
+    def _read(self, key: str) -> tuple[Manifest, ChainEntry]:
+        return read_manifest(self._shard.get(key), self._shard.prefix, f"{self._shard.url}/{key}", key)
 
     @contextmanager
     def downloaded(self, entry: ChainEntry) -> Iterator[Downloaded]:
@@ -254,7 +232,7 @@ class Snapshots:
         """
         manifest = self.read_manifest(entry)
         with local_files.staged_folder(self._restoring, self._new_id(), fsync=False) as staged:
-            download_files(manifest.files, manifest.part_bytes, self._storage, self._shard, staged.path, self._executor)
+            download_files(manifest.files, manifest.part_bytes, self._shard, staged.path, self._executor)
             identities = [identity_of(staged.path / file.name) for file in manifest.files]
             yield Downloaded(manifest, staged.path)
         # The files are the same ones where the backend has renamed them into place.

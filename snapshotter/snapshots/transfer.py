@@ -19,8 +19,8 @@ import pyarrow as pa
 from holdfast.backends import local_files, stored_file
 from holdfast.backends.pieces import read_at, write_at
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
-from holdfast.snapshotter.snapshots.manifest import PART_KIND, Part, SnapshotFile, number_of_parts
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.snapshots.manifest import PART_KIND, Part, SnapshotFile, number_of_parts, read_part
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _SAMPLE_BYTES = 64 << 10
 # RocksDB's tables, whose blocks are compressed, would be 5 % smaller, for half of the CPU time of an upload.
@@ -31,11 +31,9 @@ _Result = TypeVar("_Result")
 def upload_files(
     paths: Iterable[Path],
     part_bytes: int,
-    storage: ObjectStorage,
-    shard: str,
+    shard: PrefixedStorage,
     executor: Executor,
     new_id: Callable[[], str],
-    before_part: Callable[[int], None],
 ) -> list[SnapshotFile]:
     """Store local files, and return where their bytes are.
 
@@ -43,11 +41,8 @@ def upload_files(
     ----------
     part_bytes : int
         How much of a file goes into each of its parts but the last one.
-    shard : str
-        The shard's place in the storage.
-    before_part : callable
-        Called in the executor's threads with the size of each part in bytes before it is sent: may wait, and may
-        raise to end the upload.
+    shard : PrefixedStorage
+        Where to.
 
     Raises
     ------
@@ -66,9 +61,8 @@ def upload_files(
         def send(index: int, path: Path = path, file_id: str = file_id) -> Part:
             key = f"files/{file_id}-{index}"
             buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
-            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard, buffer)
-            before_part(len(data))
-            storage.put(f"{shard}/{key}", data)
+            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard.prefix, buffer)
+            shard.put(key, data)
             buffers.append(buffer)
             return Part(key, len(data), digest)
 
@@ -105,7 +99,7 @@ def _encode_part(path: Path, offset: int, part_bytes: int, shard: str, buffer: b
 
 
 def download_files(
-    files: Iterable[SnapshotFile], part_bytes: int, storage: ObjectStorage, shard: str, folder: Path, executor: Executor
+    files: Iterable[SnapshotFile], part_bytes: int, shard: PrefixedStorage, folder: Path, executor: Executor
 ) -> None:
     """Write files as they were when they were stored; sizes and checksums are verified.
 
@@ -124,7 +118,7 @@ def download_files(
         Local storage is full or failing, or the storage did not answer.
     """
     files = list(files)
-    _require_room(folder, sum(file.size_bytes for file in files))
+    _require_room(files, shard, folder)
     futures: list[Future[None]] = []
     for file in files:
         path = folder / file.name
@@ -132,13 +126,12 @@ def download_files(
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as opened:
                 opened.truncate(file.size_bytes)
-        for index, part in enumerate(file.parts):
-            size_bytes = min(part_bytes, file.size_bytes - index * part_bytes)
+        for index, (part, size_bytes) in enumerate(file.sizes_of_parts(part_bytes)):
 
             def receive(
                 path: Path = path, part: Part = part, at: int = index * part_bytes, size: int = size_bytes
             ) -> None:
-                data = fetch_part(storage, shard, part, size)
+                data = fetch_part(shard, part, size)
                 with local_files.writing(path), path.open("r+b") as out:
                     write_at(out.fileno(), data, at)
 
@@ -149,7 +142,7 @@ def download_files(
             os.utime(folder / file.name, ns=(file.modified_ns, file.modified_ns))
 
 
-def fetch_part(storage: ObjectStorage, shard: str, part: Part, size_bytes: int) -> pa.Buffer:
+def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer:
     """Return the bytes of a file that a part holds.
 
     Parameters
@@ -162,30 +155,40 @@ def fetch_part(storage: ObjectStorage, shard: str, part: Part, size_bytes: int) 
     CorruptionError
         The part is missing, or is not what was stored.
     """
-    source = f"{storage.url}/{shard}/{part.key}"
+    source = f"{shard.url}/{part.key}"
     try:
-        data = storage.get(f"{shard}/{part.key}")
+        data = shard.get(part.key)
     except NotFoundError as exc:
         raise CorruptionError(f"{source} is missing, and a snapshot needs it") from exc
     if len(data) != part.size_bytes:
         raise CorruptionError(f"{source} was cut or altered", size_bytes=len(data), expected=part.size_bytes)
-    stored = stored_file.decode(data, source=source, kind=PART_KIND, plain_bytes=size_bytes)
-    section = stored.section("data", source)
-    if stored.digest != part.digest or section.size != size_bytes or stored.header.get("shard") != shard:
+    stored = read_part(data, shard.prefix, source, plain_bytes=size_bytes)
+    if stored.digest != part.digest:
         raise CorruptionError(f"{source} is not the object that the snapshot names: it was replaced")
-    return section
+    return stored.section("data", source)
 
 
-def _require_room(folder: Path, wanted_bytes: int) -> None:
+def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder: Path) -> None:
+    """Raise where local storage has no room for files of this size; first of all where they cannot be that large."""
+    wanted_bytes = sum(file.size_bytes for file in files)
     with local_files.writing(folder):
         free_bytes = shutil.disk_usage(folder).free
-    if wanted_bytes > free_bytes:
-        raise UnavailableError(
-            f"no space left for local state at {folder}: free space there, or name a larger directory in "
-            "spark.holdfast.local.dir",
-            wanted_bytes=wanted_bytes,
-            free_bytes=free_bytes,
-        )
+    if wanted_bytes <= free_bytes:
+        return
+    stored = {info.key: info.size_bytes for info in shard.list("files/")}
+    for part in (part for file in files for part in file.parts):
+        if stored.get(part.key) != part.size_bytes:
+            raise CorruptionError(
+                f"{shard.url}/{part.key} is missing, or has another size than the snapshot says",
+                size_bytes=stored.get(part.key),
+                expected=part.size_bytes,
+            )
+    raise UnavailableError(
+        f"no space left for local state at {folder}: free space there, or name a larger directory in "
+        "spark.holdfast.local.dir",
+        wanted_bytes=wanted_bytes,
+        free_bytes=free_bytes,
+    )
 
 
 def _finish(futures: list[Future[_Result]]) -> None:

@@ -28,17 +28,9 @@ from fsspec.core import url_to_fs
 
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.object_storage import (
-    TEMPORARY_PREFIX,
-    ObjectInfo,
-    ObjectStorage,
-    check_folder,
-    check_key,
-    flat_view,
-    key_problem,
-)
+from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.request_counts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

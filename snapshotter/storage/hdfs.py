@@ -34,9 +34,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 import weakref
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -53,17 +51,18 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.object_storage import (
-    TEMPORARY_PREFIX,
-    ObjectInfo,
-    ObjectStorage,
-    check_folder,
-    check_key,
-    flat_view,
-    key_problem,
+from holdfast.snapshotter.storage.hdfs_calls import (
+    MIN_RATE_BYTES_PER_SECOND,
+    PIECE_BYTES,
+    Attempt,
+    create_file,
+    delete_file,
+    files_below,
+    read_file,
 )
+from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
 from holdfast.snapshotter.storage.options import dotted
-from holdfast.snapshotter.storage.request_counts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,52 +81,8 @@ _DEFAULTS = {
     "dfs.client.failover.sleep.max.millis": "1000",
     "dfs.client.socket-timeout": "20000",
 }
-_PIECE_BYTES = 8 << 20
-_MIN_RATE_BYTES_PER_SECOND = 1 << 20
 _DELETES_PER_SECOND = 50
 _FIRST_PAUSE_MS, _LAST_PAUSE_MS = 250, 4_000
-
-
-class _Attempt:
-    """One attempt at an operation, in a thread of its own, which can be left behind but not interrupted."""
-
-    def __init__(self, limit_seconds: float) -> None:
-        self._limit_seconds = limit_seconds
-        self._abandoned = False
-
-    def allow(self, seconds: float) -> None:
-        """Let the attempt take longer than was known at its start."""
-        self._limit_seconds += seconds
-
-    def check(self) -> None:
-        """Raise where nobody waits for the result any more: what is published now would come as a surprise."""
-        if self._abandoned:
-            raise TimeoutError
-
-    def run(self, work: Callable[[], _T]) -> _T:
-        """Return what the work returns, or raise TimeoutError and leave it behind."""
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as exc:  # noqa: BLE001  raised in the thread that waits
-                done.set_exception(exc)
-
-        waited = 0.0
-        try:
-            # Not a pool: that would wait for its threads when the interpreter exits.
-            threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
-            while waited < self._limit_seconds:
-                step = self._limit_seconds - waited
-                with suppress(TimeoutError):
-                    return done.result(step)
-                if done.done():
-                    return done.result()
-                waited += step
-            raise TimeoutError
-        finally:
-            self._abandoned = not done.done()
 
 
 class HdfsStorage(ObjectStorage):
@@ -177,7 +132,7 @@ class HdfsStorage(ObjectStorage):
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. Other bytes under a key that is taken are a ConflictError."""
         path, view = self._path(key), flat_view(data)
-        seconds = view.nbytes / _MIN_RATE_BYTES_PER_SECOND
+        seconds = view.nbytes / MIN_RATE_BYTES_PER_SECOND
         self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
@@ -186,7 +141,7 @@ class HdfsStorage(ObjectStorage):
         """Return an object; see `ObjectStorage.get`."""
         path = self._path(key)
         try:
-            data = self._perform("get", key, lambda client, attempt: _read(client, attempt, path))
+            data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -195,7 +150,7 @@ class HdfsStorage(ObjectStorage):
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = f"{self._root}/{check_folder(prefix)}"
-        found = self._perform("list", prefix, lambda client, _: _files(client, folder))
+        found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
         keys = [(status.path.removeprefix(f"{self._root}/"), status) for status in found]
         return [
             ObjectInfo(key, status.length, status.modification_time)
@@ -206,7 +161,7 @@ class HdfsStorage(ObjectStorage):
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
         """Remove temporary files; see `ObjectStorage.abort_unfinished_uploads`."""
         folder = f"{self._root}/{check_folder(prefix)}"
-        found = self._perform("list", prefix, lambda client, _: _files(client, folder))
+        found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
         left = [s.path for s in found if _is_temporary(s.path) and s.modification_time < before_ms]
         self._delete_files({path.removeprefix(f"{self._root}/"): path for path in left})
         return len(left)
@@ -219,13 +174,13 @@ class HdfsStorage(ObjectStorage):
         """Delete files by key; raise one error for all that could not be deleted."""
         failures: list[tuple[str, HoldfastError]] = []
 
-        def delete_waiting(client: hdfs_native.Client, attempt: _Attempt) -> None:
+        def delete_waiting(client: hdfs_native.Client, attempt: Attempt) -> None:
             for key, path in list(waiting.items()):
                 attempt.check()
                 self._requests.add("delete")
                 try:
                     with translated("delete", self.url, key):
-                        _delete(client, path)
+                        delete_file(client, path)
                 except InvalidArgumentError as error:
                     failures.append((key, error))
                 del waiting[key]
@@ -253,7 +208,7 @@ class HdfsStorage(ObjectStorage):
             raise ClosedError("storage is closed: open it again", storage=self.url)
 
     def _perform(
-        self, action: Action, key: str, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float = 0.0
+        self, action: Action, key: str, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float = 0.0
     ) -> _T:
         """Run `work`, again while a failure may pass; `seconds` are allowed beyond the limit of any operation."""
         start_ms, pause_ms = self._monotonic_ms(), _FIRST_PAUSE_MS
@@ -271,26 +226,25 @@ class HdfsStorage(ObjectStorage):
             self._sleep_ms(pause_ms)
             pause_ms = min(2 * pause_ms, _LAST_PAUSE_MS)
 
-    def _attempt(self, work: Callable[[hdfs_native.Client, _Attempt], _T], seconds: float) -> _T:
+    def _attempt(self, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float) -> _T:
         client = self._clients.get(os.getpid())
         if client is None:
             made = hdfs_native.Client(self._address, self._config, **cast("dict[str, Any]", self._parameters))
             client = self._clients.setdefault(os.getpid(), made)
-        attempt = _Attempt(self._timeout_seconds + seconds)
+        attempt = Attempt(self._timeout_seconds + seconds)
         try:
             return attempt.run(lambda: work(client, attempt))
         except TimeoutError:
             self._clients.pop(os.getpid(), None)
             raise
 
-    def _put(self, client: hdfs_native.Client, attempt: _Attempt, path: str, view: memoryview) -> None:
+    def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
         temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
         try:
-            # Not client.create, whose writer closes when it is collected; see the module.
-            writer = client.inner.create(temporary, hdfs_native.WriteOptions(overwrite=False))
-            for start in range(0, view.nbytes, _PIECE_BYTES):
+            writer = create_file(client, temporary)
+            for start in range(0, view.nbytes, PIECE_BYTES):
                 attempt.check()
-                writer.write(bytes(view[start : start + _PIECE_BYTES]))
+                writer.write(bytes(view[start : start + PIECE_BYTES]))
             writer.close()
             stored = client.get_file_info(temporary).length
             if stored != view.nbytes:
@@ -301,11 +255,11 @@ class HdfsStorage(ObjectStorage):
             self._remove(client, temporary)
             raise
 
-    def _move(self, client: hdfs_native.Client, attempt: _Attempt, temporary: str, path: str, view: memoryview) -> None:
+    def _move(self, client: hdfs_native.Client, attempt: Attempt, temporary: str, path: str, view: memoryview) -> None:
         try:
             client.rename(temporary, path, False)
         except FileExistsError as exc:
-            if client.get_file_info(path).length != view.nbytes or _read(client, attempt, path) != view:
+            if client.get_file_info(path).length != view.nbytes or read_file(client, attempt, path) != view:
                 raise ConflictError(
                     "the key is taken by other bytes, and an object is written once: choose another key",
                     action="put",
@@ -323,68 +277,8 @@ class HdfsStorage(ObjectStorage):
             self._sleep_ms(_FIRST_PAUSE_MS)
 
 
-def _read(client: hdfs_native.Client, attempt: _Attempt, path: str) -> memoryview:
-    """Return a file's bytes; raise NotFoundError where there is no such file."""
-    try:
-        reader = client.read(path)
-    except (FileNotFoundError, RuntimeError) as exc:
-        if _says_absent(exc):
-            raise NotFoundError("no such file") from exc
-        raise
-    size = len(reader)
-    attempt.allow(size / _MIN_RATE_BYTES_PER_SECOND)
-    if size <= _PIECE_BYTES:
-        return memoryview(reader.read_range(0, size))
-    data = bytearray(size)
-    for start in range(0, size, _PIECE_BYTES):
-        attempt.check()
-        end = min(start + _PIECE_BYTES, size)
-        data[start:end] = reader.read_range(start, end - start)
-    if len(data) != size:
-        raise UnavailableError("HDFS returned another size than it announced", received=len(data), size=size)
-    return memoryview(data).toreadonly()
-
-
-def _files(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.FileStatus]:
-    """Return the files below a folder, which ends in a slash; none where it is absent."""
-    top = folder.rstrip("/") or "/"
-    try:
-        # Of a file, HDFS lists the file itself.
-        return [s for s in client.list_status(top, True) if not s.isdir and s.path.startswith(folder)]
-    except (FileNotFoundError, RuntimeError) as exc:
-        if not _says_absent(exc):
-            raise
-        if _is_there(client, top):
-            raise UnavailableError("a folder was removed while it was listed") from exc
-        return []
-
-
 def _is_temporary(path: str) -> bool:
     return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
-
-
-def _is_there(client: hdfs_native.Client, path: str) -> bool:
-    try:
-        client.get_file_info(path)
-    except (FileNotFoundError, RuntimeError) as exc:
-        if _says_absent(exc):
-            return False
-        raise
-    return True
-
-
-def _delete(client: hdfs_native.Client, path: str) -> None:
-    """Delete a file; what is absent, below a file, or a folder of other files stays as it is."""
-    try:
-        client.delete(path, False)
-    except (FileNotFoundError, RuntimeError) as exc:
-        if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
-            raise
-
-
-def _says_absent(exc: Exception) -> bool:
-    """Tell whether there is nothing at a path; HDFS calls a path below a file a failed access check."""
-    return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)
 
 
 def _check_options(options: Mapping[str, object]) -> None:

@@ -29,16 +29,8 @@ from typing import TYPE_CHECKING
 from holdfast.backends.pieces import write_at
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.object_storage import (
-    TEMPORARY_PREFIX,
-    ObjectInfo,
-    ObjectStorage,
-    check_folder,
-    check_key,
-    flat_view,
-    key_problem,
-)
-from holdfast.snapshotter.storage.request_counts import Action
+from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

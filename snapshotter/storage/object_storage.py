@@ -29,14 +29,16 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.keys import check_folder
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.snapshotter.storage.request_counts import RequestCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,15 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectInfo", "ObjectStorage", "open_storage", "parse_storage_options"]
 
-KEY_LIMIT_BYTES = 1024
-SEGMENT_LIMIT_BYTES = 255
-TEMPORARY_PREFIX = ".tmp-"
-"""File names that begin so are unfinished writes: no key may hold one, no list shows one."""
-
-# S3 sends keys as XML 1.0, which cannot hold the first ones, and HDFS has no colon in a name, and no file .snapshot;
-# refusing them everywhere keeps storages alike.
-_UNSAFE = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff:]")
-_RESERVED = {"", ".", "..", ".snapshot"}
+Action = Literal["put", "get", "list", "delete"]
+ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
@@ -76,6 +71,38 @@ class ObjectInfo:
     key: str
     size_bytes: int
     modified_ms: int
+
+
+class RequestCounts:
+    """What users of a store pay for: requests by action, and the bytes of the objects that were stored and returned.
+
+    Notes
+    -----
+    Threads: any. Each counts for itself, without a lock, so that a fork in the middle leaves none that is held.
+    """
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, Counter[str]] = {}
+
+    def add(self, action: Action, requests: int = 1) -> None:
+        """Count requests."""
+        self._mine()[action] += requests
+
+    def add_bytes(self, action: Literal["put", "get"], size_bytes: int) -> None:
+        """Count the bytes of an object that was stored or returned whole."""
+        self._mine()[f"{action}_bytes"] += size_bytes
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the sums: ``put``, ``get``, ``list``, ``delete``, ``put_bytes``, ``get_bytes``."""
+        # A list, and a copy of each: threads go on counting.
+        counts = [counter.copy() for counter in list(self._by_thread.values())]
+        return {name: sum(counter[name] for counter in counts) for name in (*ACTIONS, "put_bytes", "get_bytes")}
+
+    def _mine(self) -> Counter[str]:
+        # A number that a dead thread had may come again: the new thread counts on where that one ended.
+        thread = threading.get_ident()
+        mine = self._by_thread.get(thread)
+        return mine if mine is not None else self._by_thread.setdefault(thread, Counter())
 
 
 class ObjectStorage(ABC):
@@ -301,64 +328,6 @@ def _open_hdfs(rest: str, options: Mapping[str, object]) -> ObjectStorage:
         ) from exc
     authority, _, path = rest.removeprefix("//").partition("/")
     return HdfsStorage(authority, path.rstrip("/"), options)
-
-
-def check_key(key: str) -> str:
-    """Return `key` if it is one that every storage can hold.
-
-    Parameters
-    ----------
-    key : str
-        Segments joined by "/", each 1 to 255 bytes of UTF-8, 1,024 bytes in all.
-
-    Returns
-    -------
-    str
-        The same key.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The key is absolute, too long, has an empty, ``.`` or ``..`` segment, a colon, a control character, a
-        lone surrogate, or a segment that is reserved: for unfinished writes, or ``.snapshot``.
-    """
-    problem = key_problem(key)
-    if problem:
-        shown = key if len(key) <= 80 else key[:77] + "..."
-        raise InvalidArgumentError(f"storage key {problem}", key=ascii(shown))
-    return key
-
-
-def check_root(prefix: str) -> str:
-    """Return the prefix of a root, which is checked as a key is; but users choose it, and S3 can hold a colon."""
-    if prefix:
-        check_key(prefix.replace(":", "-"))
-    return prefix
-
-
-def check_folder(prefix: str) -> str:
-    """Return `prefix` if it is "" or a valid folder ending in a slash; raise InvalidArgumentError if not."""
-    if prefix:
-        if not prefix.endswith("/"):
-            raise InvalidArgumentError('list prefix must be "" or a folder that ends in "/"', prefix=ascii(prefix))
-        check_key(prefix[:-1])
-    return prefix
-
-
-def key_problem(key: str) -> str | None:
-    """Return what is wrong with a key, or None."""
-    if _UNSAFE.search(key):
-        return "has a colon, a control character or a lone surrogate"
-    if len(key.encode()) > KEY_LIMIT_BYTES:
-        return f"is longer than {KEY_LIMIT_BYTES} bytes"
-    for segment in key.split("/"):
-        if segment in _RESERVED:
-            return "must be relative, without empty, ., .. or .snapshot segments"
-        if len(segment.encode()) > SEGMENT_LIMIT_BYTES:
-            return f"has a segment longer than {SEGMENT_LIMIT_BYTES} bytes"
-        if segment.startswith(TEMPORARY_PREFIX):
-            return f"has a segment that begins with {TEMPORARY_PREFIX}, which is reserved for unfinished writes"
-    return None
 
 
 def flat_view(data: Buffer) -> memoryview:

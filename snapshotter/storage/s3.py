@@ -8,7 +8,8 @@
 
 Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its uploads go on sending parts
 while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
-one by one with s3fs's ``_call_s3``, which keeps its options, credentials and session, with its retries set to one.
+one by one (`holdfast.snapshotter.storage.s3_client`), with s3fs's options, credentials and session, and its retries
+set to one.
 
 Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to connect, 20 s without a byte, and
 all of one operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not
@@ -24,37 +25,25 @@ collected in a child, because that would take the parent's sockets out of the ep
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import functools
 import io
 import logging
 import math
 import os
 import re
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import aiohttp
 import fsspec.asyn
-import s3fs
 from botocore.exceptions import BotoCoreError
 
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
-from holdfast.snapshotter.storage.object_storage import (
-    KEY_LIMIT_BYTES,
-    ObjectInfo,
-    ObjectStorage,
-    check_folder,
-    check_key,
-    check_root,
-    flat_view,
-    key_problem,
-)
+from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.request_counts import Action, RequestCounts
-from holdfast.snapshotter.storage.s3_options import check_options, make_session, with_defaults
+from holdfast.snapshotter.storage.s3_client import connect, release, request_of
+from holdfast.snapshotter.storage.s3_options import check_options, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -70,17 +59,7 @@ _MIN_PART_BYTES = 5 << 20
 _MAX_PARTS = 10_000
 _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
-_CLOSE_TIMEOUT_SECONDS = 5
 _DELETE_BATCH = 1_000
-# What a request counts as; all others are puts.
-_ACTIONS: dict[str, Action] = {
-    "GetObject": "get",
-    "HeadObject": "get",
-    "ListObjectsV2": "list",
-    "ListMultipartUploads": "list",
-    "DeleteObjects": "delete",
-    "AbortMultipartUpload": "delete",
-}
 
 
 class S3Storage(ObjectStorage):
@@ -112,7 +91,7 @@ class S3Storage(ObjectStorage):
         self._parallel = int(cast("int", self._options["max_concurrency"]))
         self._connections: dict[int, Any] = {}
         self._closed = False
-        weakref.finalize(self, _release, self._connections)
+        weakref.finalize(self, release, self._connections)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. Data in bytes is not copied, other buffers part by part."""
@@ -172,7 +151,7 @@ class S3Storage(ObjectStorage):
     def close(self) -> None:
         """Close this process's connections; calls that are under way fail."""
         self._closed = True
-        _release(self._connections)
+        release(self._connections)
 
     def _name(self, key: str) -> str:
         """Return the object's key in the bucket."""
@@ -189,11 +168,7 @@ class S3Storage(ObjectStorage):
             raise ClosedError("storage is closed: open it again", storage=self.url)
         connection = self._connections.get(os.getpid())
         if connection is None:
-            # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
-            session = make_session(cast("str | None", self._profile))
-            session.register("request-created.s3", functools.partial(_count, self._requests))
-            made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **self._options)
-            made.retries = 1
+            made = connect(self._options, cast("str | None", self._profile), self._requests)
             connection = self._connections.setdefault(os.getpid(), made)
         return connection
 
@@ -211,7 +186,7 @@ class S3Storage(ObjectStorage):
 
     async def _call(self, fs: Any, operation: str, **request: Any) -> Any:
         """Make one request about the bucket, repeated by botocore only."""
-        return await fs._call_s3(operation, Bucket=self._bucket, **request)  # noqa: SLF001  see the module
+        return await request_of(fs, operation, Bucket=self._bucket, **request)
 
     async def _put_small(self, fs: Any, name: str, view: bytes | memoryview) -> None:
         async with self._limit(len(view)):
@@ -355,11 +330,6 @@ class S3Storage(ObjectStorage):
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
 
 
-def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
-    """Count a request; botocore calls this for each attempt."""
-    requests.add(_ACTIONS.get(operation_name, "put"))
-
-
 async def _read(response: Any) -> bytes:
     """Return the whole body, which must be as long as announced."""
     data = cast("bytes", await response["Body"].read())
@@ -378,21 +348,3 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _release(connections: dict[int, Any]) -> None:
-    """Close the connection of this process; keep inherited ones for ever, see the module."""
-    for pid, fs in list(connections.items()):
-        del connections[pid]
-        if pid != os.getpid():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
-        elif fs._s3 is not None:  # noqa: SLF001  s3fs offers no way to close that works at any time
-            _close(fs._s3creator)  # noqa: SLF001
-
-
-def _close(client: Any) -> None:
-    """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
-    loop = fsspec.asyn.get_loop()
-    closing = asyncio.run_coroutine_threadsafe(client.__aexit__(None, None, None), loop)
-    if threading.current_thread() is not fsspec.asyn.iothread[0]:
-        closing.result(_CLOSE_TIMEOUT_SECONDS)

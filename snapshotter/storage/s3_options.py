@@ -1,16 +1,13 @@
-"""Options of `s3`: what s3fs takes, checked before it sees them, and its session."""
+"""Options of `s3`: what s3fs takes, checked before it sees them."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import aiobotocore.session
-import botocore.loaders
 import s3fs
 
 from holdfast.backends.options import nearest_name
@@ -22,18 +19,6 @@ _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
 #: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
 TOTAL_MAX_ATTEMPTS = 9
 _OURS = {"operation_timeout_seconds": 120.0, "part_size_bytes": 16 << 20, "max_concurrency": 4}
-
-
-def make_session(profile: str | None) -> aiobotocore.session.AioSession:
-    """Return a session; its own credentials, but the parsed models of the services are shared (60 ms of CPU)."""
-    session = aiobotocore.session.AioSession(profile=profile)
-    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
-    return session
-
-
-@functools.cache
-def _loader(data_path: str | None) -> botocore.loaders.Loader:
-    return botocore.loaders.create_loader(data_path)
 
 
 def check_options(options: Mapping[str, object]) -> None:

@@ -23,22 +23,19 @@ because its footer stands at its end, and only the header is kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
-from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.lineage import POINTER, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import PART_NAME, Manifest
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
-_T = TypeVar("_T")
 _SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
-_SNAPSHOT = re.compile(rf"({POINTER.pattern})-[0-9a-f]{{16}}")
+_SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -155,15 +152,15 @@ class CheckpointListing:
     unknown: tuple[ObjectInfo, ...]
 
 
-def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
+def parse_object(info: ObjectInfo) -> StoredObject:
     """Return what an object below a shard is; one that we would not have named so is unknown."""
-    key = info.key.removeprefix(f"{prefix}/")
+    key = info.key
     folder, _, name = key.partition("/")
     kind, pointer = "unknown", None
-    if folder == "commits" and POINTER.fullmatch(name):
-        kind, pointer = "commit", Pointer.parse(name)
-    elif folder == "snapshots" and (match := _SNAPSHOT.fullmatch(name)):
-        kind, pointer = "snapshot", Pointer.parse(match[1])
+    if folder == "commits" and (found := _pointer(name)):
+        kind, pointer = "commit", found
+    elif folder == "snapshots" and (match := _SNAPSHOT.fullmatch(name)) and (found := _pointer(match[1])):
+        kind, pointer = "snapshot", found
     elif PART_NAME.fullmatch(key):
         kind = "part"
     elif folder == "probes" and name and "/" not in name:
@@ -173,13 +170,20 @@ def parse_object(prefix: str, info: ObjectInfo) -> StoredObject:
     return StoredObject(key, kind, pointer, info.size_bytes, info.modified_ms)
 
 
-def list_shard(storage: ObjectStorage, prefix: str) -> ShardListing:
+def _pointer(name: str) -> Pointer | None:
+    try:
+        return Pointer.parse(name)
+    except InvalidArgumentError:
+        return None
+
+
+def list_shard(shard: PrefixedStorage) -> ShardListing:
     """List one shard; the request fails, or what it returns is complete."""
-    return _shard(prefix, storage.list(f"{prefix}/"))
+    return _shard(shard.prefix, shard.list(""))
 
 
 def _shard(prefix: str, infos: Iterable[ObjectInfo]) -> ShardListing:
-    objects = [parse_object(prefix, info) for info in infos]
+    objects = [parse_object(info) for info in infos]
     return ShardListing(prefix, {o.key: o for o in objects})
 
 
@@ -208,7 +212,7 @@ def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:
     for info in infos:
         segments = info.key.split("/", 2)
         if len(segments) == 3 and _SHARD.fullmatch(segments[1]):
-            shards.setdefault(f"{name}/{segments[1]}", []).append(info)
+            shards.setdefault(f"{name}/{segments[1]}", []).append(replace(info, key=segments[2]))
         else:
             others.append(info)
     return OperatorListing(name, {p: _shard(p, shards[p]) for p in sorted(shards)}, tuple(others))
@@ -235,140 +239,3 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
     else:
         hint = "check that the URL is what spark.holdfast.checkpoint.dir says"
     return NotFoundError(f"the directory holds no state of holdfast; {hint}", storage=storage.url, objects=len(infos))
-
-
-@dataclass(frozen=True)
-class CommitHeader:
-    """What a commit object says of itself.
-
-    Attributes
-    ----------
-    pointer : Pointer
-    chain : tuple of ChainEntry
-        What its version is made of besides itself, oldest first.
-    since : tuple of Pointer
-        The versions whose writes it holds, its own last.
-    last : ChainEntry or None
-        The commit object before it, also where a snapshot has replaced that in the chain.
-    rows : mapping of str to int
-        By table.
-    digest : str
-    """
-
-    pointer: Pointer
-    chain: tuple[ChainEntry, ...]
-    since: tuple[Pointer, ...]
-    last: ChainEntry | None
-    rows: Mapping[str, int]
-    digest: str
-
-
-class Headers:
-    """The headers of a shard's objects, each read when it is first asked for.
-
-    Parameters
-    ----------
-    storage : ObjectStorage
-    prefix : str
-        Of the shard.
-
-    Notes
-    -----
-    Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
-    """
-
-    def __init__(self, storage: ObjectStorage, prefix: str) -> None:
-        self.storage = storage
-        self._prefix = prefix
-        self._commits: dict[str, CommitHeader] = {}
-        self._manifests: dict[str, Manifest] = {}
-
-    def commit(self, key: str) -> CommitHeader:
-        """Return the header of a commit.
-
-        Raises
-        ------
-        NotFoundError, CorruptionError, UnavailableError
-            It is not there, is damaged or belongs elsewhere, or cannot be read now.
-        """
-        return self._read(self._commits, key, decode_commit)
-
-    def manifest(self, key: str) -> Manifest:
-        """Return the manifest of a snapshot; raises as `commit`."""
-        return self._read(self._manifests, key, decode_manifest)
-
-    def remember(self, key: str, header: CommitHeader | Manifest) -> None:
-        """Take a header that was read otherwise."""
-        if isinstance(header, CommitHeader):
-            self._commits[key] = header
-        else:
-            self._manifests[key] = header
-
-    def forget_all_but(self, keys: Collection[str]) -> None:
-        """Forget the headers of objects that are gone."""
-        for kept in (self._commits, self._manifests):
-            for key in kept.keys() - set(keys):
-                del kept[key]
-
-    def _read(self, known: dict[str, _T], key: str, decode: Callable[[ObjectStorage, str, str, Any], _T]) -> _T:
-        if key not in known:
-            known[key] = decode(self.storage, self._prefix, key, self.storage.get(f"{self._prefix}/{key}"))
-        return known[key]
-
-
-def decode_commit(storage: ObjectStorage, prefix: str, key: str, data: memoryview) -> CommitHeader:
-    """Return what the bytes of a commit say; a `CorruptionError` names the object."""
-    source = f"{storage.url}/{prefix}/{key}"
-    stored = stored_file.decode(data, source=source, kind="commit")
-    lineage = Lineage.of(stored.header, source)
-    try:
-        pointer = Pointer.parse(stored.header["pointer"])
-        since = tuple(Pointer.parse(text) for text in lineage.since)
-        rows = {str(table): int(count) for table, count in stored.header["rows"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise CorruptionError(f"{source} has no header of a commit") from exc
-    _check_place(source, key, prefix, f"commits/{pointer}", stored.header.get("shard"))
-    return CommitHeader(pointer, tuple(lineage.chain), since or (pointer,), lineage.last, rows, stored.digest)
-
-
-def decode_manifest(storage: ObjectStorage, prefix: str, key: str, data: memoryview) -> Manifest:
-    """Return the manifest that some bytes hold; a `CorruptionError` names the object."""
-    source = f"{storage.url}/{prefix}/{key}"
-    stored = stored_file.decode(data, source=source, kind="snapshot")
-    manifest = Manifest.decode(stored, source)
-    replaced_by(manifest, source)
-    _check_place(source, key, prefix, f"snapshots/{manifest.pointer}-{stored.digest[:16]}", manifest.shard)
-    return manifest
-
-
-def replaced_by(manifest: Manifest, source: str = "a manifest") -> tuple[ChainEntry, ...]:
-    """Return the chain that a snapshot stands for; raises as `Lineage.of`."""
-    return tuple(Lineage.of({"chain": manifest.replaced}, source).chain)
-
-
-def _check_place(source: str, key: str, prefix: str, own_key: str, own_shard: object) -> None:
-    if (key, prefix) != (own_key, own_shard):
-        raise CorruptionError(f"{source} belongs elsewhere: it was moved or copied", key=own_key, shard=own_shard)
-
-
-@dataclass(frozen=True)
-class Link:
-    """An object of a chain, as far as its key tells.
-
-    Attributes
-    ----------
-    key : str
-        Below the shard.
-    kind : {"commit", "snapshot"}
-    version : int
-        The number of its version.
-    """
-
-    key: str
-    kind: str
-    version: int
-
-
-def links(chain: Iterable[ChainEntry]) -> tuple[Link, ...]:
-    """Return the links of a chain."""
-    return tuple(Link(e.key, e.kind, Pointer.parse(e.pointer).version) for e in chain)

@@ -19,11 +19,13 @@ from typing import Literal
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.errors import CorruptionError, HoldfastError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.errors import HoldfastError
+from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "trouble"
 NAME = re.compile(r"(snapshot|clean-up)-[0-9a-z]{8,40}")
+_WHAT = re.compile("snapshot|clean-up")
 _TEXT_MAX = 1_000
 
 What = Literal["snapshot", "clean-up"]
@@ -58,16 +60,12 @@ class Troubles:
 
     Parameters
     ----------
-    storage : ObjectStorage
-    shard : str
-        The shard's place in the storage: ``totals/shard-0003``.
+    shard : PrefixedStorage
     new_id : callable
         Returns a new unique name each time.
     """
 
-    def __init__(self, storage: ObjectStorage, shard: str, new_id: Callable[[], str] = clock.new_id) -> None:
-        self._storage = storage
-        self._folder = f"{shard}/troubles/"
+    def __init__(self, shard: PrefixedStorage, new_id: Callable[[], str] = clock.new_id) -> None:
         self._shard = shard
         self._new_id = new_id
 
@@ -84,35 +82,42 @@ class Troubles:
         Cost: a listing, a put and, but for the first time, a delete. Where nothing can be deleted nothing is stored, so
         that there are never many.
         """
-        older = [info.key for info in self._storage.list(self._folder) if _is_about(info.key, what)]
+        older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
-            self._storage.delete(older)
+            self._shard.delete(older)
         trouble = Trouble(what, str(error)[:_TEXT_MAX], in_a_row, host, now_ms)
-        data, _ = stored_file.encode(KIND, {"shard": self._shard, **asdict(trouble)})
-        self._storage.put(f"{self._folder}{what}-{self._new_id()}", data)
+        data, _ = stored_file.encode(KIND, {"shard": self._shard.prefix, **asdict(trouble)})
+        self._shard.put(f"troubles/{what}-{self._new_id()}", data)
 
 
-def _is_about(key: str, what: What) -> bool:
+def _is_about(key: str, what: str) -> bool:
     match = NAME.fullmatch(key.rpartition("/")[2])
     return match is not None and match[1] == what
 
 
-def read_trouble(storage: ObjectStorage, key: str) -> Trouble:
+def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     """Return what an object tells.
+
+    Parameters
+    ----------
+    key : str
+        Below the shard.
 
     Raises
     ------
     NotFoundError, CorruptionError, UnavailableError
         It is not there any more, tells nothing, or cannot be read now.
     """
-    source = f"{storage.url}/{key}"
-    header = stored_file.decode(storage.get(key), source=source, kind=KIND).header
-    try:
-        numbers = header["in_a_row"], header["written_ms"]
-        if any(type(number) is not int for number in numbers):
-            raise TypeError("a number is none")
-        return Trouble(
-            str(header["what"]), str(header["error"])[:_TEXT_MAX], numbers[0], str(header["host"]), numbers[1]
-        )
-    except (KeyError, TypeError) as exc:
-        raise CorruptionError(f"{source} does not tell of a trouble") from exc
+    source = f"{shard.url}/{key}"
+    header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header
+    fields = Fields(header, source, "shard", "what", "error", "in_a_row", "host", "written_ms")
+    what = fields.text("what", _WHAT)
+    if (own := fields.text("shard")) != shard.prefix or not _is_about(key, what):
+        fields.refuse("belongs elsewhere: it was moved or copied", shard=own, what=what)
+    return Trouble(
+        what,
+        fields.text("error")[:_TEXT_MAX],
+        fields.number("in_a_row"),
+        fields.text("host"),
+        fields.number("written_ms"),
+    )

@@ -8,27 +8,19 @@ needed may be there or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.snapshots.manifest import PART_KIND, Manifest
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import (
-    CommitHeader,
-    Headers,
-    ShardListing,
-    StoredObject,
-    decode_commit,
-    decode_manifest,
-    links,
-    replaced_by,
-)
-from holdfast.snapshotter.upkeep.retention import History, needed_in_storage
+from holdfast.snapshotter.commit_objects import Commit
+from holdfast.snapshotter.lineage import Chain, ChainEntry
+from holdfast.snapshotter.snapshots.manifest import Manifest, read_part
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
+from holdfast.snapshotter.upkeep.headers import Headers, read_header
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
 
 
 @dataclass(frozen=True)
@@ -79,12 +71,12 @@ class _Found:
 
     digest: str = ""
     size_bytes: int = 0
-    header: CommitHeader | Manifest | None = None
+    header: Commit | Manifest | None = None
     problem: str | None = None
 
 
 def verify_shard(
-    storage: ObjectStorage,
+    shard: PrefixedStorage,
     listing: ShardListing,
     executor: Executor,
     retained: int,
@@ -94,7 +86,7 @@ def verify_shard(
 
     Parameters
     ----------
-    storage : ObjectStorage
+    shard : PrefixedStorage
     listing : ShardListing
     executor : concurrent.futures.Executor
         Its threads hold one object each.
@@ -108,41 +100,55 @@ def verify_shard(
     InvalidArgumentError, UnavailableError
         An object cannot be read now; that says nothing about it.
     """
-    wanted = listing.of_kind("commit", "snapshot", "part")
     found: dict[str, _Found] = {}
-    for stored, read in zip(wanted, executor.map(partial(_read, storage, listing.prefix), wanted), strict=True):
-        on_read(stored.size_bytes)
-        if read is not None:
-            found[stored.key] = read
-    shard = _VerifiedShard(listing, found, _floor(storage, listing, found, retained))
-    damages = shard.damages()
-    whole = sum(shard.outcome(header) != "lost" for header in shard.commits())
+    # Manifests first: they say how many bytes their parts hold.
+    for kind in ("commit", "snapshot", "part"):
+        wanted = listing.of_kind(kind)
+        read = partial(_read, shard, _sizes_of_parts(found) if kind == "part" else {})
+        for stored, one in zip(wanted, executor.map(read, wanted), strict=True):
+            on_read(stored.size_bytes)
+            if one is not None:
+                found[stored.key] = one
+    verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
+    damages = verified.damages()
+    whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())
     return ShardReport(listing.prefix, len(found), sum(f.size_bytes for f in found.values()), whole, tuple(damages))
 
 
-def _read(storage: ObjectStorage, prefix: str, stored: StoredObject) -> _Found | None:
+def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
+    """Return by key how many bytes of a file the parts hold that snapshots name."""
+    manifests = [one.header for one in found.values() if isinstance(one.header, Manifest)]
+    return {
+        part.key: size_bytes
+        for manifest in manifests
+        for file in manifest.files
+        for part, size_bytes in file.sizes_of_parts(manifest.part_bytes)
+    }
+
+
+def _read(shard: PrefixedStorage, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
     """Return an object; None where it has gone since the listing."""
-    source = f"{storage.url}/{prefix}/{stored.key}"
+    source = f"{shard.url}/{stored.key}"
     try:
-        data = storage.get(f"{prefix}/{stored.key}")
-        if stored.kind == "commit":
-            header = decode_commit(storage, prefix, stored.key, data)
-            return _Found(header.digest, len(data), header)
-        if stored.kind == "snapshot":
-            return _Found(stored.key.rpartition("-")[2], len(data), decode_manifest(storage, prefix, stored.key, data))
-        return _Found(stored_file.decode(data, source=source, kind=PART_KIND).digest, len(data))
+        data = shard.get(stored.key)
+        if stored.kind == "part":
+            part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
+            return _Found(part.digest, len(data))
+        header = read_header(shard, stored, data)
+        digest = header.digest if isinstance(header, Commit) else stored.key.rpartition("-")[2]
+        return _Found(digest, len(data), header)
     except NotFoundError:
         return None
     except CorruptionError as exc:
         return _Found(problem=str(exc).removeprefix(f"{source} "), size_bytes=stored.size_bytes)
 
 
-def _floor(storage: ObjectStorage, listing: ShardListing, found: dict[str, _Found], retained: int) -> int:
+def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _Found], retained: int) -> int:
     """Return the version number below which objects may be missing."""
-    headers = Headers(storage, listing.prefix)
-    for key, read in found.items():
-        if read.header is not None:
-            headers.remember(key, read.header)
+    headers = Headers(shard)
+    for key, one in found.items():
+        if one.header is not None:
+            headers.remember(key, one.header)
     try:
         return max(listing.first_version, needed_in_storage(retained, History(listing, headers)))
     except HoldfastError:  # damage, which is told for itself
@@ -158,41 +164,58 @@ class _VerifiedShard:
         self._floor = floor
         self._outcomes: dict[str, str] = {}
 
-    def commits(self) -> Iterator[CommitHeader]:
+    def commits(self) -> Iterator[Commit]:
         """Yield the commits that can be read, and whose chains are not cleaned up already."""
         for found in self._found.values():
-            if isinstance(found.header, CommitHeader) and not self._is_past(found.header):
+            if isinstance(found.header, Commit) and not self._is_past(found.header):
                 yield found.header
 
-    def _is_past(self, header: CommitHeader) -> bool:
-        gone = [e for e in header.chain if e.key not in self._found or self._has_lost_parts(self._found[e.key].header)]
-        return any(link.version < self._floor for link in links(gone))
+    def _is_past(self, header: Commit) -> bool:
+        chain = header.lineage.chain
+        gone = [e for e in chain if e.key not in self._found or self._has_lost_parts(self._found[e.key].header)]
+        return any(entry.version < self._floor for entry in gone)
 
-    def _has_lost_parts(self, header: CommitHeader | Manifest | None) -> bool:
+    def _has_lost_parts(self, header: Commit | Manifest | None) -> bool:
         files = header.files if isinstance(header, Manifest) else ()
         return any(part.key not in self._found for file in files for part in file.parts)
 
-    def outcome(self, header: CommitHeader) -> str:
-        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost"."""
-        key = str(header.pointer)
-        if key not in self._outcomes:
-            self._outcomes[key] = self._find_outcome(header)
-        return self._outcomes[key]
+    def outcome(self, commit: Commit) -> str:
+        """Return whether a version is "whole", restored "around" a damaged snapshot, or "lost".
 
-    def _find_outcome(self, header: CommitHeader) -> str:
-        commits = [e for e in header.chain if e.kind == "commit"]
-        if any(self._problem_of(e) for e in commits):
+        One whose snapshot is damaged depends on the commit before the first one on it, and so on: versions descend.
+        """
+        waiting: list[Commit] = []
+        outcome: str | None = None
+        while outcome is None:
+            outcome = self._outcomes.get(str(commit.pointer))
+            if outcome is None:
+                waiting.append(commit)
+                found = self._own_outcome(commit)
+                if isinstance(found, Commit):
+                    commit = found
+                else:
+                    outcome = found
+        for depends in waiting:
+            own = outcome if depends is commit or outcome == "lost" else "around"
+            self._outcomes[str(depends.pointer)] = own
+        return self._outcomes[str(waiting[0].pointer)] if waiting else outcome
+
+    def _own_outcome(self, commit: Commit) -> str | Commit:
+        """Return what becomes of a version, or the commit on which that depends."""
+        commits, snapshot = commit.lineage.commits, commit.lineage.snapshot
+        if any(self._problem_of(entry) for entry in commits):
             return "lost"
-        if not any(self._problems_of_snapshot(e) for e in header.chain if e.kind == "snapshot"):
+        if snapshot is None or not self._problems_of_snapshot(snapshot):
             return "whole"
-        oldest = self._found[commits[0].key].header if commits else header
-        assert isinstance(oldest, CommitHeader)
-        if oldest.last is None:
+        oldest = self._found[commits[0].key].header if commits else commit
+        assert isinstance(oldest, Commit)
+        last = oldest.lineage.last
+        if last is None:
             return "around"
-        before = self._found.get(oldest.last.key)
-        if self._problem_of(oldest.last) or before is None or not isinstance(before.header, CommitHeader):
+        before = self._found.get(last.key)
+        if self._problem_of(last) or before is None or not isinstance(before.header, Commit):
             return "lost"
-        return "lost" if self.outcome(before.header) == "lost" else "around"
+        return before.header
 
     def _problem_of(self, entry: ChainEntry) -> str | None:
         found = self._found.get(entry.key)
@@ -226,14 +249,14 @@ class _VerifiedShard:
     def damages(self) -> list[Damage]:
         """Return all that is wrong, with the versions that it costs."""
         problems = {key: found.problem for key, found in self._found.items() if found.problem}
-        costs: dict[str, list[CommitHeader]] = {key: [] for key in problems}
+        costs: dict[str, list[Commit]] = {key: [] for key in problems}
         for found in self._found.values():
             manifest = found.header
             if isinstance(manifest, Manifest) and manifest.pointer.version >= self._floor:
                 problems |= self._problems_of_parts(manifest)
-                problems |= self._missing(replaced_by(manifest))
+                problems |= self._missing(manifest.replaced)
         for header in self.commits():
-            for entry in header.chain:
+            for entry in header.lineage.chain:
                 wrong = self._problems_of_snapshot(entry) if entry.kind == "snapshot" else {}
                 wrong |= {entry.key: problem} if (problem := self._problem_of(entry)) else {}
                 problems |= wrong
@@ -241,12 +264,12 @@ class _VerifiedShard:
                     costs.setdefault(key, []).append(header)
         return [self._damage(key, problems[key] or "", costs.get(key, [])) for key in sorted(problems)]
 
-    def _missing(self, chain: tuple[ChainEntry, ...]) -> dict[str, str]:
+    def _missing(self, chain: Chain) -> dict[str, str]:
         """Return the objects of a chain that are missing, or not the ones it names, and were not cleaned up."""
-        recent = [e for e, link in zip(chain, links(chain), strict=True) if link.version >= self._floor]
+        recent = [entry for entry in chain if entry.version >= self._floor]
         return {e.key: problem for e in recent if (problem := self._problem_of(e))}
 
-    def _damage(self, key: str, problem: str, costs: list[CommitHeader]) -> Damage:
+    def _damage(self, key: str, problem: str, costs: list[Commit]) -> Damage:
         costs = sorted(costs, key=lambda header: header.pointer)
         lost = [str(header.pointer) for header in costs if self.outcome(header) == "lost"]
         if key.startswith("commits/"):

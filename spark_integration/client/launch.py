@@ -28,7 +28,7 @@ _LOOK_EVERY_MS = 20
 _LOG_LINES_SHOWN = 15
 # What the server frees goes back to the system, since a budget is one of the process. Two shards of 600,000 keys that
 # take commits of 100,000, budget 384 MiB, two runs each: peak 280 and 283 MiB, 422 and 433 with two malloc arenas and
-# nothing else, with the same CPU time. What the user's environment says goes first.
+# nothing else, with the same CPU time. The user's environment takes precedence.
 _SERVER_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",

@@ -36,7 +36,7 @@ def decode(data: bytes) -> Message:
     Raises
     ------
     InvalidArgumentError
-        It is no JSON object.
+        It is not a JSON object.
     """
     try:
         message = json.loads(data)

@@ -8,7 +8,7 @@ An exchange carries one kind of columns each way::
     apply, load    ──▶ bytes of runs, in pieces
 
 A run that is to be stored must be one batch at its end, so it travels as the bytes of its file form, whose
-sizes are announced before: a connection that breaks is told from one that was closed by what is missing.
+sizes are announced first: if bytes are missing, the connection broke, and was not closed.
 """
 
 from __future__ import annotations

@@ -232,17 +232,17 @@ def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.Data
     """Yield a frame for each key, where key i has rows ``bounds[i]`` until ``bounds[i + 1]``."""
     classes = _null_classes(rows, bounds)
     sizes = np.diff(bounds)
-    pieces = []
+    of_class = []
     for which in range(classes.max(initial=-1) + 1):
         chosen = classes == which
         some = rows if chosen.all() else rows.filter(pa.array(np.repeat(chosen, sizes)))
-        pieces.append(_pieces(to_frame(some), sizes[chosen]))
-    if len(pieces) == 1:
-        return pieces[0]
-    return (next(pieces[which]) for which in classes.tolist())
+        of_class.append(_consecutive(to_frame(some), sizes[chosen]))
+    if len(of_class) == 1:
+        return of_class[0]
+    return (next(of_class[which]) for which in classes.tolist())
 
 
-def _pieces(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
+def _consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
     """Cut a frame into consecutive frames, each with an index from 0 on.
 
     The index and the labels are shared, and cannot change but for their names: a function may set those.
@@ -250,10 +250,10 @@ def _pieces(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
     codes = np.repeat(np.arange(len(sizes)), sizes)
     index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
     labels = frame.columns
-    for _, piece in frame.groupby(codes, sort=False):
-        size = len(piece)
-        piece.index = index[size]
-        yield piece
+    for _, part in frame.groupby(codes, sort=False):
+        size = len(part)
+        part.index = index[size]
+        yield part
         if index[size].name is not None:
             index[size] = pd.RangeIndex(size)
         if labels.name is not None:

@@ -284,7 +284,7 @@ def _whole(value: Any) -> int | None:
         return None
     whole = int(value)
     if not isinstance(value, (int, float)) or whole != value:
-        raise TypeError("it is no whole number")
+        raise TypeError("it is not a whole number")
     return whole
 
 

@@ -29,7 +29,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
-    _check_storage(settings, configuration, is_remote=not hasattr(df, "_jdf"))
+    _check_storage(settings, configuration, is_remote=not hasattr(df.sparkSession, "sparkContext"))
     if settings.checkpoint_dir is None and df.isStreaming:
         warnings.warn(
             "the state of this query is not durable: it is lost with the executors, and the query then fails; set "

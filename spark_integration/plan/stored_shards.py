@@ -20,7 +20,7 @@ def stored_shards(session: SparkSession, settings: Settings, operator: str) -> i
     """Return the number of shards in an operator's record; None where there is no record, or none can be read.
 
     A job of one task, because only executors are sure to have the credentials and the network for the storage. A
-    storage that cannot be read is no error here: the query says so itself, and goes on with the stored number only.
+    storage that cannot be read is not an error here: the query fails by itself, unless the number is the stored one.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from holdfast import clock
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.snapshots.snapshots import send_at_once
-from holdfast.snapshotter.storage.bandwidth import Bandwidth
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage
 from holdfast.spark_integration.client.messages import Committed
 
 #: Where a storage lies and how it is opened; may hold credentials.
@@ -80,26 +79,26 @@ class DurableLogs:
         opened = self._use(place)
         try:
             yield ObjectCommitLog(
-                opened.storage,
+                self._limited(opened.storage, message.upload_bandwidth_bytes),
                 message.prefix,
                 message.shard.schemas(),
                 self._executor,
                 Path(message.shard.directory),
                 message.shard.backend,
-                before_part=self._pace(message.upload_bandwidth_bytes),
                 now_ms=self._now_ms,
             )
         finally:
             with self._lock:
                 opened.users -= 1
 
-    def _pace(self, bytes_per_second: int | None) -> Callable[[int], None]:
+    def _limited(self, storage: ObjectStorage, bytes_per_second: int | None) -> ObjectStorage:
+        """Return a storage with a limit that all shards share."""
         if bytes_per_second is None:
-            return send_at_once
+            return storage
         with self._lock:
             if self._bandwidth is None or self._bandwidth[0] != bytes_per_second:
                 self._bandwidth = bytes_per_second, Bandwidth(bytes_per_second)
-            return self._bandwidth[1].take
+            return LimitedStorage(storage, self._bandwidth[1])
 
     def requests(self) -> dict[str, dict[str, int]]:
         """Return by URL how many requests and bytes went to and came from each storage that is open."""

@@ -70,7 +70,7 @@ class Housekeeping:
         self.counters = {"announced": 0, "dropped": 0, "merged": 0, "leftovers": 0, "let_go": 0, "errors": 0}
 
     def announce(self, message: Committed) -> None:
-        """Take note of a commit; of several waiting for one shard, the newest is worked on."""
+        """Queue the work that follows a commit; of several commits of one shard only the newest is handled."""
         self._known[message.shard.directory] = message
         self.counters["announced"] += 1
         self.queue.put(message)

@@ -24,25 +24,25 @@ class ShardQueue:
         self._ending = False
 
     def put(self, message: Committed) -> None:
-        """Let a commit wait for its turn, in the place of an older one of its shard."""
+        """Queue a commit; it takes the place of an older one of its shard."""
         with self._changed:
             self._waiting[message.shard.directory] = message
             self._changed.notify_all()
 
     def forget(self, directory: str) -> None:
-        """Take out what waits of a shard."""
+        """Drop what waits for a shard."""
         with self._changed:
             self._waiting.pop(directory, None)
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Let `work` return after what waits."""
+        """Let `work` return once the queue is empty."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing waits and nothing is done; tell whether that came true in time."""
+        """Wait until the queue is empty and idle; return whether that was in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout_seconds)
 

@@ -1,7 +1,7 @@
 """Which of an executor's shards are still in use here, and which have moved away or belong to a query that has ended.
 
-Nobody tells an executor that Spark has taken a shard elsewhere. What can be known is how the calls of an operator
-go on without it::
+Spark does not tell an executor that it has moved a shard elsewhere. All that shows it is that an operator's calls go on
+without the shard::
 
     operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
                                                └── a round ─┘           after so many rounds without it: it goes
@@ -83,7 +83,7 @@ class ShardUse:
         self._operators: dict[Path, _Operator] = {}
 
     def called(self, directory: str, *, in_memory: bool) -> None:
-        """Take note of a micro-batch's call of a durable shard."""
+        """Count a micro-batch's call of a durable shard."""
         path = Path(directory)
         with self._lock:
             operator = self._operators.get(path.parent)

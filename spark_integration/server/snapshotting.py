@@ -2,7 +2,8 @@
 
 A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
 go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
-Each failure is counted, logged with its cause, and told in durable storage (`holdfast.snapshotter.upkeep.troubles`).
+Each failure is counted, logged with its cause, and recorded in durable storage
+(`holdfast.snapshotter.upkeep.troubles`).
 
 Before every few snapshots of a shard, what no version needs that the query may return to is deleted. How many there
 were since the last clean-up stands in the snapshots, so that it is known in every process: a job that runs a minute an
@@ -27,7 +28,7 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import CleanedUp
-from holdfast.snapshotter.upkeep.catalogue import Headers
+from holdfast.snapshotter.upkeep.headers import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles, What
 from holdfast.spark_integration.client.messages import Committed
@@ -186,7 +187,7 @@ class Snapshotting:
     # Failures.
 
     def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
-        """Take note of a version that was dropped, or of a query that was removed, before its snapshot began."""
+        """Count a version that was dropped, or whose query was removed, before its snapshot began."""
         self.counters["snapshots_missed"] += 1
         progress.missed += 1
         if progress.missed % MISSED_IS_FAILURE == 0:
@@ -212,7 +213,7 @@ class Snapshotting:
         try:
             with self._logs.log_of(message) as log:
                 if log is not None:
-                    troubles = Troubles(log.storage, message.prefix)
+                    troubles = Troubles(log.objects)
                     troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
             _log.warning("nor can %s tell it: %s", message.checkpoint_dir, unheard)
@@ -248,11 +249,12 @@ class Snapshotting:
         """
         if message.accepted is None:
             return None
-        if progress.headers is None or progress.headers.storage is not log.storage:
-            progress.headers = Headers(log.storage, message.prefix)
+        if progress.headers is None:
+            progress.headers = Headers(log.objects)
+        progress.headers.shard = log.objects  # the storage may have been opened again
         try:
             done = run_retention(
-                *(log.storage, message.prefix, message.accepted, chain),
+                *(log.objects, message.accepted, chain),
                 retained=message.retained_versions,
                 headers=progress.headers,
             )

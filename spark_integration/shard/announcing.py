@@ -1,7 +1,7 @@
-"""What a shard's call tells the executor's state server, and asks of it.
+"""A shard's call announces its commit to the executor's state server, and may wait for a snapshot.
 
-A commit is announced, and nobody waits for what follows: the server drops old versions, merges runs, writes snapshots.
-Only a chain of commits that has grown too long makes a micro-batch wait, for a snapshot.
+Nobody waits for what follows an announcement: the server drops old versions, merges runs and writes snapshots. A
+micro-batch waits only where the chain of commits has grown too long, until a snapshot shortens it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _start_server(client: StateClient) -> None:
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
     """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
 
-    So restoring stays quick, and a storage that takes no snapshots is felt before it costs much.
+    Restoring stays quick, and a storage that takes no snapshots is noticed early.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         if opened.policy.is_full(lineage):
             raise UnavailableError(
                 f"no snapshot can be written, and {len(lineage.commits)} commits have been made since the last one: "
-                f"make room and speed in spark.holdfast.checkpoint.dir, then start the query again ({exc.message})",
+                f"free space in spark.holdfast.checkpoint.dir, or speed it up, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)

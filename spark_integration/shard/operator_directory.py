@@ -26,7 +26,7 @@ OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 _log = logging.getLogger(__name__)
-_Held = TypeVar("_Held")
+_Claim = TypeVar("_Claim")
 
 
 def own_directory(operator: str, query_id: str) -> str:
@@ -43,8 +43,8 @@ def operator_of(directory: str) -> str | None:
 
 
 def begin_directory(
-    storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Held], *, is_run_known: bool
-) -> tuple[str, _Held]:
+    storage: ObjectStorage, operator: str, query_id: str, claim: Callable[[str], _Claim], *, is_run_known: bool
+) -> tuple[str, _Claim]:
     """Choose and claim the directory of a shard that has no pointer; return it, and what `claim` returned.
 
     Parameters

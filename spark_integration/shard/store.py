@@ -81,7 +81,7 @@ class ShardStore:
             return
         found = self.backend.versions()
         if self.log is not None:
-            listed = list_shard(self.log.storage, self.prefix).versions
+            listed = list_shard(self.log.objects).versions
             found += [stored.pointer for stored in listed if stored.pointer is not None]
         history = [p for p in found if (p.version <= batch_id if batch_id is not None else p.version > 1)]
         if history:
@@ -97,7 +97,7 @@ class ShardStore:
             )
 
     def declare(self) -> None:
-        """See to it that the checkpoint directory tells whose state it is, before there is any."""
+        """Store the operator's record, which says whose state this is, before there is any."""
         if self.log is not None and self.record is not None:
             claiming.declare_once(self.log.storage, self.record)
 

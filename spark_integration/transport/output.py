@@ -31,7 +31,7 @@ class Output(Protocol):
         """Yield output as the frames that ``applyInPandasWithState`` expects, in a worker."""
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Do the same, where there is much output: see to it that Spark's worker does not gather it."""
+        """Do the same for much output, in frames that Spark's worker passes on instead of gathering them."""
 
     def receive(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the output, on the driver; `frame` is what the shards' calls give."""

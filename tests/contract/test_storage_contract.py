@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage, PrefixedStorage
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.storage_contract import StorageContract
 from tests.servers.hdfs import Hdfs
@@ -59,6 +60,31 @@ class TestStorageWithoutFaults(TestMemoryStorage):
     @pytest.fixture
     def storage(self, url: str) -> Iterator[ObjectStorage]:
         with FaultyStorage(open_storage(url)) as storage:
+            yield storage
+
+
+class TestPrefixedStorage(TestMemoryStorage):
+    """A folder of a storage that holds others: nothing of them shows, and nothing of them goes."""
+
+    @pytest.fixture
+    def storage(self, url: str) -> Iterator[ObjectStorage]:
+        with open_storage(url) as neighbours:
+            for key in ("shard-0", "shard-10/a", "other/shard-1/a"):
+                neighbours.put(key, b"1")
+            with PrefixedStorage(open_storage(url), "shard-1") as storage:
+                yield storage
+            assert {info.key for info in neighbours.list("")} >= {"shard-0", "shard-10/a", "other/shard-1/a"}
+
+    @pytest.fixture
+    def other(self, url: str) -> Iterator[ObjectStorage]:
+        with open_storage(f"{url}/shard-1") as storage:
+            yield storage
+
+
+class TestLimitedStorage(TestMemoryStorage):
+    @pytest.fixture
+    def storage(self, url: str) -> Iterator[ObjectStorage]:
+        with LimitedStorage(open_storage(url), Bandwidth(1 << 40)) as storage:
             yield storage
 
 

@@ -32,7 +32,9 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
-from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.headers import read_header
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing import state_rows
 from holdfast.testing.state_rows import COUNTS, PAIRS, TYPES, VALUE_TYPES, keys_of, values_of
@@ -114,14 +116,12 @@ class Shard:
         """Look at the object as the commands and clean-ups do."""
         self._store({**self.objects, key: data})
         read_operator(self.storage, "totals")
-        listing = list_shard(self.storage, SHARD)
-        verify_shard(self.storage, listing, self.threads, 100)
-        name = key.removeprefix(f"{SHARD}/")
-        headers = Headers(self.storage, SHARD)
-        if name.startswith("commits/"):
-            headers.commit(name)
-        elif name.startswith("snapshots/"):
-            headers.manifest(name)
+        shard = PrefixedStorage(self.storage, SHARD)
+        listing = list_shard(shard)
+        verify_shard(shard, listing, self.threads, 100)
+        stored = listing.objects.get(key.removeprefix(f"{SHARD}/"))
+        if stored is not None and stored.kind in ("commit", "snapshot"):
+            read_header(shard, stored, shard.get(stored.key))
         return "read"
 
 

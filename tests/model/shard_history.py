@@ -14,9 +14,11 @@ import xxhash
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import NotFoundError
-from holdfast.snapshotter.lineage import ChainEntry, Lineage
+from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, check_folder, check_key
+from holdfast.snapshotter.storage.keys import check_folder, check_key
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 PREFIX = "totals/shard-0003"
 
@@ -61,7 +63,7 @@ class Version:
     properties: Lineage
 
     @property
-    def chain(self) -> list[ChainEntry]:
+    def chain(self) -> Chain:
         """The stored objects that it is made of, its own too."""
         return self.properties.chain
 
@@ -76,10 +78,15 @@ class ShardHistory:
 
     storage: ObjectStorage
     prefix: str = PREFIX
-    notes: dict[int, dict[str, ChainEntry]] = field(default_factory=dict)
+    notes: dict[int, dict[Pointer, ChainEntry]] = field(default_factory=dict)
     committed: dict[ChainEntry, Version] = field(default_factory=dict)
     manifests: dict[ChainEntry, Manifest] = field(default_factory=dict)
     ids: int = 0
+
+    @property
+    def objects(self) -> PrefixedStorage:
+        """The storage of the shard."""
+        return PrefixedStorage(self.storage, self.prefix)
 
     def commit(
         self, parent: Version | None, *, step: int = 1, carried: bool = False, executor: int = 0, rows: int = 1
@@ -87,12 +94,13 @@ class ShardHistory:
         """Commit a version after `parent`; where it is carried, nothing is stored."""
         pointer = Pointer((parent.pointer.version if parent else 0) + step, self._new_id())
         below = self._standing(parent, executor)
-        covered = Lineage(below.chain, [*below.since, str(pointer)], below.last)
+        covered = Lineage(below.chain, (*below.since, pointer), below.last)
         if carried:
             return Version(pointer, parent, covered, covered)
-        header = {"pointer": str(pointer), "shard": self.prefix, "rows": {"totals": rows}, **covered.to_json()}
-        own = self._store("commit", str(pointer), *stored_file.encode("commit", header))
-        version = Version(pointer, parent, covered, Lineage([*below.chain, own], [], own))
+        header = {"pointer": str(pointer), "shard": self.prefix, "rows": {"totals": rows}, "plain_bytes": {"totals": 0}}
+        sections = {"totals": lambda sink: sink.write(b"")}
+        own = self._store("commit", pointer, *stored_file.encode("commit", header | covered.to_json(), sections))
+        version = Version(pointer, parent, covered, Lineage((*below.chain, own), (), own))
         self.committed[own] = version
         return version
 
@@ -108,18 +116,19 @@ class ShardHistory:
             "memory",
             PART_BYTES,
             (*kept, *new),
-            below.to_json()["chain"],
+            below.chain,
             sum(file.stored_bytes for file in new),
             0,
         )
 
     def finish_snapshot(self, manifest: Manifest, executor: int = 0) -> ChainEntry:
         """Store a manifest and leave the note of it."""
-        entry = self._store("snapshot", str(manifest.pointer), *manifest.encode())
+        data, entry = manifest.encode()
+        self.storage.put(f"{self.prefix}/{entry.key}", data)
         self.manifests[entry] = manifest
         notes = self.notes.setdefault(executor, {})
-        notes[str(manifest.pointer)] = entry
-        for old in sorted(notes, key=lambda text: Pointer.parse(text).version)[:-4]:
+        notes[manifest.pointer] = entry
+        for old in sorted(notes, key=lambda pointer: pointer.version)[:-4]:
             del notes[old]
         return entry
 
@@ -164,12 +173,12 @@ class ShardHistory:
     def _file(self) -> SnapshotFile:
         name = f"{self._new_id()}-0"
         data, digest = stored_file.encode(
-            "part", {"shard": self.prefix}, {"bytes": lambda sink: sink.write(b"x" * 100)}
+            "part", {"shard": self.prefix, "name": name, "offset": 0}, {"data": lambda sink: sink.write(b"x" * 100)}
         )
         self.storage.put(f"{self.prefix}/files/{name}", data)
         return SnapshotFile(name, 100, 0, (Part(f"files/{name}", data.size, digest),))
 
-    def _store(self, kind: str, pointer: str, data: object, digest: str) -> ChainEntry:
+    def _store(self, kind: str, pointer: Pointer, data: object, digest: str) -> ChainEntry:
         entry = ChainEntry(kind, pointer, memoryview(data).nbytes, digest)  # type: ignore[arg-type]
         self.storage.put(f"{self.prefix}/{entry.key}", data)  # type: ignore[arg-type]
         return entry

@@ -48,7 +48,7 @@ def copied(chance: random.Random, *, is_beside: bool) -> int:
         at = newest.pointer.version
         held = Held(0, 0, 0, begun) if is_beside else Held(1, 0)
         retained = held.retained(RETAINED, at)
-        run_retention(history.storage, history.prefix, newest.pointer, newest.chain, retained=retained, grace_ms=0)
+        run_retention(history.objects, newest.pointer, newest.chain, retained=retained, grace_ms=0)
         if lost(history, query):
             took += 1
             break

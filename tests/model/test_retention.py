@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.snapshotter.snapshots.manifest import Manifest
-from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
-from holdfast.snapshotter.upkeep.retention import History, carry_out, needed_in_storage, plan, run_retention
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import carry_out, plan, run_retention
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 
 HOUR_MS = 60 * 60_000
@@ -78,12 +80,12 @@ class Query:
         if self.accepted:
             kept = self.returnable()  # an executor may not have heard of the newest
             known = kept[self.choose(len(kept))] if self.choose(3) == 0 else self.accepted[-1]
-            run_retention(self.storage, PREFIX, known.pointer, known.chain, retained=self.retained, grace_ms=HOUR_MS)
+            run_retention(self.shard.objects, known.pointer, known.chain, retained=self.retained, grace_ms=HOUR_MS)
 
     def clean_by_command(self) -> None:
-        history = History(list_shard(self.storage, PREFIX), Headers(self.storage, PREFIX))
+        history = History(list_shard(self.shard.objects), Headers(self.shard.objects))
         planned = plan(history, needed_in_storage(self.retained, history), self.storage.now_ms, HOUR_MS)
-        carry_out(self.storage, planned)
+        carry_out(self.shard.objects, planned)
 
     def check(self) -> None:
         there, ever = self.shard.stored(), {key.removeprefix(f"{PREFIX}/") for key in self.storage.ever}

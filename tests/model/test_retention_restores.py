@@ -20,8 +20,11 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
-from holdfast.snapshotter.upkeep.retention import GRACE_MS, History, carry_out, needed_in_storage, plan, run_retention
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import GRACE_MS, carry_out, plan, run_retention
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.model.built_in import ram_directory
@@ -112,18 +115,22 @@ class Query:
         below = [v for v in self.accepted if v[0].version <= horizon]
         return [*below[-1:], *(v for v in self.accepted if v[0].version > horizon)]
 
+    @property
+    def objects(self) -> PrefixedStorage:
+        return PrefixedStorage(self.storage, PREFIX)
+
     def clean_up(self) -> None:
         if self.chance.random() < 0.5:
             pointer, _ = self.accepted[-1]
             chain = self.at[self.here].lineage(pointer).chain
-            run_retention(self.storage, PREFIX, pointer, chain, retained=RETAINED)
+            run_retention(self.objects, pointer, chain, retained=RETAINED)
         else:
-            history = History(list_shard(self.storage, PREFIX), Headers(self.storage, PREFIX))
+            history = History(list_shard(self.objects), Headers(self.objects))
             needed = needed_in_storage(RETAINED, history)
-            carry_out(self.storage, plan(history, needed, self.storage.now_ms, GRACE_MS))
+            carry_out(self.objects, plan(history, needed, self.storage.now_ms, GRACE_MS))
 
     def check(self) -> None:
-        assert verify_shard(self.storage, list_shard(self.storage, PREFIX), self.executor, RETAINED).damages == ()
+        assert verify_shard(self.objects, list_shard(self.objects), self.executor, RETAINED).damages == ()
         for pointer, state in self.returnable():
             anew = self.open()
             assert anew.state(pointer) == state

@@ -498,6 +498,6 @@ def test_the_greatest_retention_counts_that_a_run_or_the_record_says(storage: Ob
     assert storage.requests["get"] - requests == 2, "as many as runs were at work at the end"
     me = claimant(run="r9", retained_versions=20)
     key = f"totals/claims/{claim_name(me, 9, 1)}.1"
-    storage.put(key, stored_file.encode("claim", {**asdict(me), "retained_versions": "many"})[0])
-    with pytest.raises(CorruptionError, match="no number of retained versions"):
+    storage.put(key, stored_file.encode("claim", asdict(me) | {"operator": "totals", "started_ms": True})[0])
+    with pytest.raises(CorruptionError, match="cannot be, field=started_ms"):
         retained_versions(storage, whose)

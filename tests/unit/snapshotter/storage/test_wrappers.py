@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.snapshotter.storage.bandwidth import Bandwidth
+from holdfast.snapshotter.storage.wrappers import Bandwidth
 
 
 class FakeClock:

@@ -1,6 +1,5 @@
-"""What the state server does for a shard in the long run, with its real components on a clock that the test turns.
-
-Uploads that take long, failures that repeat, jobs that run for a moment, queries that go back, shards that move away.
+"""What the state server does for a shard in the long run, with its real components on a clock that the test turns:
+slow uploads, failures that repeat, jobs that run for a moment, queries that go back, shards that move away.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import pytest
 
 from holdfast.backends import local_files, stored_file
 from holdfast.errors import NotFoundError
-from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.troubles import read_trouble
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
@@ -171,13 +170,13 @@ def test_failures_are_told_in_durable_storage_until_they_are_over(
     executor = bench.executor()
     bench.run(query, executor, 8, step_ms=10 * 60_000)
     assert counters(executor)["snapshot_errors"] == 4
-    (key,) = bench.stored("troubles")
-    trouble = read_trouble(query.storage, key)
+    (key,), shard = bench.stored("troubles"), PrefixedStorage(query.storage, "one/shard-0000")
+    trouble = read_trouble(shard, key.split("/", 2)[2])
     assert (trouble.what, trouble.in_a_row, trouble.error) == ("snapshot", 4, "injected fault")
     assert "4 in a row: injected fault" in caplog.text
     bench.run(query, executor, 12, step_ms=10 * 60_000)
     assert counters(executor)["snapshots"] >= 1
-    assert list_shard(query.storage, "one/shard-0000").troubles == [], "it is out of date"
+    assert list_shard(shard).troubles == [], "it is out of date"
 
 
 def test_a_storage_that_takes_nothing_is_told_by_the_log(
@@ -272,6 +271,7 @@ def test_an_interval_goes_on_in_the_next_process(bench: Bench) -> None:
 # Clean-ups
 
 
+@pytest.mark.slow
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []
@@ -287,8 +287,7 @@ def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> No
         objects.append(len(bench.place.stored_ms))
         asked.append(bench.place.requests)
         bench.close()
-    assert objects[0] <= objects[1] + 5
-    assert objects[1] < 260
+    assert objects[0] - 5 <= objects[1] < 260
     # Each life restores, and does not know yet what former ones have read.
     assert asked[0].total() < asked[1].total() + 6 * 60
 
@@ -339,8 +338,9 @@ def test_a_stray_object_does_not_stop_clean_ups_after_the_query_went_back(bench:
     bench.run(query, executor, 20, step_ms=10 * 60_000)
     assert counters(executor)["deleted_objects"] > 20
     assert query.storage is not None
-    header = {"pointer": "3-dead", "shard": "one/shard-0000", "rows": {}, **Lineage([], ["3-dead"]).to_json()}
-    query.storage.put("one/shard-0000/commits/3-dead", stored_file.encode("commit", header)[0])
+    header = {"rows": {}, "plain_bytes": {}, "chain": [], "last": None, "pointer": "3-dead", "since": ["3-dead"]}
+    commit, _ = stored_file.encode("commit", header | {"shard": "one/shard-0000"})
+    query.storage.put("one/shard-0000/commits/3-dead", commit)
     query.rows[0], query.state[0], query.batch_id = at_60, state_60, 60
     query.retained_versions = 60  # all that is there, and more
     bench.run(query, executor, 30, step_ms=1000)

@@ -12,16 +12,11 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import Headers, list_shard
-from holdfast.snapshotter.upkeep.retention import (
-    GRACE_MS,
-    History,
-    Plan,
-    carry_out,
-    needed_in_storage,
-    plan,
-    run_retention,
-)
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import GRACE_MS, Plan, carry_out, plan, run_retention
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 
@@ -44,11 +39,12 @@ def shard(storage: TimedStorage) -> ShardHistory:
 
 def clean(storage: ObjectStorage, at: Version, retained: int = 5, **more: object) -> Plan:
     """Clean up as the background does, when the query has accepted a version."""
-    return run_retention(storage, PREFIX, at.pointer, at.chain, retained=retained, **more)  # type: ignore[arg-type]
+    return run_retention(PrefixedStorage(storage, PREFIX), at.pointer, at.chain, retained=retained, **more)  # type: ignore[arg-type]
 
 
 def planned_by_command(storage: ObjectStorage, now_ms: int, retained: int = 5) -> Plan:
-    history = History(list_shard(storage, PREFIX), Headers(storage, PREFIX))
+    shard = PrefixedStorage(storage, PREFIX)
+    history = History(list_shard(shard), Headers(shard))
     return plan(history, needed_in_storage(retained, history), now_ms, DAY_MS)
 
 
@@ -166,7 +162,7 @@ def test_a_snapshot_among_carried_commits_stays_until_a_commit_object_follows(
     assert not shard.missing(back, shard.stored())
     newer = shard.snapshot(made[-1], executor=0)
     after = shard.commit(made[-1], carried=True, executor=0)
-    assert after.chain == [newer]
+    assert after.chain == (newer,)
     storage.now_ms += 2 * GRACE_MS
     clean(storage, after, 2)
     assert snapshot.key in shard.stored()
@@ -185,9 +181,9 @@ def test_a_version_whose_executor_had_not_heard_of_newer_snapshots_keeps_its_own
             shard.notes[1] = dict(shard.notes[1])
             shard.snapshot(made[-1], executor=1)
     late = made[-5]
-    assert late.chain[0].pointer.startswith("5-")
+    assert late.chain[0].version == 5
     at = shard.commit(made[-1], executor=1)
-    assert at.chain[0].pointer.startswith("20-")
+    assert at.chain[0].version == 20
     storage.now_ms += 2 * GRACE_MS
     clean(storage, at, 5)
     assert not shard.missing(late, shard.stored())
@@ -200,7 +196,7 @@ def test_a_query_that_went_far_back_is_at_what_it_wrote_last(storage: TimedStora
     storage.now_ms += 1000
     back = shard.grow(made[9], 2)
     storage.now_ms += 2 * DAY_MS
-    carry_out(storage, planned_by_command(storage, storage.now_ms))
+    carry_out(shard.objects, planned_by_command(storage, storage.now_ms))
     for version in (*back, made[9]):
         assert not shard.missing(version, shard.stored())
 
@@ -390,9 +386,9 @@ def test_two_clean_ups_at_once_do_what_one_does(storage: TimedStorage, shard: Sh
     storage.now_ms += 2 * DAY_MS
     first = planned_by_command(storage, storage.now_ms)
     second = planned_by_command(storage, storage.now_ms, 15)
-    carry_out(storage, first)
+    carry_out(shard.objects, first)
     left = shard.stored()
-    carry_out(storage, second)
+    carry_out(shard.objects, second)
     assert shard.stored() == left
     assert made
 
@@ -401,7 +397,7 @@ def test_a_clean_up_costs_few_requests(storage: TimedStorage, shard: ShardHistor
     """And less when it is given what it read the last time."""
     made = shard.grow(None, 200, snapshot_every=20)
     storage.now_ms += 2 * GRACE_MS
-    headers = Headers(counting := FaultyStorage(storage), PREFIX)
+    headers = Headers(PrefixedStorage(counting := FaultyStorage(storage), PREFIX))
     clean(counting, made[-1], 100, headers=headers)
     actions = [o.action for o in counting.operations]
     assert [actions.count(a) for a in ("put", "list", "delete")] == [1, 1, 2]

@@ -1,0 +1,165 @@
+"""The fields of a header from storage, each read as what it must be.
+
+What a stored file says is hostile until it was read here: its checksum proves that it is whole, not who wrote it. One
+reader for each kind of object takes the header apart with `Fields` and returns a frozen, typed value; nothing else
+looks into a header.
+
+Invariants
+----------
+* **exact**: a field is there, has exactly its type (``true`` is no number) and lies within its bounds; a field that
+  this release does not know is refused, since it may change what the others mean.
+* **one error**: whatever is wrong is a `CorruptionError` that names the object and the field.
+* **bounded**: nothing is computed from a value before it was checked, and an error never repeats a large one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from holdfast.backends.base import Pointer
+from holdfast.errors import CorruptionError, InvalidArgumentError
+
+#: No size, count or time reaches it: sums of thousands of them still fit into what other languages read.
+NUMBER_LIMIT = 1 << 62
+DIGEST = re.compile(r"[0-9a-f]{32}")
+_SHOWN_MAX = 80
+
+
+class Fields:
+    """One JSON object.
+
+    Parameters
+    ----------
+    values : object
+        What JSON gave.
+    source : str
+        What to call the stored file in an error: a path or a URL without credentials.
+    *names : str
+        The fields that it has: all of these, and no others.
+
+    Raises
+    ------
+    CorruptionError
+        It is no JSON object, or one with other fields.
+    """
+
+    def __init__(self, values: object, source: str, *names: str) -> None:
+        self.source = source
+        if not isinstance(values, dict):
+            self.refuse("is described by something that is no JSON object", found=_shown(values))
+        if values.keys() != set(names):
+            self.refuse(
+                "has other fields than this release of holdfast reads: open it with the release that wrote it, or "
+                "restore the file if it was altered",
+                missing=sorted(set(names) - values.keys()) or None,
+                unknown=[_shown(name) for name in sorted(values.keys() - set(names))[:10]] or None,
+            )
+        self._values: dict[str, Any] = values
+
+    def refuse(self, message: str, **facts: object) -> NoReturn:
+        """Raise a `CorruptionError` about the object: ``<source> <message>``."""
+        raise CorruptionError(f"{self.source} {message}", **facts)
+
+    def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
+        """Return a text, which the pattern must match as a whole."""
+        value = self._values[name]
+        if type(value) is not str or (pattern is not None and not pattern.fullmatch(value)):
+            self._refuse_value(name, value)
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        """Return a text, or None."""
+        return None if self._values[name] is None else self.text(name)
+
+    def number(self, name: str, least: int = 0, limit: int = NUMBER_LIMIT) -> int:
+        """Return an integer, from `least` to below `limit`."""
+        value = self._values[name]
+        if type(value) is not int or not least <= value < limit:
+            self._refuse_value(name, value)
+        return value
+
+    def number_or_none(self, name: str) -> int | None:
+        """Return an integer from 0 on, or None."""
+        return None if self._values[name] is None else self.number(name)
+
+    def pointer(self, name: str) -> Pointer:
+        """Return a pointer."""
+        return self._pointer(name, self._values[name])
+
+    def pointers(self, name: str) -> tuple[Pointer, ...]:
+        """Return a list of pointers."""
+        return tuple(self._pointer(name, value) for value in self._list(name))
+
+    def numbers(self, name: str) -> dict[str, int]:
+        """Return a mapping of texts to numbers from 0 on."""
+        values = self.mapping(name)
+        for value in values.values():
+            if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
+                self._refuse_value(name, value)
+        return values
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return a mapping, whose values are still to be read."""
+        value = self._values[name]
+        if not isinstance(value, dict):
+            self._refuse_value(name, value)
+        return value
+
+    def texts(self, name: str, length: int) -> list[str]:
+        """Return a list of so many texts."""
+        return self._texts(name, self._values[name], length)
+
+    def lists_of_texts(self, name: str, length: int) -> list[list[str]]:
+        """Return a list of lists of so many texts."""
+        return [self._texts(name, values, length) for values in self._list(name)]
+
+    def integers(self, name: str, length: int) -> list[int]:
+        """Return a list of so many numbers from 0 on, of any size that JSON gave."""
+        values = self._list(name)
+        if len(values) != length or any(type(value) is not int or value < 0 for value in values):
+            self._refuse_value(name, values)
+        return values
+
+    def inner(self, name: str, *names: str) -> Fields:
+        """Return an object inside this one."""
+        return Fields(self._values[name], self.source, *names)
+
+    def inner_or_none(self, name: str, *names: str) -> Fields | None:
+        """Return an object inside this one, or None."""
+        return None if self._values[name] is None else self.inner(name, *names)
+
+    def each(self, name: str, *names: str) -> Iterator[Fields]:
+        """Yield the objects of a list."""
+        for value in self._list(name):
+            yield Fields(value, self.source, *names)
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._values[name]
+        if not isinstance(value, list):
+            self._refuse_value(name, value)
+        return value
+
+    def _texts(self, name: str, values: Any, length: int) -> list[str]:
+        if not isinstance(values, list) or len(values) != length or any(type(value) is not str for value in values):
+            self._refuse_value(name, values)
+        return values
+
+    def _pointer(self, name: str, value: object) -> Pointer:
+        try:
+            return Pointer.parse(value if type(value) is str and len(value) <= 2 * _SHOWN_MAX else None)
+        except InvalidArgumentError:
+            self._refuse_value(name, value)
+
+    def _refuse_value(self, name: str, value: object) -> NoReturn:
+        self.refuse("has a field that cannot be", field=name, found=_shown(value))
+
+
+def _shown(value: object) -> str:
+    """Return a value as an error may show it: what is nested or huge as its type only."""
+    if isinstance(value, str):
+        return ascii(value[:_SHOWN_MAX])
+    if value is None or (isinstance(value, int | float) and abs(value) < 1 << 64):
+        return str(value)
+    return f"a {type(value).__name__}"

@@ -1,0 +1,131 @@
+"""What the storage on HDFS asks of hdfs-native: attempts that can be left behind, files, and what their absence is.
+
+`Client.inner` is not public: its ``create`` returns a writer that closes only when it is told to, which the client's
+own ``create`` wraps in one that also closes when it is collected. `PRIVATE` names it; a test fails when it is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import hdfs_native
+
+from holdfast.errors import NotFoundError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_T = TypeVar("_T")
+PRIVATE = {hdfs_native.Client: ("inner",)}
+PIECE_BYTES = 8 << 20
+MIN_RATE_BYTES_PER_SECOND = 1 << 20
+
+
+class Attempt:
+    """One attempt at an operation, in a thread of its own, which can be left behind but not interrupted."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._abandoned = False
+
+    def allow(self, seconds: float) -> None:
+        """Let the attempt take longer than was known at its start."""
+        self._limit_seconds += seconds
+
+    def check(self) -> None:
+        """Raise where nobody waits for the result any more: what is published now would come as a surprise."""
+        if self._abandoned:
+            raise TimeoutError
+
+    def run(self, work: Callable[[], _T]) -> _T:
+        """Return what the work returns, or raise TimeoutError and leave it behind."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as exc:  # noqa: BLE001  raised in the thread that waits
+                done.set_exception(exc)
+
+        waited = 0.0
+        try:
+            # Not a pool: that would wait for its threads when the interpreter exits.
+            threading.Thread(target=run, name="holdfast-hdfs", daemon=True).start()
+            while waited < self._limit_seconds:
+                step = self._limit_seconds - waited
+                with suppress(TimeoutError):
+                    return done.result(step)
+                if done.done():
+                    return done.result()
+                waited += step
+            raise TimeoutError
+        finally:
+            self._abandoned = not done.done()
+
+
+def create_file(client: hdfs_native.Client, path: str) -> Any:
+    """Return a writer of a new file, which closes only when it is told to."""
+    return client.inner.create(path, hdfs_native.WriteOptions(overwrite=False))
+
+
+def read_file(client: hdfs_native.Client, attempt: Attempt, path: str) -> memoryview:
+    """Return a file's bytes; raise NotFoundError where there is no such file."""
+    try:
+        reader = client.read(path)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if _says_absent(exc):
+            raise NotFoundError("no such file") from exc
+        raise
+    size = len(reader)
+    attempt.allow(size / MIN_RATE_BYTES_PER_SECOND)
+    if size <= PIECE_BYTES:
+        return memoryview(reader.read_range(0, size))
+    data = bytearray(size)
+    for start in range(0, size, PIECE_BYTES):
+        attempt.check()
+        end = min(start + PIECE_BYTES, size)
+        data[start:end] = reader.read_range(start, end - start)
+    if len(data) != size:
+        raise UnavailableError("HDFS returned another size than it announced", received=len(data), size=size)
+    return memoryview(data).toreadonly()
+
+
+def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native.FileStatus]:
+    """Return the files below a folder, which ends in a slash; none where it is absent."""
+    top = folder.rstrip("/") or "/"
+    try:
+        # Of a file, HDFS lists the file itself.
+        return [s for s in client.list_status(top, True) if not s.isdir and s.path.startswith(folder)]
+    except (FileNotFoundError, RuntimeError) as exc:
+        if not _says_absent(exc):
+            raise
+        if _is_there(client, top):
+            raise UnavailableError("a folder was removed while it was listed") from exc
+        return []
+
+
+def _is_there(client: hdfs_native.Client, path: str) -> bool:
+    try:
+        client.get_file_info(path)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if _says_absent(exc):
+            return False
+        raise
+    return True
+
+
+def delete_file(client: hdfs_native.Client, path: str) -> None:
+    """Delete a file; what is absent, below a file, or a folder of other files stays as it is."""
+    try:
+        client.delete(path, False)
+    except (FileNotFoundError, RuntimeError) as exc:
+        if not _says_absent(exc) and "PathIsNotEmptyDirectoryException" not in str(exc):
+            raise
+
+
+def _says_absent(exc: Exception) -> bool:
+    """Tell whether there is nothing at a path; HDFS calls a path below a file a failed access check."""
+    return isinstance(exc, FileNotFoundError) or "(is not a directory)" in str(exc)

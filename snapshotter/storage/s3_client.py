@@ -1,0 +1,95 @@
+"""Clients of S3: made, used for single requests and closed. All that is not public in s3fs and fsspec stands here.
+
+::
+
+    S3FileSystem._call_s3      one request, with the options of the user and the errors of s3fs
+    S3FileSystem._s3           the client, None before the first request
+    S3FileSystem._s3creator    what ends its session: s3fs offers no way to close that works at any time
+    fsspec.asyn.iothread       whether this is the event loop's own thread
+
+`PRIVATE` names them; a test fails by name when a new release has one no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import aiobotocore.session
+import botocore.loaders
+import fsspec.asyn
+import s3fs
+
+from holdfast.snapshotter.storage.object_storage import Action, RequestCounts
+
+PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
+_CLOSE_TIMEOUT_SECONDS = 5
+# What a request counts as; all others are puts.
+_ACTIONS: dict[str, Action] = {
+    "GetObject": "get",
+    "HeadObject": "get",
+    "ListObjectsV2": "list",
+    "ListMultipartUploads": "list",
+    "DeleteObjects": "delete",
+    "AbortMultipartUpload": "delete",
+}
+
+
+def connect(options: Mapping[str, object], profile: str | None, requests: RequestCounts) -> s3fs.S3FileSystem:
+    """Return an instance of s3fs, which opens its session with the first request.
+
+    Parameters
+    ----------
+    options : mapping of str to object
+        Parameters of `s3fs.S3FileSystem`.
+    profile : str or None
+        Of the AWS configuration.
+    requests : RequestCounts
+        Counts each attempt of a request.
+    """
+    session = aiobotocore.session.AioSession(profile=profile)
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    session.register("request-created.s3", functools.partial(_count, requests))
+    # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
+    made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **options)
+    made.retries = 1
+    return made
+
+
+@functools.cache
+def _loader(data_path: str | None) -> botocore.loaders.Loader:
+    """Return the models of the services, parsed once for all sessions (60 ms of CPU)."""
+    return botocore.loaders.create_loader(data_path)
+
+
+def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
+    """Count a request; botocore calls this for each attempt."""
+    requests.add(_ACTIONS.get(operation_name, "put"))
+
+
+async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) -> Any:
+    """Make one request, which only botocore repeats."""
+    return await client._call_s3(operation, **request)  # noqa: SLF001
+
+
+def release(connections: dict[int, Any]) -> None:
+    """Close the connection of this process; keep inherited ones for ever, see `holdfast.snapshotter.storage.s3`."""
+    for pid, client in list(connections.items()):
+        del connections[pid]
+        if pid != os.getpid():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+        elif client._s3 is not None:  # noqa: SLF001
+            _close(client._s3creator)  # noqa: SLF001
+
+
+def _close(creator: Any) -> None:
+    """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
+    loop = fsspec.asyn.get_loop()
+    closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)
+    if threading.current_thread() is not fsspec.asyn.iothread[0]:
+        closing.result(_CLOSE_TIMEOUT_SECONDS)

@@ -1,0 +1,74 @@
+"""The headers of a shard's objects, each read and checked when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from holdfast.snapshotter.commit_objects import Commit, read_commit
+from holdfast.snapshotter.snapshots.manifest import Manifest, read_manifest
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import StoredObject
+
+
+class Headers:
+    """What the commits and snapshots of a shard say.
+
+    Parameters
+    ----------
+    shard : PrefixedStorage
+
+    Notes
+    -----
+    Objects never change, so what was read stays true. Threads: many; the same object may then be read twice.
+    """
+
+    def __init__(self, shard: PrefixedStorage) -> None:
+        self.shard = shard
+        self._known: dict[str, Commit | Manifest] = {}
+
+    def commit(self, stored: StoredObject) -> Commit:
+        """Return a commit, without its rows.
+
+        Raises
+        ------
+        NotFoundError, CorruptionError, UnavailableError
+            It is not there, is damaged or belongs elsewhere, or cannot be read now.
+        """
+        header = self._read(stored)
+        assert isinstance(header, Commit)
+        return header
+
+    def manifest(self, stored: StoredObject) -> Manifest:
+        """Return the manifest of a snapshot; raises as `commit`."""
+        header = self._read(stored)
+        assert isinstance(header, Manifest)
+        return header
+
+    def remember(self, key: str, header: Commit | Manifest) -> None:
+        """Take a header that was read otherwise."""
+        self._known[key] = header
+
+    def forget_all_but(self, keys: Collection[str]) -> None:
+        """Forget the headers of objects that are gone."""
+        for key in self._known.keys() - set(keys):
+            del self._known[key]
+
+    def _read(self, stored: StoredObject) -> Commit | Manifest:
+        if stored.key not in self._known:
+            self._known[stored.key] = read_header(self.shard, stored, self.shard.get(stored.key))
+        return self._known[stored.key]
+
+
+def read_header(shard: PrefixedStorage, stored: StoredObject, data: memoryview) -> Commit | Manifest:
+    """Return what the bytes of a commit, without its rows, or of a manifest say.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged, or belongs elsewhere.
+    """
+    source = f"{shard.url}/{stored.key}"
+    if stored.kind == "snapshot":
+        return read_manifest(data, shard.prefix, source, stored.key)[0]
+    assert stored.pointer is not None
+    return read_commit(data, shard.prefix, stored.pointer, source).without_rows()
