@@ -9,6 +9,7 @@ whole numbers as decimals          refused                by a setting          
 integers of pandas with nulls      floats                 floats                 nullable, by a setting
 number of state's partitions       shuffle partitions of  a property of the      a property of the
                                    the run's session      run's session          run's session
+binaries of a state                bytearray              bytes                  bytes
 Java                               17, 21                 17, 21                 17, 21, 25
 =================================  =====================  =====================  ==========================
 
@@ -90,7 +91,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-# ------------------------------------------------------------------------------------- pandas and Arrow
+# --------------------------------------------------------------------------------- states, pandas and Arrow
+
+
+def state_binaries(values: list[bytes | None]) -> list[Any]:
+    """Return binaries of a state as `GroupState.get` gives them: on Spark 4.0 as bytearray."""
+    return values if _SPARK >= (4, 1) else [None if value is None else bytearray(value) for value in values]
 
 
 def prefers_nullable_integers(session: SparkSession) -> bool:

@@ -38,7 +38,7 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 def use_defaults(file: Path = _DEFAULTS) -> None:
     """Let the Sparks that this process and those below it start have the settings in a file."""
-    if file == _DEFAULTS and FILE_MANAGERS not in file.read_text():
+    if file == _DEFAULTS and FILE_MANAGERS == _STREAMING:
         file = _written(_ROOT / "build" / f"spark-{pyspark.__version__}.conf")
     os.environ.pop("SPARK_CONF_DIR", None)
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"

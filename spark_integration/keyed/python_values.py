@@ -45,6 +45,7 @@ from pyspark.sql.types import (
 
 from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
 # The JVM's decimals have at most 38 digits, and round half up.
@@ -138,8 +139,12 @@ def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
     elif isinstance(data_type, MapType):
         entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
         keys, items = entries.flatten().flatten()
-        pairs = zip(_to_python(keys, data_type.keyType), _to_python(items, data_type.valueType), strict=True)
+        # A bytearray, as Spark 4.0 has it, is no key of a dict.
+        shown = _plain(keys) if isinstance(data_type.keyType, BinaryType) else _to_python(keys, data_type.keyType)
+        pairs = zip(shown, _to_python(items, data_type.valueType), strict=True)
         made = [dict(some) for some in _stretches(entries, list(pairs))]
+    elif isinstance(data_type, BinaryType):
+        return spark_versions.state_binaries(_plain(column))
     elif isinstance(data_type, TimestampType):
         # Spark's own conversion: only the process knows its local time, summer time included.
         return [data_type.fromInternal(micros) for micros in _plain(column.view(pa.int64()))]
