@@ -114,7 +114,7 @@ def many_partitions(engines: str, **options: Any) -> None:
     """Few rows in Spark's 200 shuffle partitions: what a task costs, and what it costs where Spark forks nothing."""
     plan = _Plan.of(JobA(), options)
     plain = replace(plan.job, plain_files=True)  # type: ignore[call-arg]
-    entries = {}
+    entries: dict[str, Entry] = {}
     for label in _known_engines(JobA, engines):
         entries |= {label: Entry(label, plan.job), f"{label}, plain files": Entry(label, plain)}
     plan.carry_out("many-partitions", f"--engines {engines}", entries)

@@ -1,8 +1,7 @@
-"""Time and chance: the one place that asks the machine for either.
+"""Time and randomness: the one place that asks the machine for either.
 
-Components do not call these functions on their own account. They take them as arguments whose defaults
-these are (``new_id: Callable[[], str] = clock.new_id``), so that a test hands in its own and every fault can
-be reproduced.
+Components never call these functions directly. They take them as arguments with these defaults
+(``new_id: Callable[[], str] = clock.new_id``), so that a test can pass its own and reproduce any fault.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def monotonic_ms() -> int:
 
 
 def sleep_ms(milliseconds: int) -> None:
-    """Let the calling thread rest."""
+    """Put the calling thread to sleep."""
     time.sleep(milliseconds / 1000)
 
 

@@ -1,4 +1,4 @@
-"""Every error that holdfast raises on its own account, grouped by what the one who catches it would do.
+"""Every error that holdfast raises, grouped by what a handler would do.
 
 ::
 
@@ -13,7 +13,7 @@
     ├── SchemaMismatchError       state and code disagree → evolve, or say which column
     └── StateLostError            a pointer's state is not durable and its process is gone
 
-A message is lower case and says what is wrong and what to do; the facts stand last: ``raise
+A message is lower case, says what is wrong and what to do, and ends with the facts: ``raise
 NotFoundError("no such version; choose a retained one", version=7, shard=3)`` reads
 ``no such version; choose a retained one, version=7 shard=3``. Third-party exceptions are mapped in one
 place per boundary, with ``raise … from exc``. Every instance pickles, because Spark carries errors from its

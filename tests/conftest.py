@@ -6,6 +6,7 @@ The rules: a run in which not one test ran is a failure, also when all were skip
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests import spark_classes
-from tests.repetitions import LONG
+from tests.repetitions import LONG, seed
 from tests.servers import downloads
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, p
 hypothesis.settings.load_profile("long" if LONG else "quick")
 
 spark_classes.use_defaults()
+# Asked for here, so that the processes of a run inherit it and collect the same tests.
+seed()
 
 # Seconds that a test takes at a guess, by its marker: enough to say which files take longest. A test says it better by
 # `slow(60)`.
@@ -117,6 +120,19 @@ def environment_without_java(tmp_path: Path) -> dict[str, str]:
     return kept | changed
 
 
+def pytest_report_header() -> str:
+    return f"holdfast: {'long' if LONG else 'quick'} profile, HOLDFAST_TEST_SEED={seed()}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    import pyspark
+
+    if pyspark.__version__.startswith(("4.0.", "4.1.")):
+        # Their collect() leaves its socket to the garbage collector, which says so in whatever test it runs.
+        unclosed = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
+        config.addinivalue_line("filterwarnings", unclosed)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not LONG:
         for item in items:
@@ -141,16 +157,25 @@ def _guessed_s(item: pytest.Item) -> float:
     return max((_WEIGHTS[mark.name] for mark in item.iter_markers() if mark.name in _WEIGHTS), default=0)
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what stays to the end: modules, and six thousand tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
         markers = {mark.name for item in session.items for mark in item.iter_markers()}
         downloads.prefetch(markers)
         if "spark" in markers:
-            spark_classes.use_archive()
+            _archive.append(spark_classes.use_archive())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Another process was making it.
+    if _archive == [False] and item.get_closest_marker("spark"):
+        _archive[:] = [spark_classes.use_archive()]
     if time.monotonic() - _STARTED_S > _BUDGET_S:
         pytest.skip(f"the time budget of {_BUDGET_S:.0f} s is spent")
 
@@ -166,3 +191,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 _ran: list[str] = []
+_archive: list[bool] = []

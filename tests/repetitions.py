@@ -1,12 +1,42 @@
-"""How often a test repeats what chance decides: few times by default, many in the long profile."""
+"""How often a test repeats what chance decides, and which cases of a wide product have their turn.
+
+The long profile runs everything. A quick run repeats little and samples a product. The sample moves with the seed of
+the run, so each case has its turn in some run. The header of a run shows the seed, and ``HOLDFAST_TEST_SEED=41 make
+test`` runs the same cases again.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 LONG = os.environ.get("HOLDFAST_TEST_PROFILE", "quick") == "long"
+Case = TypeVar("Case")
 
 
 def repetitions(quick: int, long: int) -> range:
     """Return the numbers of the repetitions to run, for ``parametrize`` or a loop; they serve as seeds."""
     return range(long if LONG else quick)
+
+
+def sample(cases: Sequence[Case], quick: int = 1) -> list[Case]:
+    """Return all cases in the long profile, else `quick` of them, evenly spread from the one whose turn it is."""
+    if LONG or quick >= len(cases):
+        return list(cases)
+    return [cases[(seed() + i * len(cases) // quick) % len(cases)] for i in range(quick)]
+
+
+def seed() -> int:
+    """Return the seed of the run: the same in all its processes, and by default another for each commit."""
+    if "HOLDFAST_TEST_SEED" not in os.environ:
+        os.environ["HOLDFAST_TEST_SEED"] = str(_number_of_commits())
+    return int(os.environ["HOLDFAST_TEST_SEED"])
+
+
+def _number_of_commits() -> int:
+    command = ["git", "rev-list", "--count", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return 0 if done.returncode else int(done.stdout)

@@ -44,18 +44,25 @@ def use_defaults(file: Path = _DEFAULTS) -> None:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
 
 
-def use_archive() -> None:
-    """Let them have the archive too, which is made where it is not there."""
+def use_archive() -> bool:
+    """Let them have the archive too; tell whether they have.
+
+    Where it is not there, it is made, by one process; others go on without it meanwhile, and may ask again.
+    """
     from holdfast.spark_integration.java import ensure_java
 
     folder = _ROOT / "build" / f"spark-classes-{_key(ensure_java())}"
     if not folder.is_dir():
         folder.parent.mkdir(exist_ok=True)
         with open(folder.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
             if not folder.is_dir():
                 _make(folder)
     use_defaults(folder / _DEFAULTS.name)
+    return True
 
 
 def _key(java_home: Path) -> str:
@@ -75,9 +82,9 @@ def _make(folder: Path) -> None:
     pq.write_table(pa.table({"key": ["a", "b"], "v": [1, 2]}), partial / "work" / "input" / "0.parquet")
     program = _ROOT / "tests" / "spark" / "local_query.py"
     # Its end is that of its JVM, which holds the pipes.
-    done = subprocess.run(
-        [sys.executable, str(program), str(partial / "work"), "memory"], cwd=partial, capture_output=True, check=False
-    )
+    command = [sys.executable, str(program), str(partial / "work"), "memory"]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the query whose classes are kept failed: {done.stderr[-5000:].decode()}")
     shutil.rmtree(partial / "work")

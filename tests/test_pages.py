@@ -25,15 +25,7 @@ from holdfast.settings import STORAGE_PREFIX, Settings
 ROOT = Path(__file__).parent.parent
 WIDTH = 120
 # Being rewritten.
-NOT_WRAPPED = {
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "FORMAT.md",
-    "benches/RESULTS.md",
-    "docs/backends.md",
-    "docs/operations.md",
-}
+NOT_WRAPPED = {"CONTRIBUTING.md", "FORMAT.md"}
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*/*.md")

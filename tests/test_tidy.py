@@ -153,10 +153,6 @@ FLAT = ("benches",)
 LARGE_FOLDERS: dict[str, int] = {}
 # Tests that are longer, and how long they may still be: rows only go, and numbers only shrink.
 LONG_TESTS = {
-    "tests/faults/test_remote_backend.py": 618,
-    "tests/faults/test_run_files_crash.py": 565,
-    "tests/faults/test_state_server.py": 628,
-    "tests/faults/test_storage_s3.py": 840,
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/ownership/test_claims.py": 503,
     "tests/unit/snapshotter/test_commits.py": 562,

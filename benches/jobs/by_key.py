@@ -69,7 +69,7 @@ class DropIn(JobByKey):
         ticks = (
             spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", self.rows)
-            .option("numPartitions", self.partitions)
+            .option("numPartitions", self.sources)
             .load()
         )
         number = F.expr(f"(value div {self.rows}) * {self.touched} + (value % {self.rows}) % {self.touched}")
@@ -122,7 +122,7 @@ class Timers(JobByKey):
         from pyspark.sql import functions as F  # noqa: N812
 
         rows = numbered_rows(
-            spark, self.partitions, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
+            spark, self.sources, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
         )
         fills = F.col("batch") < self.fill_batches
         upper_half = self.keys // 2 + (F.col("batch") * self.rows + F.col("i")) % (self.keys - self.keys // 2)

@@ -94,7 +94,8 @@ class SparkJob(Job, ABC):
     state: ClassVar[str]
 
     slots: int = option(2, "task slots: local[slots]")
-    partitions: int = option(2, "partitions of source and shuffle")
+    partitions: int = option(2, "partitions of the shuffle")
+    sources: int = option(2, "partitions of the source")
     transport: str | None = option(
         None, "spark.holdfast.transport; by default the operator's own", click.Choice(["packed", "rows"])
     )

@@ -36,7 +36,7 @@ class JobA(SparkJob):
         rows = (
             spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", self.rows)
-            .option("numPartitions", self.partitions)
+            .option("numPartitions", self.sources)
             .load()
         )
         return rows.select((F.abs(F.xxhash64("value")) % self.keys).alias("key"), (F.col("value") % 100).alias("v"))

@@ -52,7 +52,7 @@ class JobB(SparkJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = SEEDS_PER_PARTITION * self.partitions
+        least = SEEDS_PER_PARTITION * self.sources
         if min(self.rows, self.fill_rows) < least or self.skew < 1:
             raise InvalidArgumentError(f"job B needs at least {least} rows a micro-batch, and a skew of at least 1")
 
@@ -73,7 +73,7 @@ class JobB(SparkJob):
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
         rows = numbered_rows(
-            spark, self.partitions, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
+            spark, self.sources, fill_batches=self.fill_batches, fill_rows=self.fill_rows, rows=self.rows
         )
         # 53 random bits: as many as a double holds.
         chance = F.xxhash64("batch", "i").bitwiseAND((1 << 53) - 1) / float(1 << 53)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.benches.jobs.job import option
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 
@@ -35,10 +31,6 @@ class Requests(JobA):
     warmup: int = option(10, "first of these, which are not counted")
     partitions: int = option(200, "shards")
     checkpoint: str = option("s3://bucket/bench", f"where state is durable; {ENDPOINT} names the server")
-
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming rows, made in as many partitions as there are task slots."""
-        return JobA.source(replace(self, partitions=self.slots), spark)
 
 
 def server_of_environment() -> str:

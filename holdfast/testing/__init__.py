@@ -1,8 +1,8 @@
 """For tests: a function of ``applyInPandasWithState`` without Spark, and the contracts of plug-ins.
 
-`PandasWithStateTester` runs a function on rows, and moves time by hand. A backend or an object storage that plugs into
-holdfast is right when it passes the same suites as the ones that holdfast ships; they are importable code without
-dependencies on this project's own tests. They need pytest.
+`PandasWithStateTester` runs a function on rows and moves time by hand. A backend or an object storage of your own is
+correct when it passes `BackendContract` or `StorageContract`, the suites that holdfast's own must pass. They need
+pytest and nothing else of this project's tests.
 """
 
 import pytest

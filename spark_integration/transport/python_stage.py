@@ -8,7 +8,7 @@ garbage, so they are frozen once; what is made later is collected as before.
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
 acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements, before each
-read, since the kernel soon forgets. ``spark.python.unix.domain.socket.enabled`` (Spark 4.3) does without TCP; then
+read, since the kernel soon forgets. ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) does without TCP; then
 there is nothing to do here.
 
 Figures: docs/decisions/0008-fixed-cost.md.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # At least one of each: driver, worker, server.
 KILLS = 25 if LONG else 3
-# The filesystem backend is the code of the memory backend: it has its turn in the long profile.
-PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke), ("packed", "rocksdb")]
+# The other pair of a quick run is in test_exactly_once_timeouts.
+PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
@@ -36,8 +36,12 @@ def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: Sp
     print(f"\n{transport}, {backend}, seed {seed}: killed {run.done}, the query failed {run.failures} times")
 
 
+@pytest.mark.long
 def test_a_query_outlives_its_state_server(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark in local mode gives a task one attempt, and each shard of a batch loses its owner in the middle."""
+    """Spark in local mode gives a task one attempt, and each shard of a batch loses its owner in the middle.
+
+    `tests/spark/test_begins_again.py` shows the same at chosen moments, in every run.
+    """
     job = Job(str(tmp_path), "packed", "rocksdb", master="local[2]")
     run = Killings(job, random.Random("server"), victims=("server",), once_a_batch=True)
     run.run(KILLS)

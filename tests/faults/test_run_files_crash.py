@@ -1,4 +1,4 @@
-"""Run files survive what happens to a local directory: a process killed at every step, a power cut, a full disk.
+"""Run files survive a process that is killed at any step, and a power cut.
 
 The victim is a child process that calls `os._exit` just before its n-th file-system operation, for every n, so each
 state that a kill can leave on disk is met. What a version holds is a function of its pointer's version.
@@ -9,14 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import resource
 import shutil
 import stat
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +25,10 @@ from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.version_file import VERSION
-from holdfast.errors import NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
-from tests.repetitions import LONG
+from tests.faults.elsewhere import finish, run_elsewhere
+from tests.repetitions import LONG, seed
 
 STEPS = 4
 
@@ -93,9 +88,14 @@ def die_at(operation: int) -> None:
     sys.addaudithook(count)
 
 
+# Of which operations a process dies at: each in the long profile, else each so many, from another one in each run.
+STRIDE = 1 if LONG else 9
+FIRST = 1 + seed() % STRIDE
+
+
 def victims(root: Path) -> None:
     """Run the work in forked processes that die ever later, until one survives."""
-    for operation in itertools.count(1):
+    for operation in itertools.count(FIRST, STRIDE):
         pid = os.fork()
         if pid == 0:
             directory = root / f"{operation:04d}"
@@ -105,19 +105,6 @@ def victims(root: Path) -> None:
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
             return
-
-
-def run_elsewhere(call: str, *args: object) -> subprocess.Popen[str]:
-    """Call a function of this module in a new process."""
-    code = f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
-    code += f"from pathlib import Path\nfrom tests.faults import test_run_files_crash as t\nt.{call}(*{args!r})"
-    code = code.replace("PosixPath", "Path")
-    return subprocess.Popen([sys.executable, "-P", "-c", code], stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    errors = process.communicate()[1]
-    assert process.returncode == 0, errors
 
 
 def check_survivor(directory: Path, pointers: list[Pointer]) -> None:
@@ -147,10 +134,10 @@ def check_survivor(directory: Path, pointers: list[Pointer]) -> None:
 
 @pytest.mark.slow
 def test_a_process_killed_at_any_operation_loses_nothing(tmp_path: Path) -> None:
-    """Every file-system operation of commits, merges and retention is a place to die."""
-    finish(run_elsewhere("victims", tmp_path))
+    """File-system operations of commits, merges and retention are places to die: all of them in the long profile."""
+    finish(run_elsewhere(victims, tmp_path))
     recorded = sorted(tmp_path.glob("*.pointers"))
-    assert len(recorded) > 100, "the work has so many operations"
+    assert len(recorded) > 100 / STRIDE, "the work has so many operations"
     for record in recorded:
         pointers = [Pointer.parse(line) for line in record.read_text().splitlines()]
         check_survivor(record.with_suffix(""), pointers)
@@ -174,9 +161,9 @@ def record_syncs(record: Path) -> None:
     os.fsync = recording
 
 
-def losing_power(root: Path, kind: str, stride: int) -> None:
+def losing_power(root: Path, kind: str) -> None:
     """Run the work in forked processes that die ever later, noting what was synced, until one survives."""
-    for operation in itertools.count(1, stride):
+    for operation in itertools.count(FIRST, STRIDE):
         pid = os.fork()
         if pid == 0:
             directory = root / f"{operation:04d}"
@@ -215,7 +202,7 @@ def cut_power(directory: Path, *, lose_entries: bool) -> None:
 )
 def test_a_power_cut_never_shows_another_state(tmp_path: Path, kind: str, lose_entries: bool) -> None:
     """The filesystem backend loses nothing that the query has accepted; what was not synced is set aside."""
-    finish(run_elsewhere("losing_power", tmp_path, kind, 1 if LONG else 9))
+    finish(run_elsewhere(losing_power, tmp_path, kind))
     damaged = 0
     for record in sorted(tmp_path.glob("*.synced")):
         directory = record.with_suffix("")
@@ -267,299 +254,3 @@ def test_a_power_cut_after_a_restore_is_found_out(tmp_path: Path, loss: str) -> 
     assert backend.verify() == []
     with backend.view(after) as view:
         assert contents(view, "counts") == {(f"user {i}",): (-7 if i == 7 else i,) for i in range(1_000)}
-
-
-# Two processes at once.
-
-
-def commit_many(directory: Path, base: str, name: str, number: int) -> None:
-    """Commit beside others at one base, and say which versions were made."""
-    backend = open_backend(directory, MemoryBackend)
-    store = VersionedStore(backend)
-    made = []
-    for i in range(number):
-        with store.begin(Pointer.parse(base)) as transaction:
-            transaction.put("counts", keys_of(COUNTS, [(name,)]), values_of(COUNTS, [(i,)]))
-            made.append(str(transaction.commit()))
-    Path(f"{directory}.{name}").write_text("\n".join(made))
-
-
-def test_two_processes_commit_at_one_base(tmp_path: Path) -> None:
-    """Attempts of a retry and a zombie: each gets its own whole version."""
-    directory = tmp_path / "shard"
-    backend = open_backend(directory, MemoryBackend)
-    base = Pointer(1, "base")
-    backend.apply(None, base, counts(*((f"user {i}", i) for i in range(100))), {})
-    processes = {name: run_elsewhere("commit_many", directory, str(base), name, 40) for name in ("a", "b")}
-    while any(process.poll() is None for process in processes.values()):
-        backend.maintain(base)
-        backend.remove_leftovers(0)
-    for name, process in processes.items():
-        finish(process)
-        made = Path(f"{directory}.{name}").read_text().splitlines()
-        assert len(set(made)) == 40
-        for i, pointer in enumerate(made):
-            with backend.view(Pointer.parse(pointer)) as view:
-                assert users(view, name, "user 99", "b" if name == "a" else "a") == [(i,), (99,), None]
-
-
-def churn(directory: Path, seconds: float) -> None:
-    """A worker: commits one version after another, each the sum of the last and one more row."""
-    run_files.COMMIT_MERGE_LIMIT_BYTES = 0
-    store = VersionedStore(open_backend(directory, MemoryBackend))
-    end = time.monotonic() + seconds
-    pointer = None
-    while time.monotonic() < end:
-        with store.begin(pointer) as transaction:
-            names = [(f"user {i}",) for i in range(transaction.version % 40)]
-            transaction.put("counts", keys_of(COUNTS, names), values_of(COUNTS, [(transaction.version,)] * len(names)))
-            transaction.put("counts", keys_of(COUNTS, [("all",)]), values_of(COUNTS, [(transaction.version,)]))
-            pointer = transaction.commit()
-        _publish(directory, str(pointer))
-
-
-def _publish(directory: Path, text: str) -> None:
-    temporary = Path(f"{directory}.new")
-    temporary.write_text(text)
-    temporary.rename(f"{directory}.accepted")
-
-
-def check_version(view: Any, version: int) -> None:
-    """A version of `churn` is whole: the newest value of each user is the last version that wrote it."""
-    written: dict[tuple[str], tuple[int]] = {("all",): (version,)}
-    for v in range(1, version + 1):
-        written |= {(f"user {i}",): (v,) for i in range(v % 40)}
-    assert contents(view, "counts") == written
-
-
-@pytest.mark.slow
-def test_a_worker_commits_while_another_process_merges_and_drops(tmp_path: Path) -> None:
-    """The two roles of an executor: no pointer that was handed out names a version with a missing run."""
-    directory = tmp_path / "shard"
-    worker = run_elsewhere("churn", directory, 3.0)
-    backend = open_backend(directory, MemoryBackend)
-    store = VersionedStore(backend)
-    checked = merged = 0
-    while worker.poll() is None:
-        accepted = Path(f"{directory}.accepted")
-        if not accepted.exists():
-            continue
-        pointer = Pointer.parse(accepted.read_text())
-        try:
-            view = backend.view(pointer)
-        except NotFoundError:
-            raise AssertionError(f"the accepted version {pointer} is not whole") from None
-        merged += backend.maintain(pointer)
-        store.prune(pointer)
-        check_version(view, pointer.version)
-        checked += 1
-    finish(worker)
-    assert checked > 3
-    assert merged > 3
-
-
-def test_a_begin_that_loses_the_race_against_drop_is_told_so(tmp_path: Path) -> None:
-    """Readers beside a dropping thread see the right state or a typed error, never another state."""
-    backend = open_backend(tmp_path / "shard", MemoryBackend)
-    store = VersionedStore(backend)
-    pointers: list[Pointer] = []
-    stop = threading.Event()
-
-    def turn_over() -> None:
-        last = None
-        for version in itertools.count(1):
-            if stop.is_set():
-                return
-            pointer = Pointer(version, f"{version:x}")
-            backend.apply(last, pointer, counts(*((f"user {i}", version) for i in range(50))), {})
-            pointers.append(pointer)
-            backend.drop(pointers[-6:-2])
-            last = pointer
-
-    thread = threading.Thread(target=turn_over)
-    thread.start()
-    good = lost = 0
-    try:
-        while good + lost < 1500:
-            for pointer in pointers[-4:]:
-                try:
-                    with store.begin(pointer) as transaction:
-                        assert contents(transaction, "counts") == {
-                            (f"user {i}",): (pointer.version,) for i in range(50)
-                        }
-                    good += 1
-                except StateLostError:
-                    lost += 1
-    finally:
-        stop.set()
-        thread.join()
-    assert good
-    assert lost
-
-
-# The disk.
-
-
-@pytest.fixture(params=[FilesystemBackend, MemoryBackend])
-def kind(request: pytest.FixtureRequest) -> type[RunFilesBackend]:
-    """A class of backend: where its files lie is somebody else's decision, so both meet every kind of ground."""
-    chosen: type[RunFilesBackend] = request.param
-    return chosen
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MB where this user may mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip("a small file system cannot be mounted here")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-MANY = counts(*((f"user {i}", i) for i in range(200_000)))
-
-
-def test_a_full_disk_is_named_and_changes_nothing(small_disk: Path, kind: type[RunFilesBackend]) -> None:
-    """Nothing half-written, the old version whole, and work goes on when there is space again."""
-    backend = open_backend(small_disk / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
-    before = backend.statistics()
-    for attempt in (
-        lambda: backend.apply(first, second, MANY, {}),
-        lambda: backend.load(second, MANY, {}),
-    ):
-        with pytest.raises(UnavailableError, match=r"no space left for local state at .*shard.*local\.dir"):
-            attempt()
-        assert backend.statistics() == before
-        assert backend.remove_leftovers(2**63) == 0
-    backend.apply(first, second, counts(("bob", 2)), {})
-    with backend.view(second) as view:
-        assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
-
-
-def test_a_limit_of_the_process_on_file_sizes(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """As a full disk, wherever the tests run."""
-    backend = open_backend(tmp_path / "shard", kind)
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old[1]))
-    try:
-        with pytest.raises(UnavailableError, match=r"shard.*File too large.*local\.dir"):
-            backend.apply(None, Pointer(1, "aa"), MANY, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert backend.versions() == []
-    assert not any((tmp_path / "shard" / "staging").iterdir())
-    backend.apply(None, Pointer(1, "aa"), MANY, {})
-
-
-def try_in_readonly_directory(directory: Path) -> None:
-    """As a user without rights: root may write anywhere."""
-    if os.geteuid() == 0:
-        os.setuid(65534)
-    for attempt in (
-        lambda: open_backend(directory / "new"),
-        lambda: open_backend(directory / "shard").apply(None, Pointer(1, "bb"), counts(("ann", 1)), {}),
-    ):
-        with pytest.raises(UnavailableError, match=r"Permission denied.*spark\.holdfast\.local\.dir") as caught:
-            attempt()
-        assert str(directory) in str(caught.value)
-
-
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error names the directory and the setting."""
-    directory = tmp_path / "readonly"
-    open_backend(directory / "shard")
-    for folder in [tmp_path, *tmp_path.parents]:
-        if not folder.stat().st_mode & 1 and folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o011)
-    for folder in [directory, *directory.rglob("*")]:
-        folder.chmod(0o555)
-    finish(run_elsewhere("try_in_readonly_directory", directory))
-
-
-def test_a_file_where_a_directory_should_be(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """A misconfigured path is named."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match="file"):
-        open_backend(tmp_path / "file" / "shard", kind)
-
-
-def test_a_vanished_directory_is_a_lost_state_and_a_good_place(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """A cleaner removed everything: what was there is not found, what comes is stored."""
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
-    shutil.rmtree(tmp_path / "shard")
-    for ask in (backend.view, backend.freeze, backend.maintain):
-        with pytest.raises(NotFoundError):
-            ask(first)
-    with pytest.raises(NotFoundError):
-        backend.apply(first, second, counts(("ann", 1)), {})
-    assert backend.versions() == []
-    assert backend.statistics().local_bytes == 0
-    backend.drop([first])
-    assert backend.remove_leftovers(2**63) == 0
-    backend.load(first, counts(("ann", 1)), {})
-    backend.apply(first, second, counts(("bob", 1)), {})
-    with backend.view(second) as view:
-        assert contents(view, "counts") == {("ann",): (1,), ("bob",): (1,)}
-
-
-def test_a_directory_in_whose_place_stands_a_file(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """Nothing is here any more, and what cannot be made says where."""
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
-    shutil.rmtree(tmp_path / "shard")
-    (tmp_path / "shard").write_text("no directory")
-    for ask in (backend.view, backend.freeze, backend.maintain):
-        with pytest.raises(NotFoundError):
-            ask(first)
-    assert (backend.versions(), backend.verify()) == ([], [])
-    for attempt in (lambda: backend.load(second, counts(("ann", 1)), {}), lambda: backend.drop([first])):
-        with pytest.raises(UnavailableError, match=r"shard.*local\.dir"):
-            attempt()
-
-
-def test_a_directory_that_vanishes_while_it_is_written(
-    tmp_path: Path, kind: type[RunFilesBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attempt fails as one that may be tried again, not as a version that is absent."""
-    backend = open_backend(tmp_path / "shard", kind)
-    first, second = Pointer(1, "aa"), Pointer(2, "bb")
-    backend.apply(None, first, counts(("ann", 1)), {})
-    push = backend._push
-    monkeypatch.setattr(backend, "_push", lambda *args: [push(*args), shutil.rmtree(tmp_path / "shard" / "staging")][0])
-    with pytest.raises(UnavailableError, match=r"vanished.*local\.dir"):
-        backend.apply(first, second, counts(("ann", 2)), {})
-    monkeypatch.undo()
-    backend.apply(first, second, counts(("ann", 2)), {})
-    with backend.view(second) as view:
-        assert users(view, "ann") == [(2,)]
-
-
-def test_attempts_under_way_are_no_leftovers(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """An attempt that is being made stays, however old it looks; what one has left goes, after a while."""
-    backend = open_backend(tmp_path / "shard", kind)
-    with backend._stage() as staged:
-        staged.write("x.arrow", "run", {})
-        shutil.copytree(staged.path, staged.path.with_name("left"))
-        assert backend.remove_leftovers(time.time_ns() - 3600 * 10**9) == 0
-        assert backend.remove_leftovers(time.time_ns() + 10**9) == 1
-        assert not staged.path.with_name("left").exists()
-        staged.publish(tmp_path / "shard" / "versions" / "1-aa")
-    assert [str(pointer) for pointer in backend.versions()] == ["1-aa"]
-
-
-def test_local_folders_are_private(tmp_path: Path, kind: type[RunFilesBackend]) -> None:
-    """State is nobody else's business."""
-    backend = open_backend(tmp_path / "a" / "shard", kind)
-    backend.apply(None, Pointer(1, "aa"), counts(("ann", 1)), {})
-    for path in (tmp_path / "a").rglob("*"):
-        assert path.stat().st_mode & 0o077 == 0, path

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast import clock
@@ -43,6 +43,29 @@ def copy_directory(source: Path, target: Path) -> None:
         return place
 
     shutil.copytree(source, target, copy_function=copy)
+
+
+def copy_at_rest(source: Path, target: Path) -> None:
+    """Copy a shard's directory at a moment at which no background work changes it, as a kill would leave it.
+
+    A copy that is made during a compaction holds files of before and after it, which no kill leaves.
+    """
+
+    def files() -> dict[Path, tuple[int, int, int]]:
+        found = {}
+        for path in source.rglob("*"):
+            with suppress(FileNotFoundError):
+                facts = path.stat()
+                found[path] = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        return found
+
+    while True:
+        before = files()
+        with suppress(FileNotFoundError, shutil.Error):
+            copy_directory(source, target)
+            if files() == before:
+                return
+        shutil.rmtree(target, ignore_errors=True)
 
 
 @contextmanager

@@ -59,9 +59,10 @@ class ClockedStorage(ObjectStorage):
         place.opened += 1
 
     def put(self, key: str, data: Any) -> None:
+        # First of all its time: another thread may list the object as soon as it is there.
+        self._place.stored_ms[key] = self._place.clock()
         self._storage.put(key, data)
         self._place.count("put")
-        self._place.stored_ms[key] = self._place.clock()
 
     def get(self, key: str) -> memoryview:
         self._place.count("get")
@@ -69,8 +70,9 @@ class ClockedStorage(ObjectStorage):
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         self._place.count("list")
-        stored_ms = self._place.stored_ms
-        return [ObjectInfo(i.key, i.size_bytes, stored_ms[i.key]) for i in self._storage.list(prefix)]
+        # An object without a time was listed and then deleted by another thread: it is not old.
+        stored_ms, now_ms = self._place.stored_ms, self._place.clock()
+        return [ObjectInfo(i.key, i.size_bytes, stored_ms.get(i.key, now_ms)) for i in self._storage.list(prefix)]
 
     def delete(self, keys: Iterable[str]) -> None:
         keys = list(keys)

@@ -20,6 +20,7 @@ from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+from tests.spark.application import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -111,15 +112,8 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
-        "spark.holdfast.checkpoint.dir": str(folder / "durable"),
-        "spark.holdfast.local.dir": str(folder / "local"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-    }
     builder = SparkSession.builder.remote("local[2]")
-    for key, value in settings.items():
+    for key, value in settings_of(folder).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)

@@ -7,21 +7,23 @@ the error when the query fails.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+from tests.spark.application import start_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def main(folder: Path, name: str, *, hangs: bool) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     called = folder / "called"
 
     def add_up(batch: holdfast.ShardBatch) -> pa.Table:
@@ -34,19 +36,7 @@ def main(folder: Path, name: str, *, hangs: bool) -> None:
         batch.state.put(n=n, total=total)
         return batch.keys.append_column("n", n).append_column("total", total)
 
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.holdfast.checkpoint.dir": str(folder / "durable"),
-        "spark.holdfast.local.dir": str(folder / "local"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-    }
-    builder = SparkSession.builder.master("local[2]").appName("endless")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = start_spark(folder)
 
     def ready(rows: DataFrame, _: int) -> None:
         rows.collect()

@@ -1,21 +1,24 @@
 """A query in an application of its own, which ends: what it leaves locally is there for the next one.
 
-Started as a program with a folder that holds ``input``, and the name of a backend; prints the output by micro-batch.
+Started as a program with a folder that holds ``input``, the name of a backend, and settings (``key=value``); prints the
+output by micro-batch.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
+from tests.spark.application import start_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def add_up(batch: holdfast.ShardBatch) -> pa.Table:
@@ -26,23 +29,9 @@ def add_up(batch: holdfast.ShardBatch) -> pa.Table:
     return batch.keys.append_column("n", n).append_column("total", total)
 
 
-def main(folder: Path, backend: str) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.holdfast.backend": backend,
-        "spark.holdfast.checkpoint.dir": str(folder / "durable"),
-        "spark.holdfast.commit.carriedBytes": "0",
-        "spark.holdfast.local.dir": str(folder / "local"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-    }
-    builder = SparkSession.builder.master("local[2]").appName("local state")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+def main(folder: Path, backend: str, *more: str) -> None:
+    settings = {"spark.holdfast.backend": backend, "spark.holdfast.commit.carriedBytes": "0"}
+    spark = start_spark(folder, settings | dict(setting.split("=") for setting in more))
     batches: list[list[Any]] = []
 
     def collect(rows: DataFrame, _: int) -> None:
@@ -61,4 +50,4 @@ def main(folder: Path, backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

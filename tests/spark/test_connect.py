@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.spark import connect_query
+from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+
+PROGRAM = Path(__file__).with_name("connect_query.py")
 
 
 @pytest.mark.spark
@@ -25,10 +25,7 @@ def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
     lab.feed([("a", 1), ("c", 1)])
     (tmp_path / "more").mkdir()
     (tmp_path / "input/002.parquet").rename(tmp_path / "more/002.parquet")
-    command = [sys.executable, connect_query.__file__, str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr[-5000:]
-    found = json.loads(done.stdout.split("RESULT ")[1])
+    found = json.loads(run_program(PROGRAM, tmp_path)[0])
     assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
     assert found["state by key"] == found["state"]
     for query in ("one", "two"):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.repetitions import LONG
 from tests.servers.s3 import BUCKET
 
 if TYPE_CHECKING:
@@ -81,9 +80,13 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"] if LONG else ["rocksdb"])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
-    """Where state lives changes no result; what is on disk is used again after the kill."""
+    """Where state lives changes no result; what is on disk is used again after the kill.
+
+    In every run `test_local_reuse.py` shows the latter, and `test_switch_backend.py` the former.
+    """
     shown = run_demo(tmp_path, dict(os.environ), "--backend", backend)
     require_right_totals(shown, backend)
     assert "killed the driver" in shown
@@ -101,7 +104,9 @@ class Store:
     objects: Callable[[], list[str]]
 
 
-@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("hdfs", marks=pytest.mark.hdfs)])
+@pytest.fixture(
+    params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.long])]
+)
 def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "hdfs":
         hdfs: Hdfs = request.getfixturevalue("hdfs")

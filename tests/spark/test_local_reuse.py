@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark import local_query
+from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+
+PROGRAM = Path(__file__).with_name("local_query.py")
 
 
 class Applications:
@@ -29,13 +29,11 @@ class Applications:
         for key, value in rows:
             n, total = self.totals.get(key, [0, 0])
             self.totals[key] = [n + 1, total + value]
-        command = [sys.executable, local_query.__file__, str(self.folder), "filesystem"]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False, timeout=500)
-        assert done.returncode == 0, done.stderr[-5000:]
-        (batch,) = json.loads(done.stdout.split("RESULT ")[1])
+        shown, logged = run_program(PROGRAM, self.folder, "filesystem")
+        (batch,) = json.loads(shown)
         expected: list[Any] = [[key, *self.totals[key]] for key in {key for key, _ in rows}]
         assert batch == sorted(expected, key=repr)
-        return done.stderr
+        return logged
 
     def shards(self) -> list[Path]:
         return list(self.folder.glob("local/*/executor-*/disk/*/totals/shard-*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.application import run_program
+from tests.spark.conftest import Lab
 from tests.spark.test_demo import require_right_totals, run_demo
 
+PROGRAM = Path(__file__).with_name("local_query.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parquet_backend"
 
 pytestmark = pytest.mark.slow
@@ -51,8 +55,22 @@ def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: d
 
 @pytest.mark.spark
 @pytest.mark.slow(60)
+@pytest.mark.timeout(600)
+def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None:
+    """Driver, workers and state server find the plug-in, and its option arrives."""
+    lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
+    for _ in range(2):
+        lab.feed([("a", 1), ("b", 2)])
+    option = "spark.holdfast.parquet.compression=snappy"
+    shown, _ = run_program(PROGRAM, tmp_path, "parquet", option, environment=environment)
+    assert json.loads(shown) == [[["a", n, n], ["b", n, 2 * n]] for n in (1, 2)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_it_runs_the_demo(environment: dict[str, str], tmp_path: Path) -> None:
-    """Driver, workers and state server find the plug-in, its option arrives, and a kill changes no total."""
+    """A kill changes no total."""
     compression = ["--conf", "spark.holdfast.parquet.compression=snappy"]
     require_right_totals(run_demo(tmp_path, environment, "--backend", "parquet", *compression), "parquet")

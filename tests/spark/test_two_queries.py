@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage.object_storage import open_storage
+from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -32,12 +32,9 @@ class Application:
     """An endless query in a process group of its own."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         self._output = (folder / "output.txt").open("a+")
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), *arguments],
-            stdout=self._output, stderr=subprocess.DEVNULL, env=environment, cwd=folder, start_new_session=True,
-        )  # fmt: skip
+        pipes = {"stdout": self._output, "stderr": subprocess.DEVNULL}
+        self._process = start_program(PROGRAM, folder, *arguments, **pipes, start_new_session=True)
 
     def wait_for(self, word: str, number: int = 1) -> str:
         end = time.monotonic() + 300

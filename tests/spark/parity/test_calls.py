@@ -363,7 +363,7 @@ class FailsOnce:
             _ = 1 / 0
 
 
-@engines(SPARK, FILESYSTEM, ROCKSDB, DOCUMENTED, more=[MEMORY])
+@engines(SPARK, FILESYSTEM, ROCKSDB, more=[DOCUMENTED, MEMORY])
 def test_an_error_leaves_no_trace(engine: Engine, run_on: Open, tmp_path: Path) -> None:
     """C7: nothing of a micro-batch that failed is seen; the same micro-batch then sees the state before it."""
     flag = tmp_path / f"{engine.name} fails"

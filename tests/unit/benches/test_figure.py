@@ -10,7 +10,7 @@ from holdfast.errors import InvalidArgumentError
 
 pytest.importorskip("matplotlib")
 
-from holdfast.benches import figure
+from holdfast.benches.report import figure
 
 ROOT = Path(__file__).parents[3]
 RESULTS = (ROOT / figure.RESULTS).read_text()

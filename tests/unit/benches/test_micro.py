@@ -65,4 +65,4 @@ def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.M
         shard.find_earliest()
     assert (shard.earliest_ms, shard.end_ms) == (4_000, 7_000)
     with shard.store.read_at(shard.pointer) as view:
-        assert view.count(micro_timers.TABLE) == 3_000
+        assert sum(len(run) for run in view.scan(micro_timers.TABLE)) == 3_000

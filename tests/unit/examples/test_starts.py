@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from holdfast import clock
+from holdfast.examples.flights import report
 from holdfast.examples.flights.starts import Start, StartWatch, note_session
 
 
@@ -49,3 +52,17 @@ def test_a_query_that_has_not_begun_has_called_nothing(tmp_path: Path) -> None:
     note_session(tmp_path)
     start = watch.committed()
     assert start.session_ms <= start.first_call_ms == start.commit_ms
+
+
+def test_figures_tell_both_starts_in_their_parts(tmp_path: Path) -> None:
+    """Nobody is to take the start of a JVM for holdfast's recovery."""
+    (tmp_path / "progress.jsonl").write_text(json.dumps({"batch": 0, "rows": 1, "ms": 700}))
+    sizes = {"state_rows": 3, "state_bytes": 100, "read_ms": 5, "durable_bytes": 2_000, "durable_objects": 4}
+    (tmp_path / "result.json").write_text(json.dumps({**sizes, "restarts": 0}))
+    console = Console(width=200, file=io.StringIO())
+    starts = [Start(9000, 12_500, 14_000), Start(20_000, 28_000, 30_500)]
+    report.show_figures(console, tmp_path, starts, report.Kill(2, 31_000, "local files"))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "first start      9.0 s until Spark was up, 3.5 s until" in shown
+    assert "recovery         31.0 s from kill to next commit: 20.0 s until Spark was up, 8.0 s until" in shown

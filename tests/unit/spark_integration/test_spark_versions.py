@@ -53,6 +53,19 @@ def test_java_follows_spark() -> None:
     assert spark_versions.java_versions("5.0.0.dev1") == {17, 21, 25}
 
 
+def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it stands in a setting that every session has: believed elsewhere, it would fail queries that are right."""
+    told = {"spark.sql.shuffle.partitions": "7", "spark.sql.streaming.internal.stateStore.partitions": "3"}
+
+    def partitions(version: tuple[int, int], *, in_sparks_thread: bool) -> int | None:
+        monkeypatch.setattr(spark_versions, "_SPARK", version)
+        return spark_versions.state_partitions(lambda name: told.get(name, ""), in_sparks_thread=in_sparks_thread)
+
+    assert partitions((4, 0), in_sparks_thread=True) == 7
+    assert partitions((4, 0), in_sparks_thread=False) is None
+    assert partitions((4, 1), in_sparks_thread=False) == 3
+
+
 def test_pyspark_has_the_conversions_that_frames_go_by() -> None:
     """They are not public: should a release change them, this test says so by name."""
     batch = pa.RecordBatch.from_pydict({"n": [1, 2], "s": ["a", None]})

@@ -271,6 +271,7 @@ def test_an_interval_goes_on_in_the_next_process(bench: Bench) -> None:
 # Clean-ups
 
 
+@pytest.mark.slow
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []
@@ -286,8 +287,7 @@ def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> No
         objects.append(len(bench.place.stored_ms))
         asked.append(bench.place.requests)
         bench.close()
-    assert objects[0] <= objects[1] + 5
-    assert objects[1] < 260
+    assert objects[0] - 5 <= objects[1] < 260
     # Each life restores, and does not know yet what former ones have read.
     assert asked[0].total() < asked[1].total() + 6 * 60
 

@@ -362,8 +362,8 @@ def test_a_wrong_return_names_its_key(tmp_path: Path) -> None:
 
 
 def test_many_timers_due_at_once_cost_by_what_is_due(tmp_path: Path, script: Script) -> None:
-    """A hundred thousand with one due time are found, fired and removed; none of them twice."""
-    n = 30_000
+    """Thousands with one due time are found, fired and removed; none of them twice."""
+    n = 4_000
     loop = Loop(tmp_path, script, key_type=pa.int64())
     script.does = set_at(1000)
     loop.run([(i, 1) for i in range(n)], now=1)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import streaming_task
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
@@ -29,6 +30,7 @@ OF_SPARK = {
 def found(
     monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], pinned_query_id: str | None = None
 ) -> StreamingTask:
+    monkeypatch.setattr(spark_versions, "_SPARK", (4, 3))
     context = SimpleNamespace(getLocalProperty=properties.get)
     monkeypatch.setattr(streaming_task, "TaskContext", SimpleNamespace(get=lambda: context))
     return StreamingTask.current("def-1", pinned_query_id)
