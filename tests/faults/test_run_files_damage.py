@@ -16,6 +16,7 @@ from holdfast.backends.run_files import backend as run_files
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.backends.run_files.merges import read_merges
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -219,7 +220,7 @@ def test_a_damaged_run_is_not_merged_by_a_commit_and_never_frozen(
     flip(file_of(backend, "run of two versions"), 700, unnoticed=True)
     monkeypatch.setattr(run_files, "COMMIT_MERGE_LIMIT_BYTES", 1 << 20)
     backend.drop([P1])
-    for merge in backend._read_merges():
+    for merge in read_merges(backend._merges, backend._damaged):
         backend._retire(merge.folder)
     with pytest.raises(CorruptionError, match="arrow"):
         backend.apply(P2, P3, counts(*((f"user {i}", 9) for i in range(40))), {})

@@ -155,11 +155,11 @@ def test_threads_that_open_and_close_each_other_s_shards(
     is_open: set[str] = set()
     really_open = open_shards.open_backend
 
-    def open_once(address: ShardAddress, *more: Any) -> Backend:
-        backend = really_open(address, *more)
-        assert address.directory not in is_open
-        is_open.add(address.directory)
-        backend.close = lambda: is_open.remove(address.directory)  # type: ignore[method-assign]
+    def open_once(name: str, path: Path, *more: Any) -> Backend:
+        backend, directory = really_open(name, path, *more), str(path)
+        assert directory not in is_open
+        is_open.add(directory)
+        backend.close = lambda: is_open.remove(directory)  # type: ignore[method-assign]
         return backend
 
     monkeypatch.setattr(open_shards, "open_backend", open_once)

@@ -176,7 +176,7 @@ def test_a_version_file_that_names_no_run_is_refused(
     secret = tmp_path / "secret.arrow"
     secret.write_bytes(b"untouched")
     before = secret.stat()
-    with pytest.raises(CorruptionError, match="version does not say"):
+    with pytest.raises(CorruptionError, match="version is not a file that this release"):
         shard.thaw(P2, tmp_path / "frozen")
     assert secret.stat() == before
     assert shard.versions() == []

@@ -18,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.backends.stored_schema import decode_schemas
 from holdfast.commands.log import _describe
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.claims import Claimant, Claims
-from holdfast.snapshotter.ownership.operator_record import decode_schemas, read_operator
+from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.transfer import download_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
