@@ -18,7 +18,9 @@ from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListing, list_checkpoint
 

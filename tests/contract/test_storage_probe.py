@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.testing.faulty_storage import Action, Fault, FaultyStorage
 from tests.servers.hdfs import Hdfs

@@ -19,7 +19,8 @@ from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.repetitions import repetitions
 

@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims
 

@@ -410,7 +410,7 @@ def test_a_clean_up_costs_few_requests(storage: TimedStorage, shard: ShardHistor
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[ShardHistory]:
-    from holdfast.snapshotter.storage.object_storage import open_storage
+    from holdfast.snapshotter.storage.opening import open_storage
 
     with open_storage(f"file://{tmp_path}/durable") as opened:
         yield ShardHistory(opened)

@@ -16,7 +16,7 @@ from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, Una
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, machine
 from holdfast.spark_integration.shard import claiming
