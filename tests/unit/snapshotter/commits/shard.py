@@ -74,3 +74,8 @@ def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     text = json.dumps(footer).encode()
     body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
     return body + xxhash.xxh3_128(body).digest() + b"HOLDFAST"
+
+
+def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
+    with shard.store.read_at(pointer) as view:
+        return Lineage.of(view.properties)

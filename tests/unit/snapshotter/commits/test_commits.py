@@ -15,8 +15,7 @@ from holdfast.backends.run import Run, merge_runs
 from holdfast.mvcc.store import RestoredVersion
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.state_rows import COUNTS
-from tests.unit.snapshotter.commits.shard import PREFIX, Shard
-from tests.unit.snapshotter.commits.test_steps import lineage_of
+from tests.unit.snapshotter.commits.shard import PREFIX, Shard, lineage_of
 
 
 def test_another_executor_restores_every_version(shard: Shard, elsewhere: Shard) -> None:

@@ -12,11 +12,10 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import CorruptionError, UnavailableError
-from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.read_state import read_rows
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from tests.unit.snapshotter.commits.shard import PREFIX, Shard, with_header
+from tests.unit.snapshotter.commits.shard import PREFIX, Shard, lineage_of, with_header
 
 
 class Steps:
@@ -130,11 +129,6 @@ def test_a_history_in_a_circle_ends(shard: Shard, elsewhere: Shard, storage: Obj
     storage.put(path, altered)
     with pytest.raises(CorruptionError, match="builds on a snapshot that is older than the commit it follows"):
         elsewhere.store.begin(last)
-
-
-def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
-    with shard.store.read_at(pointer) as view:
-        return Lineage.of(view.properties)
 
 
 def test_reading_state_goes_in_steps_too(shard: Shard, elsewhere: Shard) -> None:

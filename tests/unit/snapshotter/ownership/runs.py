@@ -21,6 +21,7 @@ TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n",
 
 
 STARTED_MS = 1_795_287_600_000
+STARTED = "2026-11-21T19:00:00Z"
 
 
 _numbers = itertools.count()
@@ -66,3 +67,11 @@ def age(root: Path, milliseconds: int, pattern: str = "*") -> None:
 
 def keys(storage: ObjectStorage, run: str = "") -> list[str]:
     return [info.key for info in storage.list("totals/claims/") if f".{run}." in info.key or not run]
+
+
+def everything(storage: ObjectStorage) -> dict[str, bytes]:
+    return {info.key: bytes(storage.get(info.key)) for info in storage.list("")}
+
+
+def take_of(taking: Claims, run: str = "r2") -> Held:
+    return taking.take(record(run=run))

@@ -16,23 +16,19 @@ from holdfast.snapshotter.ownership.operator_record import declare_operator, fin
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.snapshotter.ownership.runs import (
+    STARTED,
     STARTED_MS,
     age,
     begin,
     claimant,
     claims,
     claims_of,
+    everything,
     keys,
     record,
     take,
+    take_of,
 )
-from tests.unit.snapshotter.ownership.test_copied_claims import take_of
-
-STARTED = "2026-11-21T19:00:00Z"
-
-
-def everything(storage: ObjectStorage) -> dict[str, bytes]:
-    return {info.key: bytes(storage.get(info.key)) for info in storage.list("")}
 
 
 def test_a_claim_says_who_and_since_when(storage: ObjectStorage) -> None:

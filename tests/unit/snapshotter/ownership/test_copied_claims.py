@@ -14,18 +14,23 @@ from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.claims import ENDING_MS, Claims, Held
 from holdfast.snapshotter.ownership.operator_record import declare_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from tests.unit.snapshotter.ownership.runs import STARTED_MS, age, claimant, claims_of, keys, record
-from tests.unit.snapshotter.ownership.test_claims import STARTED, everything
+from tests.unit.snapshotter.ownership.runs import (
+    STARTED,
+    STARTED_MS,
+    age,
+    claimant,
+    claims_of,
+    everything,
+    keys,
+    record,
+    take_of,
+)
 
 
 def copy(storage: ObjectStorage, batch_id: int, alive: Collection[str] = (), **changed: Any) -> Claims:
     """Return the claims of run r2, by default on another machine than r1."""
     place = {"machine": "machine-2", "host": "host-2"} | changed
     return claims_of(storage, claimant(run="r2", batch_id=batch_id, **place), alive)
-
-
-def take_of(taking: Claims, run: str = "r2") -> Held:
-    return taking.take(record(run=run))
 
 
 @pytest.mark.parametrize(
