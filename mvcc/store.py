@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,15 +90,25 @@ class RestoredVersion:
     frozen: FrozenVersion | None = None
 
 
-class PendingCommit(Protocol):
-    """A commit on its way into the log."""
+@dataclass(frozen=True)
+class PendingCommit:
+    """A commit on its way into the log.
 
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """What to keep with the new version; known before the commit is durable."""
+    Attributes
+    ----------
+    properties : mapping
+        What to keep with the new version; known before the commit is durable.
+    done : concurrent.futures.Future or None
+        The upload; None where the query's pointer carries the commit.
+    """
+
+    properties: Mapping[str, Any]
+    done: Future[None] | None = None
 
     def wait(self) -> None:
         """Return when the commit is durable; raise what went wrong."""
+        if self.done is not None:
+            self.done.result()
 
 
 class CommitLog(Protocol):

@@ -12,7 +12,7 @@ import click
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.claim_listing import claims_folder, retained_versions
+from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
@@ -111,8 +111,8 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> l
         # A folder that only looks like a shard of this operator is left alone.
         ours = [shard for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
         work += [(shard, retained) for shard in ours]
-    plan_one = partial(_plan, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    return [*outcomes, *target.executor.map(lambda pair: plan_one(pair[0], retain=pair[1]), work)]
+    outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
+    return [*outcomes, *target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work)]
 
 
 def _is_of(record: OperatorRecord, prefix: str) -> bool:
@@ -121,21 +121,20 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
-    stamps = [info for info in operator.others if info.key.startswith(f"{claims_folder(operator.name)}now.")]
-    found = dict.fromkeys((info.key for info in operator.probes()), "left by a test of the storage")
-    found |= dict.fromkeys((info.key for info in stamps), "left by a look at the store's clock")
-    old = [info for info in operator.others if info.key in found and info.modified_ms <= before_ms]
-    sizes = {info.key.removeprefix(f"{operator.name}/"): info.size_bytes for info in old}
-    return Outcome(Plan(operator.name, 0, {}, {k: found[f"{operator.name}/{k}"] for k in sizes}), sizes)
+    found = dict.fromkeys(operator.probes(), "left by a test of the storage")
+    found |= dict.fromkeys(operator.stamps(), "left by a look at the store's clock")
+    old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
+    sizes = {info.key: info.size_bytes for info in old}
+    return Outcome(Plan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
 
 
-def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
+def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
     try:
         try:
-            planned = _judged(target, shard, retain, now_ms, grace_ms)
+            planned = _plan(target, shard, retain, now_ms, grace_ms)
         except NotFoundError:  # somebody else cleans up, and has done so since the listing
             shard = list_shard(target.of(shard))
-            planned = _judged(target, shard, retain, now_ms, grace_ms)
+            planned = _plan(target, shard, retain, now_ms, grace_ms)
     except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
         raise
     except HoldfastError as exc:
@@ -143,7 +142,7 @@ def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grac
     return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
 
 
-def _judged(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
+def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
     history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 

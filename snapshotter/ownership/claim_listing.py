@@ -13,6 +13,7 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 ALIVE_MS = 5 * 60_000
 """A claim that is older was left by a run that ended, was killed, or had nothing to do."""
@@ -99,9 +100,9 @@ class ListedClaim:
         return self.batch_id is not None and batch_id is not None and self.batch_id > batch_id
 
 
-def claims_folder(operator: str) -> str:
-    """Return below which key an operator's claims stand."""
-    return f"{operator}/claims/"
+def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
+    """Return the folder of an operator's claims."""
+    return PrefixedStorage(storage, f"{operator}/claims")
 
 
 def claim_name(me: Claimant, epoch: int, started_ms: int) -> str:
@@ -116,16 +117,14 @@ def digest(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def list_claims(storage: ObjectStorage, operator: str) -> tuple[list[ListedClaim], dict[str, int]]:
-    """Return the claims of an operator, and by key the stamps beside them that tell the time, with theirs."""
-    folder = claims_folder(operator)
+def list_claims(folder: PrefixedStorage) -> tuple[list[ListedClaim], dict[str, int]]:
+    """Return the claims in a folder, and by key when each stamp, written to learn the store's time, was stored."""
     claims, stamps = [], {}
-    for info in storage.list(folder):
-        name = info.key.removeprefix(folder)
+    for info in folder.list(""):
         # What another release may have written here is not ours to judge.
-        if found := _NAME.fullmatch(name):
+        if found := _NAME.fullmatch(info.key):
             claims.append(_parsed(info, found))
-        elif _STAMP.fullmatch(name):
+        elif _STAMP.fullmatch(info.key):
             stamps[info.key] = info.modified_ms
     return claims, stamps
 
@@ -146,7 +145,7 @@ def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
     )
 
 
-def read_claim(storage: ObjectStorage, claim: ListedClaim) -> Claimant | None:
+def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
     """Return who made a claim; None where it has gone since it was listed.
 
     Raises
@@ -154,9 +153,9 @@ def read_claim(storage: ObjectStorage, claim: ListedClaim) -> Claimant | None:
     CorruptionError
         It is damaged, or says another thing than its name.
     """
-    source = f"{storage.url}/{claim.key}"
+    source = f"{folder.url}/{claim.key}"
     try:
-        stored = stored_file.decode(storage.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
+        stored = stored_file.decode(folder.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
     except NotFoundError:
         return None
     fields = Fields(stored.header, source, *_FIELDS)
@@ -188,8 +187,9 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     CorruptionError
         A claim is damaged.
     """
-    claims = [c for c in list_claims(storage, record.operator)[0] if c.query_id == record.query_id]
+    folder = claims_of(storage, record.operator)
+    claims = [c for c in list_claims(folder)[0] if c.query_id == record.query_id]
     last_ms = max((claim.modified_ms for claim in claims), default=0)
     newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
-    claimants = [read_claim(storage, claim) for claim in newest.values()]
+    claimants = [read_claim(folder, claim) for claim in newest.values()]
     return max([record.retained_versions, *(one.retained_versions for one in claimants if one is not None)])

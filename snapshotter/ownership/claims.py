@@ -48,7 +48,7 @@ from holdfast.snapshotter.ownership.claim_listing import (
     Claimant,
     ListedClaim,
     claim_name,
-    claims_folder,
+    claims_of,
     digest,
     list_claims,
     read_claim,
@@ -67,8 +67,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a run holds.
+class Tenure:
+    """A run's term of office in a directory.
 
     Attributes
     ----------
@@ -127,11 +127,11 @@ class Claims:
         self._me = me
         self._living = living
         self._new_id, self._now_ms = new_id, now_ms
-        self._folder = claims_folder(operator)
+        self._folder = claims_of(storage, operator)
         self._application, self._machine = digest(me.application), digest(me.machine)
         self._where = {"operator": operator, "storage": storage.url}
 
-    def take(self, record: OperatorRecord) -> Held:
+    def take(self, record: OperatorRecord) -> Tenure:
         """Claim the directory for this run.
 
         Parameters
@@ -154,21 +154,21 @@ class Claims:
         self._refuse_others(listed, stored)
         if stored is not None:
             check_operator(stored, record, self._storage.url)
-        held = self._place(listed)
-        self._refuse_newer(listed, held)
-        key = self._put(held)
+        tenure = self._place(listed)
+        self._refuse_newer(listed, tenure)
+        key = self._put(tenure)
         listed, stamps = self._list()
         try:
             self._refuse_others(listed, stored)
-            held = self._settled(listed, held, self._modified_ms(listed, key))
+            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
         except ConflictError:
-            self._storage.delete([key])
+            self._folder.delete([key])
             raise
-        self._refuse_newer(listed, held)
+        self._refuse_newer(listed, tenure)
         self._delete_old(listed, stamps)
-        return held
+        return tenure
 
-    def renew(self, held: Held) -> Held:
+    def renew(self, tenure: Tenure) -> Tenure:
         """Say that this run is still at work; returns what it holds from now on.
 
         Raises
@@ -178,19 +178,19 @@ class Claims:
         """
         listed, stamps = self._list()
         own = max((claim.epoch for claim in listed if claim.run_id == self._me.run_id), default=0)
-        if held.since_ms is not None and own:  # another executor of this run has taken its place
-            held = Held(own, held.started_ms)
-        self._refuse_newer(listed, held)
-        self._stop_beside_the_living(listed, held)
-        key = self._put(held)
-        if held.since_ms is not None:
+        if tenure.since_ms is not None and own:  # another executor of this run has taken its place
+            tenure = Tenure(own, tenure.started_ms)
+        self._refuse_newer(listed, tenure)
+        self._stop_beside_the_living(listed, tenure)
+        key = self._put(tenure)
+        if tenure.since_ms is not None:
             listed, stamps = self._list()
-            held = self._settled(listed, held, self._modified_ms(listed, key))
+            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
         self._delete_old(listed, stamps)
-        return held
+        return tenure
 
     def _list(self) -> tuple[list[ListedClaim], dict[str, int]]:
-        return list_claims(self._storage, self._operator)
+        return list_claims(self._folder)
 
     def _modified_ms(self, listed: list[ListedClaim], key: str) -> int:
         """Return when this run's claim was stored: the time by the store's clock."""
@@ -198,30 +198,30 @@ class Claims:
 
     def _found_ms(self, modified: dict[str, int], key: str) -> int:
         if key not in modified:
-            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._storage.url)
+            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._folder.url)
         return modified[key]
 
     def _of_others(self, listed: list[ListedClaim]) -> list[ListedClaim]:
         return [claim for claim in listed if claim.query_id != self._me.query_id]
 
-    def _place(self, listed: list[ListedClaim]) -> Held:
+    def _place(self, listed: list[ListedClaim]) -> Tenure:
         """Return the run's place: the one that another executor has taken for it, the next, or beside another run."""
         own = [claim for claim in listed if claim.run_id == self._me.run_id]
         if any(claim.epoch for claim in own):
-            return Held(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
+            return Tenure(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
         started_ms = min((claim.started_ms for claim in own), default=self._now_ms())
         if own or self._perhaps_alive(listed):
-            return Held(0, started_ms)
+            return Tenure(0, started_ms)
         return self._next(listed, started_ms)
 
     @staticmethod
-    def _next(listed: list[ListedClaim], started_ms: int) -> Held:
-        return Held(1 + max((claim.epoch for claim in listed), default=0), started_ms)
+    def _next(listed: list[ListedClaim], started_ms: int) -> Tenure:
+        return Tenure(1 + max((claim.epoch for claim in listed), default=0), started_ms)
 
-    def _put(self, held: Held) -> str:
-        key = f"{self._folder}{claim_name(self._me, held.epoch, held.started_ms)}.{self._new_id()}"
-        header = {"operator": self._operator, **asdict(self._me), "started_ms": held.started_ms}
-        self._storage.put(key, stored_file.encode(KIND, header)[0])
+    def _put(self, tenure: Tenure) -> str:
+        key = f"{claim_name(self._me, tenure.epoch, tenure.started_ms)}.{self._new_id()}"
+        header = {"operator": self._operator, **asdict(self._me), "started_ms": tenure.started_ms}
+        self._folder.put(key, stored_file.encode(KIND, header)[0])
         return key
 
     def _perhaps_alive(self, listed: list[ListedClaim], since_ms: int = 0) -> list[ListedClaim]:
@@ -247,7 +247,7 @@ class Claims:
         """Return the process that claims; None where it is one of another machine."""
         return claim.process if claim.machine == self._machine else None
 
-    def _settled(self, listed: list[ListedClaim], held: Held, now_ms: int) -> Held:
+    def _settled(self, listed: list[ListedClaim], tenure: Tenure, now_ms: int) -> Tenure:
         """Return where a run that began beside others stands now: still there, or in its place, as they have died.
 
         Raises
@@ -255,14 +255,14 @@ class Claims:
         ConflictError
             One of them lives, or is further on than this run.
         """
-        if held.epoch:
-            return held
+        if tenure.epoch:
+            return tenure
         alive = self._perhaps_alive(listed, now_ms - ALIVE_MS)
         if not alive:
-            held = self._next(listed, held.started_ms)
-            self._put(held)
-            return held
-        if held.since_ms is None:
+            tenure = self._next(listed, tenure.started_ms)
+            self._put(tenure)
+            return tenure
+        if tenure.since_ms is None:
             known = [claim for claim in alive if self._process_of(claim) or claim.is_further_than(self._me.batch_id)]
             if known:
                 newest = max(known, key=lambda claim: claim.modified_ms)
@@ -272,20 +272,20 @@ class Claims:
                 "shows that it lives",
                 *(self._operator, alive[0].run_id),
             )
-        since_ms = now_ms if held.since_ms is None else held.since_ms
+        since_ms = now_ms if tenure.since_ms is None else tenure.since_ms
         reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
-        reached += [self._me.batch_id] if held.from_batch_id is None else [held.from_batch_id]
+        reached += [self._me.batch_id] if tenure.from_batch_id is None else [tenure.from_batch_id]
         # Where one is not known, nothing goes.
-        return Held(0, held.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
+        return Tenure(0, tenure.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
 
-    def _stop_beside_the_living(self, listed: list[ListedClaim], held: Held) -> None:
+    def _stop_beside_the_living(self, listed: list[ListedClaim], tenure: Tenure) -> None:
         """Withdraw, and raise FencedError, if a run beside which this one began has shown that it lives."""
-        if held.since_ms is None:
+        if tenure.since_ms is None:
             return
-        mine = (held.started_ms, self._me.run_id)
-        for claim in self._perhaps_alive(listed, held.since_ms + ENDING_MS):
+        mine = (tenure.started_ms, self._me.run_id)
+        for claim in self._perhaps_alive(listed, tenure.since_ms + ENDING_MS):
             if claim.epoch or (claim.started_ms, claim.run_id) < mine:
-                self._storage.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
+                self._folder.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
                 raise self._of_a_copy(FencedError, claim, wait_ms=ALIVE_MS)
 
     def _of_a_copy(self, error: type[ConflictError], claim: ListedClaim, wait_ms: int) -> ConflictError:
@@ -301,13 +301,13 @@ class Claims:
             own_batch=self._me.batch_id,
         )
 
-    def _refuse_newer(self, listed: list[ListedClaim], held: Held) -> None:
+    def _refuse_newer(self, listed: list[ListedClaim], tenure: Tenure) -> None:
         """Raise FencedError if another run of this query comes after this one; run ids decide between equal epochs."""
-        if not held.epoch:
+        if not tenure.epoch:
             return
         runs = [claim for claim in listed if claim.query_id == self._me.query_id]
         newest = max(runs, key=lambda claim: (claim.epoch, claim.run_id), default=None)
-        if newest is not None and (newest.epoch, newest.run_id) > (held.epoch, self._me.run_id):
+        if newest is not None and (newest.epoch, newest.run_id) > (tenure.epoch, self._me.run_id):
             raise FencedError(
                 "a newer run of this query is at work on its state, so this one stops: let one application only use a "
                 "checkpoint location",
@@ -346,17 +346,17 @@ class Claims:
 
     def _lives(self, claim: ListedClaim) -> bool:
         """Tell whether a claim is young, by the store's clock."""
-        stamp = f"{self._folder}now.{self._new_id()}"
-        self._storage.put(stamp, b"")
+        stamp = f"now.{self._new_id()}"
+        self._folder.put(stamp, b"")
         try:
             now_ms = self._found_ms(self._list()[1], stamp)
         finally:
-            self._storage.delete([stamp])
+            self._folder.delete([stamp])
         return now_ms - claim.modified_ms < ALIVE_MS
 
     def _described(self, claim: ListedClaim) -> dict[str, Any]:
         """Return what a user knows the claim's query by."""
-        claimant = read_claim(self._storage, claim)  # none where it was renewed since it was listed
+        claimant = read_claim(self._folder, claim)  # none where it was renewed since it was listed
         return {
             "owner": claim.query_id,
             "name": (claimant and claimant.query_name) or "(none)",
@@ -377,7 +377,7 @@ class Claims:
         old = [claim.key for claim in listed if is_old(claim)]
         old += [key for key, modified_ms in stamps.items() if newest_ms - modified_ms > ALIVE_MS]
         if old:
-            self._storage.delete(old)
+            self._folder.delete(old)
 
 
 def _time(milliseconds: int) -> str:

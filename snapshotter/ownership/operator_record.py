@@ -23,8 +23,10 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "operator"
+_KEY = "operator"
 Columns = list[list[str]]
 #: Shards are numbered with up to 9 digits.
 _SHARDS_LIMIT = 10**9
@@ -102,7 +104,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     stored = find_operator(storage, record.operator)
     if stored is None:
         try:
-            storage.put(f"{record.operator}/operator", stored_file.encode(KIND, asdict(record))[0])
+            PrefixedStorage(storage, record.operator).put(_KEY, stored_file.encode(KIND, asdict(record))[0])
         except (InvalidArgumentError, UnavailableError) as exc:
             exc.add_note(
                 "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
@@ -184,12 +186,12 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
 
 def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
     """Return an operator's record, or None where there is none."""
-    key = f"{operator}/operator"
+    directory = PrefixedStorage(storage, operator)
     try:
-        data = storage.get(key)
+        data = directory.get(_KEY)
     except NotFoundError:
         return None
-    return _read(data, operator, f"{storage.url}/{key}")
+    return _read(data, operator, f"{directory.url}/{_KEY}")
 
 
 def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:

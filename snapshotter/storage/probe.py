@@ -16,6 +16,7 @@ from contextlib import suppress
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
 
@@ -42,23 +43,23 @@ def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str]
     -----
     Cost: one request for each of the four. An object may stay behind where deleting is not allowed.
     """
-    key = f"{folder}/probe-{new_id()}"
+    probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
     try:
-        storage.put(key, key.encode())
+        probes.put(key, key.encode())
         try:
-            found = bytes(storage.get(key)) == key.encode() and key in {info.key for info in storage.list(f"{folder}/")}
+            found = bytes(probes.get(key)) == key.encode() and key in {info.key for info in probes.list("")}
         except BaseException:
-            with suppress(HoldfastError):  # the first thing that is not allowed is the one to report
-                storage.delete([key])
+            with suppress(HoldfastError):  # the first action that is refused is the one to report
+                probes.delete([key])
             raise
-        storage.delete([key])
+        probes.delete([key])
     except HoldfastError as exc:
         raise _explained(exc, storage) from exc
     if not found:
         raise UnavailableError(
             "the checkpoint directory does not return at once what was stored: holdfast needs a store that does",
             key=key,
-            storage=storage.url,
+            storage=probes.url,
         )
 
 

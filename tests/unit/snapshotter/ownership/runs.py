@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from holdfast.backends.run import TableSchema
 from holdfast.snapshotter.ownership.claim_listing import Claimant
-from holdfast.snapshotter.ownership.claims import Claims, Held
+from holdfast.snapshotter.ownership.claims import Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
@@ -47,11 +47,11 @@ def record(query: str = "q1", run: str = "r1") -> OperatorRecord:
     return OperatorRecord.of("totals", query, f"def-{run}", run, 2, {"state": TABLE}, 100)
 
 
-def take(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Held:
+def take(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Tenure:
     return claims(storage, query, run).take(record(query, run))
 
 
-def begin(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Held:
+def begin(storage: ObjectStorage, query: str = "q1", run: str = "r1") -> Tenure:
     """Claim, and come to the first commit."""
     held = take(storage, query, run)
     declare_operator(storage, record(query, run))
@@ -73,5 +73,5 @@ def everything(storage: ObjectStorage) -> dict[str, bytes]:
     return {info.key: bytes(storage.get(info.key)) for info in storage.list("")}
 
 
-def take_of(taking: Claims, run: str = "r2") -> Held:
+def take_of(taking: Claims, run: str = "r2") -> Tenure:
     return taking.take(record(run=run))

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import ConflictError, FencedError
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
-from holdfast.snapshotter.ownership.claims import ENDING_MS, Claims, Held
+from holdfast.snapshotter.ownership.claims import ENDING_MS, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import declare_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from tests.unit.snapshotter.ownership.runs import (
@@ -77,7 +77,7 @@ def test_after_a_run_that_cannot_live_any_more_the_next_begins_at_once(
     """Killed a moment ago, or stopped: also where the query was set back, and its executor is still there."""
     take_of(claims_of(storage, claimant(batch_id=7)), "r1")
     alive = ["1-1"] if len(changed) != 1 or "application" in changed else []
-    assert take_of(copy(storage, 3, alive, **changed)) == Held(2, STARTED_MS)
+    assert take_of(copy(storage, 3, alive, **changed)) == Tenure(2, STARTED_MS)
 
 
 def test_of_an_application_one_executor_that_is_known_tells_of_all(storage: ObjectStorage) -> None:
@@ -120,7 +120,7 @@ def test_what_ends_after_its_driver_gives_no_sign_of_life(storage: ObjectStorage
     claims_of(storage, claimant()).renew(held)
     assert second.renew(beside) == beside
     age(tmp_path, ALIVE_MS + 1000)
-    assert second.renew(beside) == Held(2, STARTED_MS), "it has died"
+    assert second.renew(beside) == Tenure(2, STARTED_MS), "it has died"
     with pytest.raises(FencedError, match="newer run"):
         claims_of(storage, claimant()).renew(held)
 
@@ -132,7 +132,7 @@ def test_executors_of_a_run_beside_another_take_one_place(storage: ObjectStorage
     assert [held.epoch for held in beside] == [0, 0]
     age(tmp_path, ALIVE_MS + 1000)
     taken = [executor.renew(held) for executor, held in zip(executors, beside, strict=True)]
-    assert taken == [Held(2, STARTED_MS)] * 2
+    assert taken == [Tenure(2, STARTED_MS)] * 2
     assert take_of(copy(storage, 1, machine="machine-4")) == taken[0]
 
 
