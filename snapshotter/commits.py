@@ -61,18 +61,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _RestorePlan:
-    """How to come to a version.
+    """How to restore a version.
 
     Attributes
     ----------
     base : Pointer or None
-        A version held locally, at which to begin.
+        A local version to start from.
     chain : tuple of ChainEntry
-        What the version is made of, as far as it can be had: where a snapshot is damaged, what that stands for.
+        What the version is made of; in place of a damaged snapshot, what that replaced.
     commits : tuple of ChainEntry
-        Those of the chain that come after the base or the snapshot.
+        Those of the chain after the base or the snapshot.
     snapshot : Downloaded or None
-        At which to begin where nothing is held.
+        What to start from without a local version.
     """
 
     base: Pointer | None
@@ -167,8 +167,8 @@ class ObjectCommitLog:
     def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:
             raise StateLostError(
-                "the commit of this version was kept in the row of the query's pointer, and did not come with it: "
-                "start the query from its own checkpoint location",
+                "the commit of this version travels with the query's pointer, and did not arrive with it: start the "
+                "query from its own checkpoint location",
                 version=pointer.version,
                 commit=pointer.commit_id,
             )
@@ -229,7 +229,7 @@ class ObjectCommitLog:
                 yield self._restored(last.pointer, commits, plan, reached)
 
     def _first_part(self, commits: Chain) -> Chain:
-        """Return the commits to read at a time: as many as fit, but one at least."""
+        """Return the commits of the next step: as many as fit, at least one."""
         ends = list(accumulate(entry.content_bytes for entry in commits))
         count = bisect_right(ends, self.step_bytes)
         return commits[: max(1, count)]
@@ -238,7 +238,7 @@ class ObjectCommitLog:
         return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
 
     def _plan(self, commit: Commit, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
-        """Find out how to come to a commit's version; where its snapshot is damaged, go around it."""
+        """Plan how to restore a commit's version; a damaged snapshot is bypassed."""
         chain: Chain = commit.lineage.chain
         later: Chain = ()
         carried = [pointer for pointer in commit.lineage.since if pointer in held]
@@ -264,7 +264,7 @@ class ObjectCommitLog:
         return replace(plan, chain=(*plan.chain, *later), commits=(*plan.commits, *later))
 
     def _start_of(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
-        """Return the newest version held that a chain comes from; or its snapshot, downloaded."""
+        """Start from the newest local version in a chain, else from its snapshot, downloaded."""
         places = [i for i, entry in enumerate(chain) if entry.pointer in held]
         if places:
             return _RestorePlan(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])
@@ -281,7 +281,7 @@ class ObjectCommitLog:
         return _RestorePlan(None, chain, chain[1:], snapshot)
 
     def _require_backend(self, manifest: Manifest, entry: ChainEntry) -> None:
-        """Raise `CorruptionError` where nothing here opens the files of a snapshot."""
+        """Raise `CorruptionError` if no backend here opens a snapshot's files."""
         try:
             find_backend(manifest.backend)
         except InvalidArgumentError as exc:
@@ -292,9 +292,9 @@ class ObjectCommitLog:
             ) from exc
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
-        """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain.
+        """Return the chain that a damaged snapshot replaced, and its newest commit; `commit` follows the chain.
 
-        That commit is older than the chain, so this comes to an end.
+        That commit is older than the chain, so this terminates.
         """
         first = self._commits.fetch(chain[1]) if len(chain) > 1 else commit
         last = first.lineage.last

@@ -1,4 +1,4 @@
-"""Who claims an operator's directory, and what claims say of it by their names: one listing is enough to decide by."""
+"""Who claims an operator's directory. A claim's name holds all that decisions need, so one listing is enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 ALIVE_MS = 5 * 60_000
-"""A claim that is older was left by a run that ended, was killed, or had nothing to do."""
+"""An older claim belongs to a run that ended, was killed, or was idle."""
 
 KIND = "claim"
 _NAME = re.compile(
@@ -40,11 +40,11 @@ class Claimant:
     host : str
         Where the executor runs.
     machine : str
-        Tells the processes that `process` is one of from those of another machine or container.
+        Identifies the machine or container that `process` runs on.
     process : str
         The executor's: number and start, on that machine.
     batch_id : int or None
-        The micro-batch that the run is at; None where that is not known.
+        The micro-batch that the run is at; None if unknown.
     retained_versions : int
         How many versions back the query may return to.
     """
@@ -71,11 +71,11 @@ class ListedClaim:
     ----------
     key : str
     epoch : int
-        The place of the run in the order of the query's runs; 0 where it is beside another one that may live.
+        Orders the query's runs; 0 beside another run that may live.
     started_ms : int
     query_id, run_id : str
     batch_id : int or None
-        The micro-batch that the run was at; None where that was not known.
+        The micro-batch that the run was at; None if unknown.
     application, machine : str
         Digests: of Spark's application, and of what tells processes of one machine from those of another.
     process : str
@@ -96,7 +96,7 @@ class ListedClaim:
     modified_ms: int
 
     def is_further_than(self, batch_id: int | None) -> bool:
-        """Whether the run was at a later micro-batch than this one; false where one of them is not known."""
+        """Whether the run was at a later micro-batch; false if either is unknown."""
         return self.batch_id is not None and batch_id is not None and self.batch_id > batch_id
 
 
@@ -146,12 +146,12 @@ def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
 
 
 def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
-    """Return who made a claim; None where it has gone since it was listed.
+    """Return who made a claim; None if it was deleted after the listing.
 
     Raises
     ------
     CorruptionError
-        It is damaged, or says another thing than its name.
+        It is damaged, or contradicts its name.
     """
     source = f"{folder.url}/{claim.key}"
     try:
@@ -177,10 +177,9 @@ def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions back an operator's query may return to, as far as storage tells.
+    """Return how many versions back an operator's query may return, as far as storage tells.
 
-    That is the greatest number that the record says, which is as old as the state, and the newest claims: of the runs
-    that were at work at the end.
+    The largest number in the record, which is as old as the state, and in the claims of the latest runs.
 
     Raises
     ------

@@ -1,31 +1,31 @@
-"""The claims on an operator's directory: which run of which query is at work there.
+"""The claims on an operator's directory: which run of which query works there.
 
 ::
 
     <operator>/operator                                                   whose state it is, for ever
-    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who is at work on it, where, and how far
+    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who works on it, where, and how far
 
-Each executor of a run puts a claim before it writes anything else, and a new one every `RENEW_EVERY_MS` as long as
-micro-batches run. What follows from them:
+Each executor of a run puts a claim before it writes anything else, and renews it every `RENEW_EVERY_MS` while
+micro-batches run. The rules:
 
-another query     is refused, by name and start of the first one, as long as that one has renewed within `ALIVE_MS`; it
-                  then claims a directory of its own (docs/decisions/0018-task-identity.md). Afterwards it takes the
-                  place of one that has no record, and so no state; the state of another query is never taken over
-the same query    begins at once after runs of the same application, and of processes that have ended on this machine:
-                  it takes the next epoch. A run of an older epoch that still lives sees it when it renews, and stops
-a copy of it      has the same query id: somebody copied the checkpoint location. It is refused where the other run
-                  lives on this machine, or is further on. Where that cannot be told, it begins **beside** the other
-                  run, with epoch 0, and stops at the first sign that the other one lives; if none comes within
-                  `ALIVE_MS`, the other one has died, and the run takes the next epoch
+another query     is refused while the first one has renewed within `ALIVE_MS`, with an error that names it; it then
+                  claims a directory of its own (docs/decisions/0018-task-identity.md). Later it replaces one that has
+                  no record, and so no state; it never takes over the state of another query
+the same query    starts at once after runs of the same application, or of processes that have ended on this machine:
+                  it takes the next epoch. A run of an older epoch that is still alive notices on renewal, and stops
+a copy of it      has the same query id: somebody copied the checkpoint location. It is refused if the other run
+                  lives on this machine, or is at a later micro-batch. If neither is known, it starts **beside** the
+                  other run, with epoch 0, and stops at the first sign of life; if none comes within `ALIVE_MS`, the
+                  other run is dead, and this one takes the next epoch
 
 Invariants
 ----------
-* **look, write, look again**: of two queries that begin in an empty directory at once, at least one sees the other, and
+* **look, write, look again**: of two queries that start in an empty directory at once, at least one sees the other and
   withdraws. A claim comes before the record, and the record before the first state.
-* **who is there stays**: a run of epoch 0 stops no other, and deletes nothing that the other one may need.
-* **one clock**: ages are differences of times that the store gave; start times only label things.
-* **nothing waits**: a claim is no lock. What protects the state is that every object has a name of its own, and that
-  Spark accepts the pointers of one run.
+* **incumbent first**: a run of epoch 0 stops no other run, and deletes nothing that the other may need.
+* **one clock**: ages are differences between the store's own times; start times are only labels.
+* **nothing waits**: a claim is not a lock. The state is safe because every object has a unique name, and Spark accepts
+  the pointers of one run only.
 
 Cost: to begin, 2 lists, 1 put, 1 get, and 1 delete where old claims lie about; to renew, 1 list, 1 put, 1 delete.
 Beside another run 1 list more, and 1 put when its place is taken.
@@ -58,9 +58,9 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 RENEW_EVERY_MS = 2 * 60_000
 ENDING_MS = 60_000
-"""So long executors may go on whose driver has died: what they claim then is no sign of life."""
+"""How long executors may outlive their driver: claims from that time are no sign of life."""
 KEPT_MS = 24 * 3600_000
-"""The last claim of an earlier run stays so long: an executor that it gets late must see what came after it."""
+"""How long an earlier run's last claim stays: an executor that joins that run late must see what came after it."""
 
 
 _log = logging.getLogger(__name__)
@@ -73,13 +73,13 @@ class Tenure:
     Attributes
     ----------
     epoch : int
-        Its place in the order of the query's runs; 0 beside another run that may live.
+        Orders the query's runs; 0 beside another run that may live.
     started_ms : int
-        When it began, as a label.
+        When the run began, as a label.
     since_ms : int or None
         Beside another run: since when, by the store's clock.
     from_batch_id : int or None
-        Then also: the micro-batch that both had come to when this one began.
+        Beside another run: the micro-batch that both had reached when this one began.
     """
 
     epoch: int
@@ -88,9 +88,9 @@ class Tenure:
     from_batch_id: int | None = None
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before one that the query has accepted must stay.
+        """Return how many versions before an accepted one must stay.
 
-        Beside another run none of what both had then goes: from it all follows that the other one has written since.
+        Beside another run, everything that both shared stays: all that the other one wrote since builds on it.
         """
         return retained_versions + (0 if self.from_batch_id is None else max(0, version - self.from_batch_id))
 
@@ -104,7 +104,7 @@ class Claims:
     operator : str
     me : Claimant
     living : callable
-        Takes processes of this machine, and returns those that still run; ending ones may be given a moment.
+        Takes processes of this machine and returns those that still run; it may give ending ones a moment.
     new_id, now_ms : callable, optional
         As in `holdfast.clock`.
 
@@ -137,15 +137,15 @@ class Claims:
         Parameters
         ----------
         record : OperatorRecord
-            Whose state it is to hold; nothing is written where the stored one does not allow it.
+            Of this run's operator; nothing is written if the stored record does not allow it.
 
         Raises
         ------
         ConflictError
-            Another query is at work here, or has state here; or another application is at work on this query; or
-            another operator of this query has the name.
+            Another query runs or has state here, another application runs this query, or another operator of this
+            query has the name.
         FencedError
-            A newer run of this query is at work.
+            A newer run of this query has begun.
         SchemaMismatchError
             The state was written with other columns or another number of shards.
         """
@@ -169,12 +169,12 @@ class Claims:
         return tenure
 
     def renew(self, tenure: Tenure) -> Tenure:
-        """Say that this run is still at work; returns what it holds from now on.
+        """Show that this run is alive; returns its tenure from now on.
 
         Raises
         ------
         FencedError
-            A newer run of this query is at work, or an older one beside which this one began: stop.
+            A newer run of this query has begun, or an older one beside which this one began is alive: stop.
         """
         listed, stamps = self._list()
         own = max((claim.epoch for claim in listed if claim.run_id == self._me.run_id), default=0)
@@ -205,7 +205,7 @@ class Claims:
         return [claim for claim in listed if claim.query_id != self._me.query_id]
 
     def _place(self, listed: list[ListedClaim]) -> Tenure:
-        """Return the run's place: the one that another executor has taken for it, the next, or beside another run."""
+        """Return the run's tenure: as another executor has claimed it, the next epoch, or beside another run."""
         own = [claim for claim in listed if claim.run_id == self._me.run_id]
         if any(claim.epoch for claim in own):
             return Tenure(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
@@ -248,7 +248,7 @@ class Claims:
         return claim.process if claim.machine == self._machine else None
 
     def _settled(self, listed: list[ListedClaim], tenure: Tenure, now_ms: int) -> Tenure:
-        """Return where a run that began beside others stands now: still there, or in its place, as they have died.
+        """Return the tenure of a run that began beside others: unchanged or, once they have died, the next epoch.
 
         Raises
         ------
@@ -268,8 +268,8 @@ class Claims:
                 newest = max(known, key=lambda claim: claim.modified_ms)
                 raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
             _log.warning(
-                "%r begins beside run %s of its query, which may be at work on another machine: it stops when that one "
-                "shows that it lives",
+                "%r starts beside run %s of the same query, which may still run on another machine; it stops once "
+                "that run renews its claim",
                 *(self._operator, alive[0].run_id),
             )
         since_ms = now_ms if tenure.since_ms is None else tenure.since_ms
@@ -290,9 +290,9 @@ class Claims:
 
     def _of_a_copy(self, error: type[ConflictError], claim: ListedClaim, wait_ms: int) -> ConflictError:
         return error(
-            "another application is at work on this query: its checkpoint location was copied, or is in use twice. End "
-            f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; for a copy made on purpose, copy "
-            "spark.holdfast.checkpoint.dir, too, and set it to that copy",
+            "another application is running this query: its checkpoint location was copied, or is in use twice. Stop "
+            f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; to run a copy on purpose, copy "
+            "spark.holdfast.checkpoint.dir too, and set it to the copy",
             **self._where,
             **self._described(claim),
             run=claim.run_id,
@@ -309,7 +309,7 @@ class Claims:
         newest = max(runs, key=lambda claim: (claim.epoch, claim.run_id), default=None)
         if newest is not None and (newest.epoch, newest.run_id) > (tenure.epoch, self._me.run_id):
             raise FencedError(
-                "a newer run of this query is at work on its state, so this one stops: let one application only use a "
+                "a newer run of this query has taken over its state, so this one stops: let only one application use a "
                 "checkpoint location",
                 **self._where,
                 query=self._me.query_id,
@@ -327,7 +327,7 @@ class Claims:
         newest = max(owners, key=lambda claim: claim.modified_ms, default=None)
         if newest is not None and self._lives(newest):
             raise ConflictError(
-                f"another query is at work on this directory, or was within {ALIVE_MS // 60_000} minutes: stop it, "
+                f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, "
                 "give this operator another name, or set spark.holdfast.checkpoint.dir to a directory of its own",
                 **self._where,
                 **self._described(newest),
@@ -335,7 +335,7 @@ class Claims:
             )
         if stored is not None:
             raise ConflictError(
-                "this directory holds the state of another query, which is not at work now: give the operator another "
+                "this directory holds the state of another query, which is not running: give the operator another "
                 "name, or set spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that "
                 "query is gone for good)",
                 **self._where,

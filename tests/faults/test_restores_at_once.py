@@ -173,7 +173,7 @@ def test_a_version_that_others_keep_dropping_is_told_so(
             return really_view(self, pointer)
 
         monkeypatch.setattr(type(backend), "view", drop_first)
-        with pytest.raises(UnavailableError, match="others dropped this version each time it was restored"):
+        with pytest.raises(UnavailableError, match="another process dropped this version each time it was restored"):
             store.read_at(pointers[-1])
         assert len(looked) <= 10
         monkeypatch.undo()

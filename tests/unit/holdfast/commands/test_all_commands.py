@@ -118,7 +118,7 @@ def test_on_s3_with_options_from_the_environment(server: S3Server) -> None:
             result = run(command[0], url, *command[1:], *as_json, HOLDFAST_STORAGE_OPTIONS=options)
             assert result.exit_code == 0, (command, result.output, result.exception)
             outputs.append(result.output)
-    assert "9 objects went" in outputs[6]
+    assert "9 objects deleted" in outputs[6]
     assert not [o for o in outputs if SECRET_KEY in o or ACCESS_KEY in o]
     with open_storage(url, server.options()) as storage:
         left = {info.key for info in storage.list("")}

@@ -76,7 +76,7 @@ def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> N
     result = run("gc", root, "--dry-run", "--retain", 5)
     assert "commits/9-" in result.stdout
     assert "older than version 10" in " ".join(result.stdout.split())
-    assert "9 objects would go" in result.stdout
+    assert "9 objects would be deleted" in result.stdout
     assert shard
 
 
@@ -127,7 +127,7 @@ def test_gc_says_which_shard_it_cannot_judge_and_cleans_the_others(
     assert done["objects"] == 9
     result = run("gc", root, "--retain", 5, "--yes")
     assert result.exit_code == 1
-    assert "nothing of it can go" in result.stdout
+    assert "nothing can be deleted" in result.stdout
 
 
 def test_gc_tells_of_objects_that_could_not_be_deleted(
@@ -142,7 +142,7 @@ def test_gc_tells_of_objects_that_could_not_be_deleted(
     result = run("gc", root, "--retain", 5, "--yes")
     assert fault.hits == 1
     assert result.exit_code == 1
-    assert "not everything could be deleted: injected fault" in result.stdout
+    assert "could not delete everything: injected fault" in result.stdout
     monkeypatch.undo()
     assert document("gc", root, "--retain", 5, "--yes")["objects"] == 9
     assert shard
@@ -185,7 +185,7 @@ def test_gc_cleans_up_though_unfinished_uploads_may_not_be_listed(
     )
     result = run("gc", root, "--retain", 5, "--yes")
     assert result.exit_code == 1
-    assert "9 objects went" in result.stdout
+    assert "9 objects deleted" in result.stdout
     assert "access denied" in result.stdout
     assert shard
 

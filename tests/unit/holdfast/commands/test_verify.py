@@ -30,7 +30,7 @@ def test_verify_reads_everything_and_finds_nothing_wrong(root: Path, shard: Shar
     assert found["objects"] == len(files(root)) - 1
     assert found["versions"] == 30
     assert found["damages"] == []
-    assert "all of them whole" in run("verify", root).stdout
+    assert "all intact" in run("verify", root).stdout
     assert shard
 
 

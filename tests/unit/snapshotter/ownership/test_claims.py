@@ -50,7 +50,7 @@ def test_another_query_is_refused_by_name_and_start_of_the_first(
 ) -> None:
     start(storage)
     before = everything(storage)
-    message = rf"another query is at work.*owner=q1 name='name of q1' started={STARTED} host=host-1 query=q2"
+    message = rf"another query uses this directory.*owner=q1 name='name of q1' started={STARTED} host=host-1 query=q2"
     with pytest.raises(ConflictError, match=message):
         take(storage, "q2", "r2")
     assert everything(storage) == before
@@ -64,7 +64,7 @@ def test_a_claim_lives_for_five_minutes_by_the_clock_of_the_store(
     take(storage)
     age(tmp_path, age_ms)
     if lives:
-        with pytest.raises(ConflictError, match="is at work"):
+        with pytest.raises(ConflictError, match="uses this directory"):
             take(storage, "q2", "r2")
     else:
         take(storage, "q2", "r2")
@@ -93,7 +93,7 @@ def test_the_state_of_a_dead_query_is_not_taken_over(storage: ObjectStorage, tmp
     before = everything(storage)
     seen = "2" if is_known else "None"
     with pytest.raises(
-        ConflictError, match=rf"state of another query, which is not at work.*owner=q1 last_seen={seen}"
+        ConflictError, match=rf"state of another query, which is not running.*owner=q1 last_seen={seen}"
     ):
         take(storage, "q2", "r2")
     assert everything(storage) == before

@@ -50,7 +50,7 @@ def test_a_copy_is_refused_while_the_other_application_is_at_work(
     declare_operator(storage, record())
     before = everything(storage)
     message = (
-        r"another application is at work.*location was copied.*or wait (30\d|29\d) s.*copy\s+spark.holdfast.checkpoint"
+        r"another application is running.*location was copied.*or wait (30\d|29\d) s.*copy\s+spark.holdfast.checkpoint"
         rf".dir.*name='name of q1' started={STARTED} host=host-1 run=r1 batch=7 own_run=r2 own_batch={batch_id}"
     )
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_where_nothing_is_known_a_run_begins_beside_and_stops_at_a_sign_of_life(
     held = take_of(first, "r1")
     second = copy(storage, 8)
     beside = take_of(second)
-    assert "'totals' begins beside run r1 of its query" in caplog.text
+    assert "'totals' starts beside run r1 of the same query" in caplog.text
     assert (beside.epoch, beside.from_batch_id) == (0, 7)
     assert copy(storage, 30).renew(beside).from_batch_id == 7, "and keeps what both had then"
     age(tmp_path, ENDING_MS + 1000)
@@ -105,7 +105,7 @@ def test_where_nothing_is_known_a_run_begins_beside_and_stops_at_a_sign_of_life(
     late = replace(beside, since_ms=(beside.since_ms or 0) - ENDING_MS - 1000)
     for _ in range(2):
         with pytest.raises(
-            FencedError, match=r"another application is at work.*run=r1 batch=90 own_run=r2 own_batch=8"
+            FencedError, match=r"another application is running.*run=r1 batch=90 own_run=r2 own_batch=8"
         ):
             second.renew(late)
         assert not keys(storage, "r2"), "and disturbs nobody any more"

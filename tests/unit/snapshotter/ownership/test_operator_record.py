@@ -62,7 +62,7 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
                 100,
             ),
             SchemaMismatchError,
-            "other columns than the operator now declares",
+            "other columns than the operator declares",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_copy_of_a_query_that_has_no_state_yet_is_refused_too(
     first = Claimant("q1", "first", None, "other", "host", machine(), str(ProcessId.of(os.getpid())), 0, 100)
     claims = Claims(storage, "totals", first, set)
     held = claims.take(record("q1", "first"))
-    with pytest.raises(ConflictError, match="another application is at work on this query"):
+    with pytest.raises(ConflictError, match="another application is running this query"):
         begin(storage, tmp_path, "q1")
     assert not [info.key for info in storage.list("totals@q1/")]
     claims.renew(held)
