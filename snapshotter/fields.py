@@ -1,15 +1,14 @@
 """The fields of a header from storage, each read as what it must be.
 
-What a stored file says is hostile until it was read here: its checksum proves that it is whole, not who wrote it. One
-reader for each kind of object takes the header apart with `Fields` and returns a frozen, typed value; nothing else
-looks into a header.
+A stored file is hostile until validated here: its checksum proves that it is whole, not who wrote it. One reader per
+kind of object takes the header apart with `Fields` and returns a frozen, typed value; nothing else looks into a header.
 
 Invariants
 ----------
-* **exact**: a field is there, has exactly its type (``true`` is no number) and lies within its bounds; a field that
-  this release does not know is refused, since it may change what the others mean.
-* **one error**: whatever is wrong is a `CorruptionError` that names the object and the field.
-* **bounded**: nothing is computed from a value before it was checked, and an error never repeats a large one.
+* **exact**: a field is present, has exactly its type (``true`` is no number) and lies within its bounds; an unknown
+  field is refused, since it may change what the others mean.
+* **one error**: every fault is a `CorruptionError` that names the object and the field.
+* **bounded**: no value is used before it is checked, and no error repeats a large one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Fields:
     Parameters
     ----------
     values : object
-        What JSON gave.
+        Decoded JSON.
     source : str
         What to call the stored file in an error: a path or a URL without credentials.
     *names : str
@@ -42,13 +41,13 @@ class Fields:
     Raises
     ------
     CorruptionError
-        It is no JSON object, or one with other fields.
+        It is not a JSON object with exactly these fields.
     """
 
     def __init__(self, values: object, source: str, *names: str) -> None:
         self.source = source
         if not isinstance(values, dict):
-            self.refuse("is described by something that is no JSON object", found=_shown(values))
+            self.refuse("has a header part that is not a JSON object", found=_shown(values))
         if values.keys() != set(names):
             self.refuse(
                 "has other fields than this release of holdfast reads: open it with the release that wrote it, or "

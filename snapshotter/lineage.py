@@ -11,7 +11,7 @@ the query's pointer. Each commit's header, and each local version's properties, 
 Invariants
 ----------
 * **ascending**: versions ascend along the chain, and the newest commit object lies below all that came since. So
-  whoever follows a lineage back comes to an end.
+  following a lineage back terminates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChainEntry:
     digest : str
         Of the object's bytes; see `holdfast.backends.stored_file`.
     content_bytes : int
-        What comes with the object: of a commit its rows, unpacked; of a snapshot the parts that its manifest names.
+        What is read with the object: a commit's rows, unpacked; the parts that a snapshot's manifest names.
     """
 
     kind: str

@@ -8,9 +8,9 @@
         files/5f0c1d…-1
         files/91be07…-0
 
-The files are those that the backend froze: table files of RocksDB, run files of the others. A file that an earlier
-snapshot has stored is not stored again: the new manifest names the same parts. Parts are objects of their own, so
-that they travel side by side and none is ever larger than one request may be.
+The files are those that the backend froze: RocksDB's table files, run files of the others. A file that an earlier
+snapshot stored is not stored again: the new manifest names the same parts. Parts are separate objects, so they are
+transferred in parallel and none exceeds the size of a single request.
 
 Invariants
 ----------
@@ -35,9 +35,9 @@ from holdfast.snapshotter.fields import DIGEST, Fields
 from holdfast.snapshotter.lineage import Chain, ChainEntry, read_chain
 
 KIND, PART_KIND = "snapshot", "part"
-#: How much of a file goes into one part; what a manifest says counts when it is read.
+#: Bytes of a file in one part; a reader goes by the manifest.
 PART_BYTES = 8 << 20
-#: The most that a manifest may say.
+#: The largest value that a manifest may give.
 PART_BYTES_MAX = 64 << 20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")

@@ -1,10 +1,10 @@
 """Local notes of the snapshots that a shard has in durable storage.
 
 ``<shard directory>/snapshots/<version>-<commit id>`` tells every process of the executor that this version has a
-snapshot, so that the commits that follow build on it, and which local files it has stored, so that the next snapshot
-does not send them again. A note that is lost costs work, and nothing else.
+snapshot, for later commits to build on, and which local files it stored, so that the next snapshot does not send them
+again. A lost note costs work, nothing else.
 
-The notes that were left last are kept, whatever their versions: after Spark was set back, the lower ones count.
+The latest notes are kept, whatever their versions: after a query was set back, the lower versions count.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KIND = "snapshot-note"
 #: Chains that a running attempt may still shorten end at one of the newest.
 _KEPT = 4
 
-#: What tells one local file from every other: inode, size in bytes and time of modification in ns. A file of the same
-#: name and size is another file; a link to it, or the file after its folder was renamed, is the same.
+#: Identifies a local file: inode, size in bytes and time of modification in ns. Another file of the same name and size
+#: differs; a link to it, or the file after its folder was renamed, does not.
 Identity = tuple[int, int, int]
 
 
 def identity_of(path: Path) -> Identity:
-    """Return what tells a local file from every other.
+    """Return the identity of a local file.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """When a shard gets a new snapshot.
 
-A chain of commits is bounded in objects and in bytes. By default the bytes follow the state: what is restored is at
-most about twice as much as the snapshot alone, so a large shard is not sent again for little, and a small one does not
-grow a chain many times its size.
+A chain of commits is bounded in objects and in bytes. By default the bytes follow the state: a restore reads at most
+about twice the snapshot, so a large shard is not uploaded again for a few changes, and a small one does not grow a
+chain many times its size.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from holdfast.snapshotter.lineage import Lineage
 
-# Times the wanted length: from here on each micro-batch waits for a snapshot for a while, and here it fails.
+# Multiples of the wanted length: above the first, each micro-batch waits a while for a snapshot; above the second it
+# fails.
 _OVERDUE, _FULL = 4, 16
-#: Below this, bytes of commits do not count: sending them again is cheaper than a snapshot.
+#: Fewer bytes of commits do not count: reading them is cheaper than a snapshot.
 MIN_BYTES = 64 << 20
 
 
@@ -61,14 +62,14 @@ class SnapshotPolicy:
         return self._is_longer(lineage, _FULL, self._bearable_bytes(lineage))
 
     def _bearable_bytes(self, lineage: Lineage) -> int:
-        """Return the bytes of which some times are too many; who wants snapshots early does not want to fail early."""
+        """Return the bytes whose multiples are too many; early snapshots must not mean early failures."""
         return max(self.max_bytes or 0, _bytes_of_state(lineage))
 
     def _is_longer(self, lineage: Lineage, times: int, wanted_bytes: int) -> bool:
         """Whether the commits since the snapshot are so many times what is wanted, by number or by bytes."""
         commits = lineage.commits
         stored_bytes = sum(entry.stored_bytes for entry in commits)
-        # So many commits at least: however large one is, there must be time for a snapshot after it.
+        # At least so many commits: however large one is, there must be time for a snapshot after it.
         by_bytes = len(commits) >= times and stored_bytes >= times * wanted_bytes
         return len(commits) >= times * self.max_commits or by_bytes
 

@@ -5,9 +5,9 @@
     backend.freeze(17-9f3c) ─▶ links in uploading/<id>/ ─▶ parts that are not stored yet ─▶ manifest ─▶ note
     manifest ─▶ parts ─▶ restoring/<id>/, verified ─▶ backend.thaw(17-9f3c)
 
-Both folders lie in the shard's local directory. What is linked can be uploaded though the version be dropped
-meanwhile. Whoever uses a folder locks it, however long that takes (`holdfast.backends.local.folder_locks`); what a
-killed process leaves in them is swept by `Snapshots.remove_leftovers`.
+Both folders lie in the shard's local directory. Links keep the files while they are uploaded, even if the version is
+dropped meanwhile. A process locks the folder it uses (`holdfast.backends.local.folder_locks`);
+`Snapshots.remove_leftovers` sweeps what killed processes left.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from holdfast.snapshotter.snapshots.notes import SnapshotNotes, identity_of
 from holdfast.snapshotter.snapshots.transfer import download_files, upload_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
-#: Half the time for which a clean-up leaves alone what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
+#: Half the grace period of clean-ups for what no manifest names; see `holdfast.snapshotter.upkeep.retention`.
 SURE_FOR_MS = 30 * 60_000
 
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The files of a snapshot, here and verified.
+    """The files of a snapshot, downloaded and verified.
 
     Attributes
     ----------
     manifest : Manifest
     folder : pathlib.Path
-        Holds the files; whoever takes it away by a rename may.
+        Holds the files; may be renamed away.
     """
 
     manifest: Manifest
@@ -54,7 +54,7 @@ class Snapshots:
     ----------
     shard : PrefixedStorage
     executor : concurrent.futures.Executor
-        Its threads carry one part each.
+        Each thread transfers one part at a time.
     directory : pathlib.Path
         The shard's local directory.
     new_id : callable
@@ -64,7 +64,7 @@ class Snapshots:
 
     Notes
     -----
-    Threads: any, also of several processes. Two may snapshot one version; both snapshots are good.
+    Threads: any, in several processes. Two may snapshot the same version; both snapshots are valid.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class Snapshots:
         Parameters
         ----------
         backend : Backend
-            Holds the version; is used only to freeze it.
+            Holds the version and freezes it.
         backend_name : str
-            Under which the backend is registered.
+            The name it is registered under.
         cleaned : CleanedUp
             What is known of clean-ups, for the next executor.
 
         Raises
         ------
         NotFoundError
-            The version is not held any more.
+            The version is no longer held.
         CorruptionError
             It is damaged: nothing was stored.
         UnavailableError

@@ -1,7 +1,7 @@
-"""Files to durable storage and back, in parts that travel side by side.
+"""Files to durable storage and back, as parts transferred in parallel.
 
-A part is an object of its own (`holdfast.snapshotter.snapshots.manifest`), so none of this needs more of a storage
-than whole objects. What is in memory is bounded by the threads of the executor, each of which holds one part.
+A part is an object of its own (`holdfast.snapshotter.snapshots.manifest`), so this needs no more of a storage than
+whole objects. Memory is bounded: each thread of the executor holds one part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.snapshotter.snapshots.manifest import PART_KIND, Part, SnapshotFil
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _SAMPLE_BYTES = 64 << 10
-# RocksDB's tables, whose blocks are compressed, would be 5 % smaller, for half of the CPU time of an upload.
+# RocksDB's tables, already compressed, would shrink by 5 %, at half of an upload's CPU time.
 _WORTH_FRAMING = 0.8
 _Result = TypeVar("_Result")
 
@@ -40,17 +40,17 @@ def upload_files(
     Parameters
     ----------
     part_bytes : int
-        How much of a file goes into each of its parts but the last one.
+        Bytes of a file in each part but the last.
     shard : PrefixedStorage
-        Where to.
+        Receives the parts.
 
     Raises
     ------
     UnavailableError, NotFoundError, InvalidArgumentError
-        What the storage said, or a file that is gone. Parts that were stored stay; no manifest names them.
+        The storage failed, or a file is gone. Stored parts stay; no manifest names them.
     """
     stats = {}
-    # Used again for part after part: new memory costs more than all else that is done with a part.
+    # Reused: allocating memory costs more than all other work on a part.
     buffers: list[bytearray] = []
     futures: dict[Path, list[Future[Part]]] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""What lies in a checkpoint directory: every object, what it is, and what its header says.
+"""What a checkpoint directory holds: every object and its kind.
 
 ::
 
@@ -11,13 +11,12 @@
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
     anything else                                   "unknown"
 
-A key is one of ours only if it is exactly what we would have written: a neighbour such as ``shard-00031`` or a file
-that somebody has put there is unknown. A folder is an operator only if it holds an operator record.
+A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
+is unknown. A folder is an operator only if it holds an operator record.
 
 Notes
 -----
-Cost: one listing for all objects. Headers are read only where somebody asks for them: the object is fetched whole,
-because its footer stands at its end, and only the header is kept.
+Cost: one listing for all objects. `holdfast.snapshotter.upkeep.headers` reads headers, only on demand.
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ class ShardListing:
 
     @property
     def commits_since_snapshot(self) -> int:
-        """How many commits were stored after the newest snapshot: what a restore reads besides, roughly."""
+        """Commits stored after the newest snapshot: roughly what a restore reads on top of it."""
         snapshot_ms = self._snapshot_ms
         return sum(o.kind == "commit" and o.modified_ms > snapshot_ms for o in self.versions)
 
     @property
     def troubles(self) -> list[StoredObject]:
-        """What tells of something that still fails: of snapshots, since the newest one was stored."""
+        """Reports of failures that persist: those of snapshots, since the newest one was stored."""
         snapshot_ms = self._snapshot_ms
         told = self.of_kind("trouble")
         return [o for o in told if o.modified_ms > snapshot_ms or not o.key.startswith("troubles/snapshot-")]
@@ -182,7 +181,7 @@ def _pointer(name: str) -> Pointer | None:
 
 
 def list_shard(shard: PrefixedStorage) -> ShardListing:
-    """List one shard; the request fails, or what it returns is complete."""
+    """List one shard: completely, or the request fails."""
     return _shard(shard.prefix, shard.list(""))
 
 
@@ -197,7 +196,7 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
     Raises
     ------
     NotFoundError
-        There is no operator, or none of this name; the message says what is there instead.
+        There is no operator, or none of this name; the message says what is there.
     """
     infos = storage.list(f"{operator}/" if operator else "")
     names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}

@@ -1,13 +1,13 @@
-"""What fails in the background, told in durable storage: there everybody can see it, whichever executor it was.
+"""Background failures, reported in durable storage, where everybody sees them, whichever executor failed.
 
 ::
 
     <operator>/shard-0003/troubles/snapshot-<id>     no snapshot could be written: batches will have to wait
                                    clean-up-<id>     nothing can be deleted: storage grows
 
-Each time that it fails, the object is replaced by one that says how often in a row. It is out of date as soon as there
-is a newer snapshot, or is deleted by the clean-up that succeeds. Where the storage itself is down nothing can be told
-there: then the state server's log says it, and the query does before it has to stop.
+Each further failure replaces the object and counts those in a row. A newer snapshot makes it out of date; a clean-up
+that succeeds deletes it. If the storage itself is down, only the state server's log has the failure, until the query
+reports it before it stops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ What = Literal["snapshot", "clean-up"]
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something that fails.
+    """A failure that repeats.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Trouble:
     error : str
         The message of the newest failure.
     in_a_row : int
-        Failures of one executor since it last went well.
+        Failures of one executor since its last success.
     host : str
         Whose executor it was.
     written_ms : int
@@ -70,7 +70,7 @@ class Troubles:
         self._new_id = new_id
 
     def tell(self, what: What, error: HoldfastError, in_a_row: int, host: str, now_ms: int) -> None:
-        """Store what fails, in the place of what was told before.
+        """Report a failure, in place of the report before.
 
         Raises
         ------
@@ -79,8 +79,8 @@ class Troubles:
 
         Notes
         -----
-        Cost: a listing, a put and, but for the first time, a delete. Where nothing can be deleted nothing is stored, so
-        that there are never many.
+        Cost: a listing, a put and, except the first time, a delete. If deleting fails, nothing is stored, so reports
+        never pile up.
         """
         older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
@@ -96,7 +96,7 @@ def _is_about(key: str, what: str) -> bool:
 
 
 def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
-    """Return what an object tells.
+    """Return the report in an object.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     Raises
     ------
     NotFoundError, CorruptionError, UnavailableError
-        It is not there any more, tells nothing, or cannot be read now.
+        It is gone, is not a report, or cannot be read now.
     """
     source = f"{shard.url}/{key}"
     header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header

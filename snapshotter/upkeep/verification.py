@@ -1,9 +1,8 @@
-"""Reading every stored object of a shard, and telling what is damaged or missing and which versions that costs.
+"""Reads every stored object of a shard; finds what is damaged or missing, and which versions that costs.
 
-A version is **whole** if its commit and all that its chain names are there and right. Where only its snapshot is not,
-it may still be restored **around** it, from an older snapshot and the commits since, as a restore would do. Otherwise
-it is **lost**. What retention has cleaned up is not missing: objects below the version number from which on objects are
-needed may be there or not.
+A version is **whole** if its commit and everything in its chain is intact. If only its snapshot is damaged, it may
+still be restored **around** it, from an older snapshot and the commits since, as a restore would. Otherwise it is
+**lost**. What a clean-up deleted is not missing: objects older than the lowest version number needed may be gone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Damage:
         Below the checkpoint directory.
     problem : str
     lost : tuple of str
-        The versions that cannot be restored for it.
+        The versions that cannot be restored without it.
     around : tuple of str
         The versions that are restored without it: from an older snapshot and more commits.
     """
