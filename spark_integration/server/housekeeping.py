@@ -20,7 +20,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.client.messages import Committed
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server import operator_dirs
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_queue import ShardQueue
@@ -114,7 +114,7 @@ class Housekeeping:
             if not Path(directory).exists():
                 self._forget(directory)
         for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
-            local_dirs.remove_old_runs(query)
+            operator_dirs.remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
@@ -130,7 +130,7 @@ class Housekeeping:
             if is_gone:
                 self.counters["let_go"] += 1
                 self._forget(directory)
-                local_dirs.remove_if_empty(Path(directory).parent)
+                operator_dirs.remove_if_empty(Path(directory).parent)
                 _log.info("let go of %s, which is not in use here any more", directory)
 
     def _forget(self, directory: str) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.spark_integration.executor import local_dirs, takeover
+from holdfast.spark_integration.executor import server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.housekeeping import Housekeeping
@@ -65,7 +65,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     while not has_ended:
         # executor_directory = <root>/holdfast-<user>/executor-…
         takeover.remove_dead_executors(executor_directory.parent.parent, clock.now_ms())
-        local_dirs.remove_old_logs(clock.now_ms())
+        server_files.remove_old_logs(clock.now_ms())
         housekeeping.tidy_up()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
@@ -147,7 +147,7 @@ def main() -> None:
     _convert_without_pandas()
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
-    log = ServerLog(local_dirs.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
+    log = ServerLog(server_files.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
     threading.excepthook = _die_loudly
     executor = ProcessId.parse(configuration["executor"])
