@@ -124,6 +124,17 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def _lift_memory_limit() -> int | None:
+    """Lift the limit on the address space that a worker hands down; return what stays of it, None for no limit.
+
+    ``spark.executor.pyspark.memory`` limits workers, hard; only a privileged process may lift that.
+    """
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 class ServerLog(RotatingFileHandler):
     """The server's log, of which one older file is kept; what native code writes goes into it, too."""
 
@@ -144,12 +155,19 @@ def main() -> None:
     """Read the configuration from standard input and serve."""
     os.umask(0o077)
     _raise_file_limit()
+    memory_limit = _lift_memory_limit()
     _convert_without_pandas()
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
     log = ServerLog(server_files.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
     threading.excepthook = _die_loudly
+    if memory_limit is not None:
+        _log.warning(
+            "the address space of this process is limited to %d MB: unset spark.executor.pyspark.memory, which Python "
+            "workers hand down to their state server, or its state may not fit",
+            memory_limit >> 20,
+        )
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"not a process: {configuration['executor']!r}")
