@@ -48,7 +48,7 @@ def parse_options(
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that looks most like `name`, for an error to suggest; None where none does."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
 def parse_size(text: str) -> int:

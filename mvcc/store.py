@@ -248,11 +248,16 @@ class VersionedStore:
             was_here = new in self._backend.versions()
             self._backend.load(new, restored.runs, restored.properties)
             return not was_here
-        try:
-            self._backend.apply(restored.base, new, restored.runs, restored.properties)
-        except ConflictError:
-            return False  # another worker has restored it first
-        return True
+        for _ in range(RESTORE_TRIES):
+            try:
+                self._backend.apply(restored.base, new, restored.runs, restored.properties)
+                return True
+            except ConflictError:
+                if (view := self._view(new)) is not None:
+                    view.close()
+                    return False  # another worker has restored it first
+                self._backend.drop([new])  # it has lost files
+        raise _dropped_by_others(new)
 
     def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
         pointer = Pointer(transaction.version, self._backend.new_id())

@@ -444,6 +444,17 @@ def test_a_version_that_was_held_before_stays(shard: Shard, elsewhere: Shard) ->
     assert elsewhere.backend.versions() == [three, last]
 
 
+def test_a_version_on_the_way_that_has_lost_files_is_made_anew(shard: Shard, elsewhere: Shard) -> None:
+    """Its folder stands where the step wants to be, and no number of tries would have gone past it."""
+    middle = shard.grow(None, 3)
+    last = shard.grow(middle, 3)
+    elsewhere.state(middle)
+    (version_file,) = (elsewhere.backend.directory / "versions").glob("*/version")
+    version_file.unlink()
+    elsewhere.log.step_bytes = 1
+    assert elsewhere.state(last) == {f"u{i}": i for i in range(6)}
+
+
 def test_steps_go_around_a_damaged_snapshot(shard: Shard, elsewhere: Shard, storage: ObjectStorage) -> None:
     """Two damaged ones after each other, and no more than a commit at a time."""
     base: Pointer | None = None
