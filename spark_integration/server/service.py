@@ -232,8 +232,8 @@ def _received(reader: Reader) -> Iterator[pa.RecordBatch]:
 
 def _send(batches: Iterable[pa.RecordBatch], writer: Writer) -> None:
     for batch in batches:
-        for piece in state_streams.pieces(batch):
-            writer.write_batch(piece)
+        for part in state_streams.slices(batch):
+            writer.write_batch(part)
 
 
 def _send_runs(runs: Iterator[Run], schema: TableSchema, writer: Writer) -> None:

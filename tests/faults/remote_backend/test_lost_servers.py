@@ -81,12 +81,12 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
     message = {"ask": ask, "shard": vars(backend._shard), "sizes": {"counts": data.size}, "properties": {}}
     message |= {"base": str(P1), "new": str(P2)} if ask == "apply" else {"pointer": str(P2)}
     with Exchange(client, message, 10) as exchange:
-        exchange.send(state_streams.byte_pieces([data.slice(0, data.size - 1)]), state_streams.BYTES)
+        exchange.send(state_streams.byte_slices([data.slice(0, data.size - 1)]), state_streams.BYTES)
         with pytest.raises(UnavailableError, match="received whole"):
             exchange.answer()
     with Exchange(client, message, 10) as exchange:
         exchange._writer.begin(state_streams.BYTES)
-        exchange._writer.write_batch(next(state_streams.byte_pieces([data.slice(0, 1000)])))
+        exchange._writer.write_batch(next(state_streams.byte_slices([data.slice(0, 1000)])))
     for wrong in (
         {**message, "sizes": {"counts": data.size - 1}},
         {**message, "sizes": {"counts": "7"}},
@@ -94,7 +94,7 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
         {**message, "sizes": {}},
     ):
         with pytest.raises(InvalidArgumentError):
-            exchanged(client, wrong, state_streams.byte_pieces([data]), state_streams.BYTES)
+            exchanged(client, wrong, state_streams.byte_slices([data]), state_streams.BYTES)
     assert backend.versions() == [P1]
     with backend.view(P1) as view:
         assert contents(view, "counts") == {("ann",): (1,)}
