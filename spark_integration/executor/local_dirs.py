@@ -8,7 +8,7 @@
             state-server.sock                       where that listens
             memory-held/                            what is in memory/, see holdfast.backends.run_files.memory_usage
             memory/                                 of backends that keep state in RAM: gone when it ends
-            going/                                  shards that are not in use any more, being removed
+            going/                                  shards no longer in use, being removed
             disk/                                   of all others: kept for the next executor
                 <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name
@@ -130,9 +130,9 @@ def state_directory(executor_directory: Path, *, in_memory: bool) -> Path:
 def shard_name(shard: int, shards: int, backend: str, checkpoint_dir: str | None) -> str:
     """Return the name of a shard's directory.
 
-    It holds a digest of what makes local versions useless when it changes: another backend has other files,
-    another number of shards other rows, and in another checkpoint directory are not the commits on which the
-    next one would build.
+    It includes a digest of everything that invalidates local versions when it changes: another backend has other
+    files, another number of shards has other rows, and another checkpoint directory lacks the commits that the next
+    one would build on.
     """
     kind = xxhash.xxh32_hexdigest("\n".join([backend, str(shards), checkpoint_dir or ""]).encode())
     return f"{SHARD_PREFIX}{shard:04d}-{kind}"

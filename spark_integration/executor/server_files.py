@@ -20,7 +20,7 @@ _SOCKET_PATH_LIMIT = 100
 
 
 def socket_path(executor_directory: Path) -> Path:
-    """Return where the state server of an executor listens; Unix allows some 107 bytes for it."""
+    """Return the socket of an executor's state server; Unix limits its path to about 107 bytes."""
     path = executor_directory / "state-server.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
@@ -51,7 +51,7 @@ def _log_directory() -> Path:
 
 
 def remove_old_logs(now_ms: int) -> None:
-    """Delete the log files, of executors that have ended, to which nothing was written for `LOG_KEPT_MS`."""
+    """Delete logs of ended executors that were not written to for `LOG_KEPT_MS`."""
     for path in _log_directory().glob("state-server-*.log*"):
         executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
         with suppress(OSError):
@@ -66,7 +66,7 @@ def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
     Parameters
     ----------
     shared : bool, default False
-        Hold it together with others that share it.
+        Share it with other processes that ask for it shared.
 
     Raises
     ------

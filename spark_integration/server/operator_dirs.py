@@ -13,9 +13,9 @@ RUNS_KEPT = 2
 
 
 def remove_if_empty(operator_directory: Path) -> None:
-    """Remove the directory of an operator that has no shards here any more; of a query without any, all that is left.
+    """Remove the directory of an operator that has no shards left here; if its query has none, the query's too.
 
-    A query notes its runs under an operator's name even where the operator's shards lie in another directory; see
+    A query notes its runs under the operator's name even if the operator's shards lie in another directory; see
     `holdfast.spark_integration.shard.operator_directory`.
     """
     query = operator_directory.parent
