@@ -66,7 +66,7 @@ check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet
-	$(BIN)/pytest --quiet tests/test_tidy.py
+	$(BIN)/pytest --quiet tests/test_tidy.py tests/test_source_tree.py tests/test_pages.py
 
 # Packages as links, as an installation would make them: type checkers do not follow package-dir mappings.
 types:

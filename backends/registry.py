@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.backends.base import CONTRACT_VERSION, Backend
 from holdfast.backends.options import nearest_name
@@ -11,32 +11,40 @@ from holdfast.errors import InvalidArgumentError
 
 GROUP = "holdfast.backends"
 # Not entry points of this distribution: shipped to executors as plain files it has no metadata there.
-_BUILT_IN = (
-    EntryPoint("filesystem", "holdfast.backends.run_files.filesystem:FilesystemBackend", GROUP),
-    EntryPoint("memory", "holdfast.backends.run_files.memory:MemoryBackend", GROUP),
-    EntryPoint("rocksdb", "holdfast.backends.rocksdb.backend:RocksDBBackend", GROUP),
-)
+_BUILT_IN = {
+    "filesystem": "holdfast.backends.run_files.filesystem:FilesystemBackend",
+    "memory": "holdfast.backends.run_files.memory:MemoryBackend",
+    "rocksdb": "holdfast.backends.rocksdb.backend:RocksDBBackend",
+}
 
 
 def backend_names() -> list[str]:
     """Return the names that `find_backend` knows."""
-    return sorted({point.name for point in _points()})
+    return sorted({*_BUILT_IN, *(name for name, _ in _plug_ins())})
 
 
-def _points() -> list[EntryPoint]:
-    return [*_BUILT_IN, *entry_points(group=GROUP)]
+def _plug_ins() -> set[tuple[str, str]]:
+    """Return names and classes that other distributions register."""
+    # Imported only here: a worker with a built-in backend need not load it, nor read the metadata of all distributions.
+    from importlib.metadata import entry_points
+
+    return {(point.name, f"{point.module}:{point.attr}") for point in entry_points(group=GROUP)}
 
 
 @lru_cache
 def find_backend(name: str) -> type[Backend]:
     """Return the backend class registered under `name`; looked up once in a process.
 
+    A built-in name cannot be taken by a plug-in.
+
     Raises
     ------
     InvalidArgumentError
         There is none, two distributions claim the name, or what is registered is not a usable backend.
     """
-    points = {point.value: point for point in _points() if point.name == name}
+    if name in _BUILT_IN:
+        return _load(name, _BUILT_IN[name])
+    points = [point for plug_in, point in _plug_ins() if plug_in == name]
     if not points:
         known = backend_names()
         near = nearest_name(name, known)
@@ -50,29 +58,29 @@ def find_backend(name: str) -> type[Backend]:
             f"several distributions register a backend named {name!r}: uninstall all but one",
             classes=sorted(points),
         )
-    return _load(next(iter(points.values())))
+    return _load(name, points[0])
 
 
-def _load(point: EntryPoint) -> type[Backend]:
+def _load(name: str, point: str) -> type[Backend]:
     try:
-        found = point.load()
+        found = pkgutil.resolve_name(point)
     except (ImportError, AttributeError) as exc:
-        raise InvalidArgumentError(f"backend {point.name!r} cannot be loaded from {point.value!r}: {exc}") from exc
+        raise InvalidArgumentError(f"backend {name!r} cannot be loaded from {point!r}: {exc}") from exc
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise InvalidArgumentError(f"backend {point.name!r} is not a subclass of Backend: {point.value!r}")
+        raise InvalidArgumentError(f"backend {name!r} is not a subclass of Backend: {point!r}")
     lacking = sorted(getattr(found, "__abstractmethods__", ()))
     if lacking:
         raise InvalidArgumentError(
-            f"backend {point.name!r} lacks methods of the contract: {', '.join(lacking)}; add them to the class",
-            registered=point.value,
+            f"backend {name!r} lacks methods of the contract: {', '.join(lacking)}; add them to the class",
+            registered=point,
         )
     built_for = getattr(found, "contract_version", None)
     if built_for != CONTRACT_VERSION:
         raise InvalidArgumentError(
-            f"backend {point.name!r} was built for another version of the backend contract: install the release "
+            f"backend {name!r} was built for another version of the backend contract: install the release "
             "of it that fits, and see that its class states contract_version",
             built_for=built_for,
             wanted=CONTRACT_VERSION,
-            registered=point.value,
+            registered=point,
         )
     return found

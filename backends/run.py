@@ -164,8 +164,8 @@ class Run:
         end = int(np.searchsorted(self.hashes, np.uint64(last_hash), side="right"))
         return Run(self.schema, self.batch.slice(start, end - start))
 
-    def pieces(self, rows: int, size_bytes: int) -> Iterator[Run]:
-        """Yield the run in consecutive pieces of at most so many rows and, on the average, bytes; nothing is copied."""
+    def chunks(self, rows: int, size_bytes: int) -> Iterator[Run]:
+        """Yield the run in consecutive chunks of at most so many rows and, on the average, bytes; nothing is copied."""
         if size_bytes < self.size_bytes:
             rows = max(1, min(rows, size_bytes * len(self) // self.size_bytes))
         for start in range(0, len(self), rows):

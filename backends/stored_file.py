@@ -35,7 +35,7 @@ import lz4.frame
 import pyarrow as pa
 import xxhash
 
-from holdfast.backends.pieces import in_pieces
+from holdfast.backends.block_io import in_blocks
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
 FORMAT_VERSION = 1
@@ -84,10 +84,10 @@ class _DigestingSink:
 
     def write(self, data: Any) -> int:
         before = self.size_bytes
-        for piece in in_pieces(data):
-            self.digest.update(piece)
-            self._sink.write(piece)
-            self.size_bytes += len(piece)
+        for block in in_blocks(data):
+            self.digest.update(block)
+            self._sink.write(block)
+            self.size_bytes += len(block)
         return self.size_bytes - before
 
     def tell(self) -> int:

@@ -37,7 +37,7 @@ from tests.source_tree import (
 # A new room or module gets a place here.
 ROOMS = {
     "backends": (
-        "options pieces",
+        "block_io options",
         "stored_file",
         "arrow local",
         "local_files schema",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +35,12 @@ def writing(path: Path) -> Iterator[None]:
 def _mapped(exc: OSError, path: Path) -> UnavailableError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         return out_of_space(path)
+    # Arrow's errors have a text only.
+    if exc.errno == errno.ENOMEM or os.strerror(errno.ENOMEM) in str(exc):
+        return no_address_space(path)
     if isinstance(exc, FileNotFoundError):
         return vanished(path)
-    return unusable(path, str(exc.strerror))
+    return unusable(path, exc.strerror or str(exc))
 
 
 def out_of_space(path: Path, cause: str = "") -> UnavailableError:
@@ -43,6 +48,16 @@ def out_of_space(path: Path, cause: str = "") -> UnavailableError:
     return UnavailableError(
         f"no space left for local state at {path}: free space there, or name a larger directory in "
         f"spark.holdfast.local.dir{cause and f' ({cause})'}"
+    )
+
+
+def no_address_space(path: Path) -> UnavailableError:
+    """Return the error for a file that cannot be mapped."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return UnavailableError(
+        f"local state at {path} cannot be mapped into memory: unset spark.executor.pyspark.memory, which limits the "
+        "address space of Python workers, or give the machine more memory",
+        limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
     )
 
 

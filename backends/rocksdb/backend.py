@@ -221,7 +221,7 @@ class RocksDBBackend(Backend):
             try:
                 databases = list(self._shard.open())
             except CorruptionError as exc:
-                found.append(Path(str(exc).split(" is damaged", 1)[0]))
+                found.append(Path(str(exc.facts["file"])))
         for database in databases:
             with self._stage() as staged:
                 broken = damaged_tables(database.table_files(), staged)

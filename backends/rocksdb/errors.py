@@ -23,7 +23,9 @@ _DAMAGE = re.compile(
 )
 _FULL = re.compile(r"No space left|Disk quota exceeded|File too large|space limit reached", re.IGNORECASE)
 _HELD = re.compile(r"lock hold by current process|While lock file", re.IGNORECASE)
-_FILE = re.compile(r"(/[^\s:]+/(?:\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY))")
+_FILE = re.compile(r"/(\d+\.(?:sst|log|blob)|MANIFEST-\d+|CURRENT|OPTIONS-\d+|IDENTITY)\b")
+# What RocksDB adds to every error of an opening; the damage may be in any other file.
+_GUESS = re.compile(r" *The file \S+ may be corrupted\.")
 
 
 @contextmanager
@@ -33,7 +35,8 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
     Raises
     ------
     CorruptionError
-        Bytes or files of the database are damaged or gone; names the file where RocksDB does.
+        Bytes or files of the database are damaged or gone. The fact `file` is the file where RocksDB names it, else
+        `path`.
     UnavailableError
         Local storage is full or failing, or another process holds the database.
     ClosedError
@@ -57,14 +60,16 @@ def _mapped(text: str, path: Path) -> HoldfastError:
     if _FULL.search(text):
         return out_of_space(path, f"RocksDB: {text}")
     if _DAMAGE.search(text):
-        found = _FILE.search(text)
-        return damaged(Path(found[1]) if found else path, text)
+        found = _FILE.search(_GUESS.sub("", text))
+        return damaged(path / found[1] if found else path, text)
     return unusable(path, f"RocksDB: {text}")
 
 
-def damaged(file: Path, what: str) -> CorruptionError:
-    """Return the error for a damaged database, in which `file` is the part to name."""
+def damaged(file: Path, cause: str) -> CorruptionError:
+    """Return the error for a damaged database; `file` is what is damaged, or the folder where that is not known."""
     return CorruptionError(
-        f"{file} is damaged; its database is set aside, and the next attempt restores its versions from the "
-        f"checkpoint directory, if there is one ({what})"
+        "a RocksDB database is damaged and was set aside; the next attempt restores its versions from the checkpoint "
+        "directory, if there is one",
+        file=file,
+        cause=cause,
     )

@@ -19,7 +19,9 @@ from rocksdict import Options
 from holdfast.backends import local_files
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import StagedFolder
+from holdfast.backends.rocksdb.check import damaged_tables
 from holdfast.backends.rocksdb.database import Database
+from holdfast.backends.rocksdb.errors import damaged
 from holdfast.backends.rocksdb.options import RocksDBOptions, database_options, process_memory
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
@@ -145,10 +147,11 @@ class ShardDatabases:
             self.opened.append(Database(path, options, lambda: self.memory.write_buffer_bytes))
         except NotFoundError:  # an unfinished version, and nothing else
             self.put_aside(path)
-        except CorruptionError:
+        except CorruptionError as exc:
+            error = self._naming_the_file(exc, path)
             self.put_aside(path)
             self._unopened.remove(path)
-            raise
+            raise error from exc
 
     def _own(self) -> IO[str]:
         """Lock the shard for this process; the lock goes with the process."""
@@ -175,10 +178,12 @@ class ShardDatabases:
         """Close a database that turns out to be damaged, or whose disk fails; the error goes on."""
         try:
             yield
-        except CorruptionError:
-            if self.abandon(database):
-                self.put_aside(database.path)
-            raise
+        except CorruptionError as exc:
+            if not self.abandon(database):
+                raise
+            error = self._naming_the_file(exc, database.path)
+            self.put_aside(database.path)
+            raise error from exc
         except UnavailableError:
             if self.abandon(database):
                 with self.lock:
@@ -194,6 +199,17 @@ class ShardDatabases:
             with suppress(HoldfastError):  # the first error counts
                 database.abandon()
             return True
+
+    def _naming_the_file(self, error: CorruptionError, path: Path) -> CorruptionError:
+        """Return the error of a damaged database that nobody has open; its fact `file` is the damaged one.
+
+        RocksDB does not name every table file that it cannot read, so they are all read where it names none.
+        """
+        file = Path(str(error.facts.get("file", path)))
+        if file.suffix != ".sst":
+            with suppress(UnavailableError), local_files.staged_folder(self.staging, self.new_id(), fsync=False) as s:
+                file = next(iter(damaged_tables(path.glob("*.sst"), s)), file)
+        return damaged(file, str(error.facts.get("cause", error)))
 
     def put_aside(self, path: Path) -> None:
         """Move a damaged database out of the way: its versions are not here any more."""

@@ -75,7 +75,7 @@ class RowWriter:
 
     def write_run(self, table_id: int, run: Run) -> None:
         """Write and delete the rows of a run."""
-        for part in run.pieces(CHUNK_KEYS, CHUNK_BYTES):
+        for part in run.chunks(CHUNK_KEYS, CHUNK_BYTES):
             keys, values = encode_keys(table_id, part.hashes, part.keys), part.values
             if part.deleted.any():
                 live = np.flatnonzero(~part.deleted)
@@ -183,7 +183,7 @@ def _heads(keys: pa.Array) -> npt.NDArray[np.uint8]:
 
 def keys_written(table_id: int, run: Run) -> Iterator[Written]:
     """Yield the keys of a run, copied: they are kept longer than the run."""
-    for part in run.pieces(_LOG_ROWS, CHUNK_BYTES):
+    for part in run.chunks(_LOG_ROWS, CHUNK_BYTES):
         yield Written(table_id, part.hashes.copy(), encode_keys(table_id, part.hashes, part.keys))
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
-from holdfast.backends.pieces import write_at
+from holdfast.backends.block_io import write_at
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
 from holdfast.benches.instruments.measured import Measured, Places

@@ -27,7 +27,7 @@ from holdfast.examples.flights.query import Job, encode, storage_values
 from holdfast.examples.flights.starts import Start, StartWatch
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.java import ensure_java
 
 _LOCAL_DIR = "spark.holdfast.local.dir"
@@ -132,7 +132,7 @@ def _wait_for_state_servers(executors: Iterable[Path]) -> None:
     deadline_s = time.monotonic() + _SERVER_ENDS_WITHIN_S
     for executor in executors:
         with suppress(UnavailableError):  # it has removed its directory
-            while (lock := local_dirs.take_lock(executor)) is None and time.monotonic() < deadline_s:
+            while (lock := server_files.take_lock(executor)) is None and time.monotonic() < deadline_s:
                 time.sleep(_WATCH_EVERY_S)
             if lock is not None:
                 os.close(lock)

@@ -17,7 +17,7 @@ import lz4.frame
 import pyarrow as pa
 
 from holdfast.backends import local_files, stored_file
-from holdfast.backends.pieces import read_at, write_at
+from holdfast.backends.block_io import read_at, write_at
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.snapshots.manifest import PART_KIND, Part, SnapshotFile, number_of_parts, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage

@@ -26,7 +26,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from holdfast.backends.pieces import write_at
+from holdfast.backends.block_io import write_at
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem

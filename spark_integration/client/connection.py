@@ -20,7 +20,7 @@ from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.client.launch import START_AGAIN_AFTER_MS, START_WITHIN_SECONDS, ServerLaunch
 from holdfast.spark_integration.client.messages import ServerLostError, decode_error
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 CALL_TIMEOUT_SECONDS = 5.0
@@ -49,7 +49,7 @@ class StateClient:
     """
 
     def __init__(self, executor_directory: Path) -> None:
-        self._socket = local_dirs.socket_path(executor_directory)
+        self._socket = server_files.socket_path(executor_directory)
         self.launch = ServerLaunch(executor_directory)
         self._flight: flight.FlightClient | None = None
         self._timed_out_ms: int | None = None

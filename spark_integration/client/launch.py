@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client.messages import ServerLostError
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.executor.processes import executor_process
 
 START_WITHIN_SECONDS = 60.0
@@ -58,7 +58,7 @@ class ServerLaunch:
     @property
     def log_path(self) -> Path:
         """The server's log file."""
-        return local_dirs.log_path(self._directory)
+        return server_files.log_path(self._directory)
 
     def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
         """Return when `ping` does, which raises ServerLostError until a server answers; start one where none runs.
@@ -110,14 +110,14 @@ class ServerLaunch:
         return " | ".join(lines[-_LOG_LINES_SHOWN:])
 
     def _start(self) -> None:
-        lock = local_dirs.take_lock(self._directory)
+        lock = server_files.take_lock(self._directory)
         if lock is None:
             return  # a server of another process runs, or is on its way up
         self._began_ms = clock.monotonic_ms()
         configuration = {
             "executor_directory": str(self._directory),
             "executor": str(executor_process()),
-            "socket": str(local_dirs.socket_path(self._directory)),
+            "socket": str(server_files.socket_path(self._directory)),
         }
         try:
             self.process = self._server_process(lock)
@@ -131,7 +131,7 @@ class ServerLaunch:
 
     def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
         environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        local_dirs.make_log_directory()
+        server_files.make_log_directory()
         with open(self.log_path, "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "holdfast.spark_integration.server.state_server"],

@@ -55,7 +55,7 @@ class RemoteView(View):
         schema = self._tables[table]
         batch = state_streams.encode_keys(schema, keys)
         with Exchange(self._client, asked, REQUEST_TIMEOUT_SECONDS) as exchange:
-            found = list(exchange.ask(state_streams.pieces(batch), batch.schema))
+            found = list(exchange.ask(state_streams.slices(batch), batch.schema))
         return state_streams.decode_found(schema, found)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
@@ -70,7 +70,7 @@ class RemoteView(View):
         cut = self._tables[table].prefix(prefixes.columns.num_columns)
         batch = state_streams.encode_keys(cut, prefixes)
         with Exchange(self._client, asked, None) as exchange:
-            exchange.send(state_streams.pieces(batch), batch.schema)
+            exchange.send(state_streams.slices(batch), batch.schema)
             for found in exchange.receive():
                 yield Run(self._tables[table], found)
 
@@ -137,9 +137,9 @@ class RemoteBackend(Backend):
         encoded = {table: state_streams.encode_run(run) for table, run in runs.items()}
         sizes = {table: sum(buffer.size for buffer in buffers) for table, buffers in encoded.items()}
         message = {"ask": ask, "shard": vars(self._shard), "sizes": sizes, **fields}
-        pieces = state_streams.byte_pieces(buffer for buffers in encoded.values() for buffer in buffers)
+        slices = state_streams.byte_slices(buffer for buffers in encoded.values() for buffer in buffers)
         with Exchange(self._client, message, REQUEST_TIMEOUT_SECONDS) as exchange:
-            exchange.send(pieces, state_streams.BYTES)
+            exchange.send(slices, state_streams.BYTES)
             exchange.answer()
 
     def freeze(self, pointer: Pointer) -> list[Path]:

@@ -1,11 +1,11 @@
-"""How state travels between a worker and the state server: Arrow columns in pieces of bounded size.
+"""How state travels between a worker and the state server: Arrow columns in slices of bounded size.
 
 An exchange carries one kind of columns each way::
 
-    get            ──▶ keys, a piece         ◀── exists, values of these keys, in pieces     (piece after piece)
-    scan_prefix    ──▶ prefixes, in pieces   ◀── rows of runs, in pieces
-    scan                                     ◀── rows of runs, in pieces
-    apply, load    ──▶ bytes of runs, in pieces
+    get            ──▶ keys, a slice         ◀── exists, values of these keys, in slices     (slice by slice)
+    scan_prefix    ──▶ prefixes, in slices   ◀── rows of runs, in slices
+    scan                                     ◀── rows of runs, in slices
+    apply, load    ──▶ bytes of runs, in slices
 
 A run that is to be stored must be one batch at its end, so it travels as the bytes of its file form, whose
 sizes are announced first: if bytes are missing, the connection broke, and was not closed.
@@ -29,8 +29,8 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, UnavailableError
 
 #: A message holds at most so many rows, and so many bytes unless one row has more.
-PIECE_ROWS = 1 << 15
-PIECE_BYTES = 4 << 20
+SLICE_ROWS = 1 << 15
+SLICE_BYTES = 4 << 20
 #: Buffers as small as this are copied together rather than sent one by one.
 JOINED_BYTES = 64 << 10
 #: Runs larger than this are received into a file, which the kernel may write back, not into memory.
@@ -40,14 +40,14 @@ BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _EXISTS = pa.field("exists", pa.bool_(), nullable=False)
 
 
-def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield `batch` in slices of bounded size, at least one; nothing is copied."""
-    if batch.num_rows <= PIECE_ROWS and (batch.num_rows <= 1 or batch.nbytes <= PIECE_BYTES):
+    if batch.num_rows <= SLICE_ROWS and (batch.num_rows <= 1 or batch.nbytes <= SLICE_BYTES):
         yield batch
         return
-    half = min(PIECE_ROWS, (batch.num_rows + 1) // 2)
+    half = min(SLICE_ROWS, (batch.num_rows + 1) // 2)
     for start in range(0, batch.num_rows, half):
-        yield from pieces(batch.slice(start, half))
+        yield from slices(batch.slice(start, half))
 
 
 def joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
@@ -95,7 +95,7 @@ def encode_found(schema: TableSchema, found: Found) -> pa.RecordBatch:
 
 
 def decode_found(schema: TableSchema, batches: list[pa.RecordBatch]) -> Found:
-    """Return the answer to a look-up from what `encode_found` wrote, in pieces."""
+    """Return the answer to a look-up from what `encode_found` wrote, in slices."""
     batch = joined(batches, found_columns(schema))
     exists: Any = batch.column(0).to_numpy(zero_copy_only=False)
     return Found(exists, from_columns(batch.columns[1:], schema.value, batch.num_rows))
@@ -125,7 +125,7 @@ def encode_run(run: Run) -> list[pa.Buffer]:
     return file.written
 
 
-def byte_pieces(buffers: Iterable[pa.Buffer]) -> Iterator[pa.RecordBatch]:
+def byte_slices(buffers: Iterable[pa.Buffer]) -> Iterator[pa.RecordBatch]:
     """Yield bytes as batches of one column; large buffers are not copied, small ones are joined."""
     waiting: list[pa.Buffer] = []
     for buffer in buffers:
@@ -134,8 +134,8 @@ def byte_pieces(buffers: Iterable[pa.Buffer]) -> Iterator[pa.RecordBatch]:
             continue
         yield _as_batch(pa.py_buffer(b"".join(waiting)))
         waiting = []
-        for start in range(0, buffer.size, PIECE_BYTES):
-            yield _as_batch(buffer.slice(start, min(PIECE_BYTES, buffer.size - start)))
+        for start in range(0, buffer.size, SLICE_BYTES):
+            yield _as_batch(buffer.slice(start, min(SLICE_BYTES, buffer.size - start)))
     yield _as_batch(pa.py_buffer(b"".join(waiting)))
 
 
@@ -146,7 +146,7 @@ def _as_batch(data: pa.Buffer) -> pa.RecordBatch:
 def receive_runs(
     sizes: Mapping[str, int], received: Iterable[pa.RecordBatch], tables: Mapping[str, TableSchema], directory: Path
 ) -> dict[str, Run]:
-    """Put runs together from pieces of their bytes, which follow each other in the order of `sizes`.
+    """Put runs together from slices of their bytes, which follow each other in the order of `sizes`.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def receive_runs(
     Raises
     ------
     UnavailableError
-        The pieces ended too early: the connection broke.
+        The slices ended too early: the connection broke.
     InvalidArgumentError
         There is more, or something else, than was announced.
     """
@@ -185,13 +185,13 @@ def _read_runs(data: pa.Buffer, sizes: Mapping[str, int], tables: Mapping[str, T
 
 @dataclass(frozen=True)
 class _MappedRun(Run):
-    """A run in a file, of which no more than one piece need be in memory when it is read in pieces."""
+    """A run in a file, of which no more than one chunk need be in memory when it is read in chunks."""
 
     mapped: mmap.mmap
 
-    def pieces(self, rows: int, size_bytes: int) -> Iterator[Run]:
-        for piece in super().pieces(rows, size_bytes):
-            yield piece
+    def chunks(self, rows: int, size_bytes: int) -> Iterator[Run]:
+        for chunk in super().chunks(rows, size_bytes):
+            yield chunk
             # What was read is let go; it stays in the page cache, and comes back when it is read again.
             self.mapped.madvise(mmap.MADV_DONTNEED)
 

@@ -1,4 +1,4 @@
-"""What a process keeps for itself, and a process forked from it does not take over."""
+"""Caches that a forked process does not inherit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 def kept_per_process(
     results: int | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Return a decorator: a function's last results are kept by their arguments, which must be hashable.
+    """Return a decorator that caches a function's results by their arguments, which must be hashable.
 
     PySpark's daemon forks its workers. Threads, connections and locks do not survive that, so a forked process calls
     the function anew.
@@ -22,7 +22,7 @@ def kept_per_process(
     Parameters
     ----------
     results : int, optional
-        How many are kept; by default all.
+        How many to keep, the most recently used ones; all by default.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -1,4 +1,4 @@
-"""Which process is whose: the executor that a Python worker serves, and whether it still lives."""
+"""Identifies processes: the executor that a Python worker serves, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PYTHON_DAEMONS = ("pyspark.daemon", "pyspark.worker")
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process for good: its number may be used again, its start tells the two apart.
+    """A process, identified for good: the system reuses process ids, so its start time is part of the identity.
 
     Attributes
     ----------
     pid : int
     started : int
-        When it started; on Linux in clock ticks since the machine did, which no change of the clock moves.
+        When it started; on Linux in clock ticks since boot, which changing the clock does not affect.
     """
 
     pid: int
@@ -39,7 +39,7 @@ class ProcessId:
         return cls(pid, _status(pid)[0])
 
     def is_alive(self) -> bool:
-        """Whether this very process still runs; one that has ended and waits for its parent does not."""
+        """Whether this very process still runs; a zombie does not."""
         try:
             started, has_ended = _status(self.pid)
         except psutil.NoSuchProcess:
@@ -87,7 +87,7 @@ def _is_number(text: str) -> bool:
 
 
 def _status(pid: int) -> tuple[int, bool]:
-    """Return when a process started and whether it has ended but not gone."""
+    """Return when a process started, and whether it is a zombie."""
     if sys.platform != "linux":
         process = psutil.Process(pid)
         return round(process.create_time() * 1000), process.status() == psutil.STATUS_ZOMBIE
@@ -95,7 +95,7 @@ def _status(pid: int) -> tuple[int, bool]:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as exc:
         raise psutil.NoSuchProcess(pid) from exc
-    # The program's name comes before and may hold anything. Source: man proc_pid_stat, fields 3 and 22.
+    # The program's name comes before, and may contain anything. Source: man proc_pid_stat, fields 3 and 22.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return int(fields[19]), fields[0] in (b"Z", b"X")
 
@@ -115,7 +115,7 @@ def executor_process() -> ProcessId:
 
 @kept_per_process(1)
 def machine() -> str:
-    """Return what is the same for processes that can see each other, and different in another container or machine."""
+    """Return a text that processes share if they can see each other; it differs between containers and machines."""
     host = socket.gethostname()
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -125,9 +125,9 @@ def machine() -> str:
 
 
 def living(processes: Iterable[str]) -> set[str]:
-    """Return those of some processes of this machine, as `ProcessId` wrote them as texts, that still run.
+    """Return which of these processes of this machine, given as the texts of a `ProcessId`, still run.
 
-    Those that are ending are given a moment, all of them together: executors outlive their driver by a second or two.
+    Those that are ending get `ENDS_WITHIN_SECONDS` in all: executors outlive their driver by a second or two.
     """
     end_ms = clock.monotonic_ms() + int(ENDS_WITHIN_SECONDS * 1000)
     found = set()

@@ -1,4 +1,4 @@
-"""What executors that have ended left on this machine: the next one takes it over, and what nobody wants goes.
+"""Takes over the local state of executors that have ended on this machine, and removes what nobody takes over.
 
 ::
 
@@ -6,11 +6,11 @@
         executor-<pid>-<start>/         dead: its process is gone and its state server's lock is free
             disk/<query id>/<operator>/
                 shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
-            found-dead                  since when that is known: a day later all is removed
+            found-dead                  when that was noticed: a day later everything is removed
 
-A shard's directory has one owner at any time. Who takes one over holds a lock on it, and the dead executor's
-lock together with others that do so; its own state server and whoever removes it hold that alone. So nothing is
-taken from a server that is still ending, and nothing is removed while somebody reads it.
+A shard's directory has one owner at any time. Taking one over requires a lock on it and a shared lock on the dead
+executor's directory; the executor's own state server, and whoever removes the directory, hold that lock exclusively. So
+nothing is taken from a server that is still shutting down, and nothing is removed while someone reads it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,9 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.spark_integration.executor.local_dirs import (
-    LOCK_NAME,
-    ON_DISK,
-    SHARD_PREFIX,
-    private_directory,
-    socket_path,
-    take_lock,
-    try_lock,
-    user_directory,
-)
+from holdfast.spark_integration.executor.local_dirs import ON_DISK, SHARD_PREFIX, private_directory, user_directory
 from holdfast.spark_integration.executor.processes import ProcessId
+from holdfast.spark_integration.executor.server_files import LOCK_NAME, socket_path, take_lock, try_lock
 
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
@@ -56,7 +48,7 @@ def open_backend(
     options: Mapping[str, str],
     executor_directory: Path,
 ) -> Backend:
-    """Open a shard in this process; what a dead executor left of it is taken over first, where there is none here.
+    """Open a shard in this process; if it is not here, first take over what a dead executor left of it.
 
     Parameters
     ----------
@@ -95,12 +87,12 @@ def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callabl
     Returns
     -------
     bool
-        Whether there is such a directory now. All in it was verified, and what is damaged set aside.
+        Whether the directory exists now. If so, it was verified, and damaged files were set aside.
 
     Notes
     -----
-    Of several, the one with the newest version is taken. Waits for a state server that is still ending, and for
-    another worker that takes over the same directory.
+    If several executors left the shard, takes the one with the newest version. Waits for a state server that is still
+    shutting down, and for another worker that is taking over the same directory.
     """
     if directory.exists():
         return False
@@ -142,12 +134,12 @@ def _take_over(newest: Pointer, path: Path, directory: Path, open_backend: Calla
 
 
 def remove_dead_executors(root: Path, now_ms: int) -> None:
-    """Delete and report what executors that no longer run left in RAM, and what nobody took over for `KEPT_MS`.
+    """Delete and log what ended executors left in RAM, and what nobody has taken over for `KEPT_MS`.
 
     Notes
     -----
-    An executor whose state server runs is alive, even where its process cannot be seen from here: containers
-    may share a directory. The lock also lets only one of several servers delete.
+    An executor whose state server runs is alive, even if its process is not visible from here: containers may share a
+    directory. The lock also ensures that only one of several servers deletes.
     """
     for path in _dead_executors(user_directory(root)):
         with _executor_lock(path) as is_mine:
@@ -158,14 +150,14 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 
 def leave_executor_directory(path: Path) -> None:
-    """Delete the local state of this executor, which has ended, but for what the next one can use."""
+    """Delete the local state of this executor, which has ended, except for what the next one can use."""
     _remove_all_but_shards(path)
     if not (path / ON_DISK).exists():
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_what_ended(path: Path, now_ms: int) -> int:
-    """Delete what nobody can or will use any more of a dead executor; return how many bytes the files had."""
+    """Delete what no one will use of a dead executor's files; return how many bytes that freed."""
     size = _remove_all_but_shards(path)
     note = path / _FOUND_DEAD
     with suppress(OSError):
@@ -221,7 +213,7 @@ def _is_dead(path: Path) -> bool:
 
 @contextmanager
 def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Iterator[bool]:
-    """Hold the lock of a dead executor while the context lasts; False where it cannot be had."""
+    """Hold a dead executor's lock for the context; yields False if someone else holds it."""
     try:
         descriptor = _wait_for(lambda: take_lock(path, shared=shared), wait_ms)
     except UnavailableError:  # removed meanwhile
@@ -235,7 +227,7 @@ def _executor_lock(path: Path, *, shared: bool = False, wait_ms: int = 0) -> Ite
 
 @contextmanager
 def _shard_lock(path: Path) -> Iterator[bool]:
-    """Let nobody else take a directory over while the context lasts; False where it is not there any more.
+    """Keep others from taking a directory over for the context; yields False if it is gone.
 
     The lock is on a file in it: the directory itself is held by the backend that verifies it.
     """
@@ -255,7 +247,7 @@ def _shard_lock(path: Path) -> Iterator[bool]:
 
 
 def _wait_for(ask: Callable[[], int | None], wait_ms: int) -> int | None:
-    """Ask until there is an answer, at most so long."""
+    """Poll until there is an answer, or until the time is up."""
     end_ms = clock.monotonic_ms() + wait_ms
     while (answer := ask()) is None and clock.monotonic_ms() < end_ms:
         clock.sleep_ms(50)

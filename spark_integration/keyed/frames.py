@@ -189,15 +189,15 @@ def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
     holder = np.searchsorted(starts, rows, side="right") - 1
     by_holder = np.argsort(holder, kind="stable")
     bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
-    pieces = [
+    parts = [
         batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
         for which in np.flatnonzero(np.diff(bounds)).tolist()
     ]
-    if len(pieces) == 1:
-        return pa.Table.from_batches(pieces)
+    if len(parts) == 1:
+        return pa.Table.from_batches(parts)
     places = np.empty(len(rows), np.int64)
     places[by_holder] = np.arange(len(rows))
-    return pa.Table.from_batches(pieces).combine_chunks().take(pa.array(places))
+    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:

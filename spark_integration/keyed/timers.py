@@ -85,8 +85,8 @@ class Timers:
         """
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
-                for piece in run.pieces(timers_each, run.size_bytes + 1):
-                    yield _timers(piece)
+                for chunk in run.chunks(timers_each, run.size_bytes + 1):
+                    yield _timers(chunk)
 
     def earliest(self, first_ms: int) -> int | None:
         """Return when the earliest timer is due that is due at or after `first_ms`; None where there is none."""

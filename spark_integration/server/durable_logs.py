@@ -27,7 +27,7 @@ def open_configured(url: str, options: dict[str, str]) -> ObjectStorage:
 
 
 class _Opened:
-    """A storage, and how many use it now."""
+    """A storage and the number of its users."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self.storage = storage
@@ -72,7 +72,7 @@ class DurableLogs:
         Raises
         ------
         InvalidArgumentError
-            The URL or an option of the storage is not good.
+            The URL or an option of the storage is invalid.
         """
         place = _place_of(message)
         if place is None:
@@ -120,9 +120,9 @@ class DurableLogs:
             return opened
 
     def close_unused(self, known: Iterable[Committed]) -> None:
-        """Close the storages that nobody uses, and no shard of `known` will.
+        """Close storages that are unused and that no shard of `known` will need.
 
-        Such as those of queries that have ended, and those whose credentials were replaced.
+        These belong to queries that have ended, or their credentials were replaced.
         """
         wanted = {_place_of(message) for message in known}
         with self._lock:

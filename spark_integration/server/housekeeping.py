@@ -1,7 +1,7 @@
 """What the state server does after commits, which no micro-batch should wait for.
 
-It drops versions that the query has left behind, merges large runs, removes what killed attempts left, and lets go of
-shards that are not in use here any more (`holdfast.spark_integration.server.shard_use`). Snapshots
+It drops versions that the query no longer needs, merges large runs, removes leftovers of killed attempts, and lets go
+of shards that are no longer used here (`holdfast.spark_integration.server.shard_use`). Snapshots
 have a thread of their own: `holdfast.spark_integration.server.snapshotting`.
 """
 
@@ -20,7 +20,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.client.messages import Committed
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server import operator_dirs
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_queue import ShardQueue
@@ -108,30 +108,30 @@ class Housekeeping:
                     self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
 
     def tidy_up(self) -> None:
-        """Let go of what is not in use, forget what is not there, close storages that nobody needs; now and then."""
+        """Let go of unused shards, forget those that are gone, and close unneeded storages; called now and then."""
         self._let_go(self._use.idle())
         for directory in list(self._known):
             if not Path(directory).exists():
                 self._forget(directory)
         for query in {Path(directory).parent.parent for directory in list(self._known)}:  # announcements come meanwhile
-            local_dirs.remove_old_runs(query)
+            operator_dirs.remove_old_runs(query)
         self._shards.close_unused()
         self._logs.close_unused(list(self._known.values()))
 
     def _let_go(self, directories: Iterable[str]) -> None:
-        """Remove the local state of shards, unless somebody is at work on them at this moment."""
+        """Remove the local state of shards, except those in use at this moment."""
         for directory in directories:
             try:
                 is_gone = self._shards.remove(Path(directory))
             except HoldfastError as exc:  # one that cannot go holds up no other
                 self.counters["errors"] += 1
-                _log.warning("%s is not in use here any more, and is still here: %s", directory, exc)
+                _log.warning("%s is no longer used here, but could not be removed: %s", directory, exc)
                 continue
             if is_gone:
                 self.counters["let_go"] += 1
                 self._forget(directory)
-                local_dirs.remove_if_empty(Path(directory).parent)
-                _log.info("let go of %s, which is not in use here any more", directory)
+                operator_dirs.remove_if_empty(Path(directory).parent)
+                _log.info("let go of %s, which is no longer used here", directory)
 
     def _forget(self, directory: str) -> None:
         self.queue.forget(directory)
@@ -141,7 +141,7 @@ class Housekeeping:
         self._forget_elsewhere(directory)
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters, and by shard directory what the shard occupies, or why that cannot be said."""
+        """Return counters, and by shard directory its statistics, or why there are none."""
         shards: dict[str, Any] = {}
         for directory, message in list(self._known.items()):
             if Path(directory).exists():

@@ -56,7 +56,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for, how many use it now, and when the last one ended."""
+    """One directory: its backend, what it was opened for, the number of its users, and when the last use ended."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -69,12 +69,12 @@ class _Slot:
 
     @property
     def opened_backend(self) -> str | None:
-        """The name of the backend, where it is open."""
+        """The name of the backend, if it is open."""
         return self.address.backend if self.backend is not None and self.address is not None else None
 
 
 def _identity(directory: Path) -> tuple[int, int] | None:
-    """Tell a directory from another that takes its place later; None where there is none."""
+    """Return what tells a directory from a later one of the same name; None if there is none."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -83,7 +83,7 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 
 
 class OpenShards:
-    """Opens shards on first use, and again when their tables, their options or their directory are others.
+    """Opens shards on first use, and again when their tables, options or directory have changed.
 
     Parameters
     ----------
@@ -110,14 +110,14 @@ class OpenShards:
 
     @contextmanager
     def use(self, address: ShardAddress) -> Iterator[Backend]:
-        """Return the shard's backend, which stays open as long as the context lasts.
+        """Give the shard's backend, which stays open for the context.
 
         Raises
         ------
         InvalidArgumentError
             The directory is not one of this executor's shards, or the backend is not known.
         UnavailableError
-            Another definition of the operator uses the shard and does not let go.
+            Another definition of the operator uses the shard and does not release it.
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
@@ -144,7 +144,7 @@ class OpenShards:
 
     @contextmanager
     def _slot(self, directory: Path) -> Iterator[_Slot]:
-        """Return the slot of a directory; one that is closed and that nobody holds any more is forgotten."""
+        """Return the slot of a directory; forget slots that are closed and unused."""
         with self._lock:
             slot = self._slots.setdefault(directory, _Slot())
             slot.holders += 1
@@ -157,7 +157,7 @@ class OpenShards:
                     del self._slots[directory]
 
     def _make_room(self, address: ShardAddress) -> None:
-        """Close shards that rest, where no share of the budget is left for one more."""
+        """Close idle shards if the budget has no share left for one more."""
         most = find_backend(address.backend).most_open(address.backend_options)
         if most is None:
             return
@@ -201,7 +201,7 @@ class OpenShards:
                     _close(slot)
 
     def remove(self, directory: Path) -> bool:
-        """Close a shard and remove its local state; False where somebody is at work on it, here or in a worker.
+        """Close a shard and remove its local state; return False if it is in use, here or in a worker.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class OpenShards:
         return True
 
     def remove_going(self) -> None:
-        """Remove what a killed server has left of shards that it was removing."""
+        """Finish removals that a killed server had begun."""
         shutil.rmtree(self._root / GOING, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
@@ -233,7 +233,7 @@ class OpenShards:
             return list(self._slots)
 
     def close(self, timeout_seconds: float) -> None:
-        """Close all shards; those still in use after so long are left as they are."""
+        """Close all shards; leave those open that are still in use after the timeout."""
         end_ms = clock.monotonic_ms() + int(timeout_seconds * 1000)
         for directory in self._directories():
             with self._slot(directory) as slot, slot.changed:
@@ -245,7 +245,7 @@ class OpenShards:
 
 
 def _close_if_unused(slot: _Slot) -> bool:
-    """Close a shard unless somebody uses, opens or closes it at this moment; tell whether it was done."""
+    """Close a shard unless it is being used, opened or closed; return whether it was closed."""
     if not slot.changed.acquire(blocking=False):  # to wait here while others wait for each other would be for ever
         return False
     try:

@@ -6,10 +6,10 @@
     action     versions, drop, freeze, thaw, maintain, verify, …   of one shard, for backends that have one owner
     exchange   view                                                opens a view, which lives as long as the exchange
     exchange   get, scan, scan_prefix        of an open view       see `holdfast.spark_integration.client.streams`
-    exchange   apply, load                                         a new version, once its runs are here whole
+    exchange   apply, load                                         a new version, once all its runs have arrived
 
-Every exchange is a call of its own, so threads of a worker do not wait for each other. When a worker dies, its
-connection breaks, the exchanges that hold its views end, and so do the views.
+Every exchange is a separate call, so a worker's threads do not wait for each other. When a worker dies, its connection
+breaks, which ends its exchanges and closes their views.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Writer: TypeAlias = flight.MetadataRecordBatchWriter
 
 @contextmanager
 def _answering(what: str) -> Iterator[None]:
-    """Send an error of ours to the worker as it is; log any other, which is a defect, and end the call."""
+    """Send our own errors to the worker as they are; log any other as a defect, and end the call."""
     try:
         yield
     except HoldfastError as exc:
@@ -220,7 +220,7 @@ def _required_pointer(message: Message, name: str) -> Pointer:
 
 
 def _received(reader: Reader) -> Iterator[pa.RecordBatch]:
-    """Yield the batches that a worker sends until it has no more, or is gone."""
+    """Yield the batches that a worker sends until it has finished, or is gone."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -232,8 +232,8 @@ def _received(reader: Reader) -> Iterator[pa.RecordBatch]:
 
 def _send(batches: Iterable[pa.RecordBatch], writer: Writer) -> None:
     for batch in batches:
-        for piece in state_streams.pieces(batch):
-            writer.write_batch(piece)
+        for part in state_streams.slices(batch):
+            writer.write_batch(part)
 
 
 def _send_runs(runs: Iterator[Run], schema: TableSchema, writer: Writer) -> None:

@@ -1,4 +1,4 @@
-"""Announcements of commits that wait for a thread, of each shard only the newest."""
+"""A queue of announced commits that keeps only the newest of each shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.spark_integration.client.messages import Committed
 
 
 class ShardQueue:
-    """A queue that never holds more than one announcement of a shard; a shard keeps its place in it.
+    """A queue with at most one announcement per shard; a newer one takes the older one's place.
 
     Notes
     -----
@@ -30,7 +30,7 @@ class ShardQueue:
             self._changed.notify_all()
 
     def forget(self, directory: str) -> None:
-        """Drop what waits for a shard."""
+        """Drop the announcement of a shard, if any."""
         with self._changed:
             self._waiting.pop(directory, None)
             self._changed.notify_all()
@@ -42,12 +42,12 @@ class ShardQueue:
             self._changed.notify_all()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until the queue is empty and idle; return whether that was in time."""
+        """Wait until the queue is empty and idle; return False if the time ran out."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting and not self._working, timeout_seconds)
 
     def work(self, handle: Callable[[Committed], None]) -> None:
-        """Handle one announcement after the other, until `end`."""
+        """Handle announcements one after another, until `end`."""
         while True:
             with self._changed:
                 self._working = False

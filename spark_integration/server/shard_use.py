@@ -65,7 +65,7 @@ class _Operator:
 
 
 class ShardUse:
-    """Keeps count of the calls of durable shards.
+    """Counts the calls of durable shards.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class ShardUse:
             if operator is None:
                 operator = _Operator(SILENT_MS if in_memory else KEPT_MS)
                 self._operators[path.parent] = operator
-                # Those that a server before this one knew: same backend, checkpoint directory and number of shards.
+                # Shards that an earlier server knew: same backend, checkpoint directory and number of shards.
                 kind = path.name.rpartition("-")[2]
                 operator.shards.update((str(p), 0) for p in path.parent.glob(f"{SHARD_PREFIX}*-{kind}"))
             operator.calls += 1
@@ -111,7 +111,7 @@ class ShardUse:
             return [] if operator is None else operator.idle(self._now_ms())
 
     def forget(self, directory: str) -> None:
-        """Forget a shard that is here no more."""
+        """Forget a shard that is gone."""
         path = Path(directory)
         with self._lock:
             operator = self._operators.get(path.parent)

@@ -47,20 +47,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """What this process remembers of a shard's snapshots; losing it costs a little work, and nothing else.
+    """What this process remembers of a shard's snapshots; losing it only costs a little extra work.
 
     Attributes
     ----------
     seen_ms : int
         When the shard was first seen, or its last snapshot was written.
     failures : dict of str to int
-        By what failed, how often in a row.
+        Consecutive failures, by operation.
     missed : int
-        Versions in a row that were gone before their turn came.
+        Consecutive versions that were gone before their turn.
     has_looked : bool
-        Whether it was looked for a snapshot that another executor wrote after its last commit.
+        Whether snapshots that another executor wrote after its last commit were looked for.
     retry_ms : int
-        Before this nothing is tried again.
+        When to try again.
     error : str or None
         Why the last snapshot failed.
     headers : Headers or None
@@ -109,16 +109,16 @@ class Snapshotting:
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
     def announce(self, message: Committed) -> None:
-        """Consider a snapshot of the version that was committed."""
+        """Queue the committed version for a snapshot, if one is due."""
         if message.checkpoint_dir is not None:
             self.queue.put(message)
 
     def run(self) -> None:
-        """Work until the queue's end."""
+        """Work until the queue ends."""
         self.queue.work(self._consider)
 
     def forget(self, directory: str) -> None:
-        """Forget a shard that is here no more."""
+        """Forget a shard that is gone."""
         self.queue.forget(directory)
         self._progress.pop(directory, None)
 
@@ -134,7 +134,7 @@ class Snapshotting:
             self._fail(message, progress, exc)
 
     def write_now(self, message: Committed) -> bool:
-        """Write a snapshot of the announced version in the calling thread; tell whether one was written.
+        """Write a snapshot of the announced version in the calling thread; return whether one was written.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class Snapshotting:
     # Failures.
 
     def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
-        """Count a version that was dropped, or whose query was removed, before its snapshot began."""
+        """Count a version that was dropped, or whose query was removed, before its snapshot started."""
         self.counters["snapshots_missed"] += 1
         progress.missed += 1
         if progress.missed % MISSED_IS_FAILURE == 0:
@@ -204,7 +204,7 @@ class Snapshotting:
         _log.warning("no snapshot for %r; it is tried again in %d ms at the earliest", message, pause_ms)
 
     def _tell(self, message: Committed, progress: _Progress, what: What, exc: HoldfastError) -> int:
-        """Log a failure and tell it in durable storage; return how often it has failed in a row."""
+        """Log a failure and record it in durable storage; return the number of failures in a row."""
         progress.failures[what] += 1
         in_a_row = progress.failures[what]
         _log.warning(
@@ -224,14 +224,14 @@ class Snapshotting:
     def _clean_up(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, lineage: Lineage, written: Lineage
     ) -> CleanedUp:
-        """Clean up where it is time; return what the next snapshot should know of it."""
+        """Clean up if due; return what the next snapshot should record about it."""
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
             _log.warning("%s cleans up, since nobody knows when that was done last: %s", message.prefix, exc)
             before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
         below = None
-        # Attempts that failed have left something, too, and may never come to a snapshot.
+        # Failed attempts leave objects too, and may never lead to a snapshot.
         has_failed = progress.failures["snapshot"] % CLEAN_UP_EVERY_SNAPSHOTS == 1
         if before.snapshots_since >= CLEAN_UP_EVERY_SNAPSHOTS or has_failed:
             below = self._retain(message, log, progress, written.chain)
@@ -242,7 +242,7 @@ class Snapshotting:
     def _retain(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
     ) -> int | None:
-        """Delete what is not needed; return below which version number, or None where that was not done.
+        """Delete what is not needed; return the version below which it did so, or None if it did not.
 
         `chain` is that of the announced version, which begins as that of the accepted one does: it is what is known
         here though the query may have gone on.
@@ -272,5 +272,5 @@ class Snapshotting:
         return self._progress.setdefault(message.shard.directory, _Progress(self._monotonic_ms()))
 
     def errors(self) -> dict[str, str]:
-        """Return by shard directory why its last snapshot failed; those that went well are not there."""
+        """Return by shard directory why its last snapshot failed; shards without a failure are absent."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}

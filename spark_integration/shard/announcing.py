@@ -1,7 +1,7 @@
 """A shard's call announces its commit to the executor's state server, and may wait for a snapshot.
 
-Nobody waits for what follows an announcement: the server drops old versions, merges runs and writes snapshots. A
-micro-batch waits only where the chain of commits has grown too long, until a snapshot shortens it.
+The announcement is asynchronous: the server then drops old versions, merges runs and writes snapshots. A micro-batch
+waits only if the chain of commits has grown too long, until a snapshot shortens it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | Non
 
 
 def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None, committed: Pointer) -> bool:
-    """Tell the state server of a commit, and start one where none answers.
+    """Tell the state server about a commit; start a server if none answers.
 
     Returns
     -------
     bool
-        Whether a server took note.
+        Whether a server received it.
     """
     client = client_of(opened.executor_directory)
     message = announcement(operator, opened, accepted, committed)
@@ -67,7 +67,7 @@ def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> N
     Raises
     ------
     HoldfastError
-        There is no server, or it could not do so in time; the message says why.
+        There is no server, or it did not manage in time; the message says why.
     """
     client = client_of(opened.executor_directory)
     client.require_server()
@@ -83,14 +83,14 @@ def _start_server(client: StateClient) -> None:
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
-    """Wait for a snapshot of the version that the query has accepted, where its chain of commits is too long.
+    """Wait for a snapshot of the accepted version if its chain of commits is too long.
 
-    Restoring stays quick, and a storage that takes no snapshots is noticed early.
+    This keeps restores fast, and exposes a storage that rejects snapshots early.
 
     Raises
     ------
     UnavailableError
-        The chain is far too long, and no snapshot can be written.
+        The chain is far too long, and the snapshot failed.
     """
     if opened.log is None or view is None:
         return

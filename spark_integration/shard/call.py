@@ -7,8 +7,7 @@
                               ▼                                               ▼
                        local versions, or restored                 durable first, then local
 
-Spark commits the pointer together with the micro-batch, so whatever an attempt wrote that Spark did not
-accept is never seen again.
+Spark commits the pointer together with the micro-batch, so what a rejected attempt wrote is never seen again.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def call_shard(
     try:
         first = next(frames)
     except (ServerLostError, CorruptionError) as exc:
-        # What was lost or damaged is restored by beginning again. Spark would do so too, but not in local mode.
+        # Starting over restores what was lost or damaged. Spark would retry the task too, but not in local mode.
         _log.warning("shard %d of %r begins its micro-batch again: %s", shard, operator.name, exc)
         attempt = _Attempt(operator, batch, streaming, remembered)
         frames = _held_back(attempt.run(), output)
@@ -140,7 +139,7 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of shards where only Spark has kept it: as the number of partitions that the query began with.
+    """Check the number of shards if only Spark knows it, as the number of partitions that the query started with.
 
     Raises
     ------
@@ -175,7 +174,7 @@ def call_batch_shard(
     operator: Operator, transport: Transport, output: Output, key: tuple[Any, ...], rows: pd.DataFrame
 ) -> pd.DataFrame:
     """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
-    # Not told by the task's properties: a batch query inside foreachBatch has those of the streaming query around it.
+    # The task's properties do not tell: a batch query inside foreachBatch inherits those of the streaming query.
     shard = shard_of_route(int(key[0]), operator.shards)
     received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
     batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))

@@ -1,4 +1,4 @@
-"""What the processes of an executor tell each other about the claim that one of them has made."""
+"""A file in which the processes of an executor share the claim that one of them made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.snapshotter.ownership.claims import Tenure
 
 
 class ClaimNote:
-    """A file with the claim, as old as the claim; locked while the claim is made or renewed.
+    """A file with the claim, whose modification time is the claim's; locked while the claim is made or renewed.
 
     Parameters
     ----------
@@ -25,14 +25,14 @@ class ClaimNote:
 
     Notes
     -----
-    Processes: any; a lock ends with the process that has it.
+    Processes: any; a lock is released when its process ends.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def modified_ms(self) -> int | None:
-        """Return when the claim was made or renewed; None where there is none."""
+        """Return when the claim was made or renewed; None if there is none."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class ClaimNote:
 
     @contextmanager
     def locked(self) -> Iterator[Tenure | None]:
-        """Let nobody else in this executor claim or renew; yields what is claimed already.
+        """Keep other processes of this executor from claiming or renewing; yields the claim so far.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class ClaimNote:
             os.close(file)
 
     def write(self, tenure: Tenure) -> None:
-        """Note that this is claimed, or was renewed, as of now; under the lock.
+        """Record a claim or its renewal as of now; call it with the lock held.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class ClaimNote:
 
 
 def _parsed(text: str) -> Tenure | None:
-    """Return what was noted; None where there is nothing, or only half of it: who wrote it was killed."""
+    """Return the claim; None if the file is empty or incomplete, because its writer was killed."""
     try:
         return Tenure(**json.loads(text))
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
 """A run of a query claims its operators' directories before it uses them: once an executor, checked once a process.
 
-What the processes of an executor tell each other about it stands in `holdfast.spark_integration.shard.claim_note`, what
-claims are in `holdfast.snapshotter.ownership.claims`.
+The processes of an executor share a claim through `holdfast.spark_integration.shard.claim_note`;
+`holdfast.snapshotter.ownership.claims` says what a claim is.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def keep_claim(
     application: str,
     now_ms: Callable[[], int] = clock.now_ms,
 ) -> Tenure:
-    """Claim the operator's directory before it is used, and renew the claim when it is time; see `snapshotter.claims`.
+    """Claim the operator's directory before it is used, and renew the claim when due; see `ownership.claims`.
 
-    The first process of an executor tests the storage and claims, once for each run; each other one looks at the
-    operator's record. Here and not where the operator is defined: only executors are sure to have the credentials, the
+    Once per run, the first process of an executor tests the storage and claims; the others check the operator's
+    record. This happens here and not on the driver, because only executors are sure to have the credentials, the
     network and the local file system that will be used.
 
     Returns
@@ -81,9 +81,9 @@ def keep_claim(
     Raises
     ------
     ConflictError
-        Another query, or another operator of this query, is at work here; or another application on this query.
+        Another query, or another operator of this query, uses the directory; or another application runs this query.
     FencedError
-        A newer run of this query is.
+        A newer run of this query does.
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
@@ -106,7 +106,7 @@ def keep_claim(
 
 
 def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Check that the stored record, if any, allows this one to go on; once in this process for each run of the query.
+    """Check the stored record, if any, against this operator; once per process and run of the query.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> Claimant:
-    """Return who claims in this task; Spark tells the query's name in the description of its jobs only."""
+    """Return who claims in this task; Spark mentions the query's name only in the description of its jobs."""
     context = TaskContext.get()
     description = (context.getLocalProperty("spark.job.description") or "") if context else ""
     name, found, _ = description.partition(f"id = {record.query_id}")
@@ -157,7 +157,7 @@ def _renew(claims: Claims, note: ClaimNote) -> None:
         try:
             renewed = claims.renew(tenure)
         except UnavailableError as exc:
-            # The commit will say so where that matters; a claim that grows old harms nobody.
+            # The commit reports it if that matters; an old claim does no harm.
             _log.warning("the claim was not renewed, and is tried again later: %s", exc)
         note.write(renewed)
 

@@ -1,14 +1,14 @@
-"""Below the checkpoint directory, the directory of one operator of one query.
+"""Chooses the directory of one operator of one query below the checkpoint directory.
 
 ::
 
     spark.holdfast.checkpoint.dir
-        totals/                 of the query that was here first
+        totals/                 of the first query to use the name
         totals@<query id>/      of any other query with an operator of this name: one data frame started twice, a
                                 checkpoint location that was deleted
 
-A shard without a pointer chooses; from then on its pointer names the directory, whatever else changes. So it does no
-harm where two shards of a query have chosen differently: each finds its own again.
+A shard without a pointer chooses; from then on its pointer names the directory, whatever else changes. So two shards
+of a query may choose differently without harm: each finds its own again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def own_directory(operator: str, query_id: str) -> str:
 
 
 def operator_of(directory: str) -> str | None:
-    """Return the name of the operator whose directory this is; None where it is none."""
+    """Return the name of the operator whose directory this is; None if it is no such directory."""
     name, found, query_id = directory.partition("@")
     if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
         return None
@@ -74,8 +74,8 @@ def begin_directory(
         try:
             return operator, claim(operator)
         except ConflictError as exc:
-            # Only from another query there is a way out: a copy of this one, a newer run, or another of its operators
-            # would be met in the other directory, too.
+            # Moving elsewhere helps only against another query: a copy of this one, a newer run, or another of its
+        # operators would be met there, too.
             if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)

@@ -1,10 +1,10 @@
 """What Spark keeps for each shard in the state of its own operator: the row of the query's pointer.
 
-The row says whose it is: of which query, of which shard of how many, in which directory. So whatever a session, a
-task's properties or a definition say later, a call goes on with what Spark has pinned, or fails.
+The row names its query, its shard, the number of shards and the directory. So whatever a session, a task's properties
+or a definition say later, a call continues with what Spark has pinned, or fails.
 
 Commits that are too small for an object of their own travel in it; see `holdfast.snapshotter.commits`. A row without a
-pointer says that the shard has begun, and has no state yet.
+pointer says that the shard was called, but has no state yet.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PointerRow(NamedTuple):
         return cls(query, directory, shard, shards, pointer, carried, earliest_timer_ms, batch_ms)
 
     def require(self, operator: str, shard: int, shards: int) -> None:
-        """Check that the row is the one of a shard as it is now defined.
+        """Check the row against the shard as it is defined now.
 
         Raises
         ------

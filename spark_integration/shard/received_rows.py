@@ -1,8 +1,8 @@
-"""The rows of one shard and micro-batch, all of them, before its function is called: in memory or, if many, in a file.
+"""Gathers all rows of one shard and micro-batch before its function is called: in memory or, if large, in a file.
 
-Rows are grouped by key, so all of them have to be there before the first key can be called. Beyond `MEMORY_BYTES` they
-go to a file without a name on a local disk, and are mapped: the operating system takes their pages out of memory where
-it needs the room. What stays in memory of them are the keys, and some numbers a row for their order.
+Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
+go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and
+a few numbers per row for the order, stay in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which query, run and micro-batch a task belongs to.
 
-Spark tells it in the properties of its own thread only. An action in a thread of the user's inside ``foreachBatch``, or
-over Spark Connect, has none of them; and ``setJobGroup`` overwrites what Spark uses for the run id. What a task finds:
+Spark sets these as local properties of its own thread only. An action in a user's thread inside ``foreachBatch``, or
+over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. What a task finds:
 
 ==============  =========================  ====================================================================
                 where Spark's thread runs  elsewhere
@@ -13,9 +13,9 @@ micro-batch     ``streaming.sql.batchId``  not known; a version follows the poin
 its time        Spark's processing time, which comes with the plan: the same whoever evaluates the micro-batch
 ==============  =========================  ====================================================================
 
-A job that is none of SQL (``rows.rdd`` in a thread) or one of another session tells nothing. Then the operator's
-definition, which travels with the plan, stands in for the run; such a task claims nothing, and begins no shard where
-others do.
+A job outside of SQL (``rows.rdd`` in a thread), or of another session, tells nothing. The operator's definition, which
+travels with the plan, then stands in for the run; such a task makes no claim, and starts no shard that others might
+start too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StreamingTask:
     query_id : str
         The same after every restart of the query, for a shard that has a pointer.
     run_id : str
-        New with every start, where it is known.
+        New with every start, if known.
     is_run_known : bool
     batch_id : int or None
         None where it is not known.

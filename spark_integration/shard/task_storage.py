@@ -1,4 +1,4 @@
-"""The durable storage of a task, opened once in a process, and the process's threads for requests to it."""
+"""A task's durable storage, opened once per process, and the threads for requests to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _IO_THREADS = 8
 def storage_options(settings: Settings) -> dict[str, str]:
     """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
 
-    They are not pickled with the operator, since they may be credentials. Spark Connect hides credentials
-    from the driver's program, so their usual names are tried whether it saw them or not.
+    They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the
+    driver program, so their usual names are always tried.
     """
     context = TaskContext.get()
     values = {}

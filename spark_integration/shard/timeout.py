@@ -1,7 +1,7 @@
-"""When Spark calls a shard that has no data: the shard's own timeout in Spark's state.
+"""Makes Spark call a shard without data when a timer is due: the timeout of the shard's group.
 
-A shard's timers live in its tables. Spark is told of the earliest one only, as the timeout of the shard's group, so
-that it calls the shard in exactly those micro-batches in which data or a timer is due.
+A shard's timers live in its tables. Spark knows only the earliest, as the timeout of the shard's group, and so calls
+the shard in exactly those micro-batches that have data for it or in which a timer is due.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_tim
     elif earliest_timer_ms >= state.getCurrentWatermarkMs():
         state.setTimeoutTimestamp(earliest_timer_ms)
     else:
-        # A timer that stays although it has fired, as spark.holdfast.timeouts=spark asks for: Spark calls in each
-        # micro-batch for such a one, and has no public call that sets a timeout in the past.
+        # With spark.holdfast.timeouts=spark a timer may stay after it has fired, and is due in every micro-batch. Spark
+        # has no public call that sets a timeout in the past.
         state._timeout_timestamp = earliest_timer_ms  # noqa: SLF001

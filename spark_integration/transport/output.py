@@ -125,12 +125,12 @@ def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     for batch in batches:
         rows_each = max(1, int(batch.num_rows * BLOB_BYTES / max(batch.nbytes, 1)))
         for start in range(0, batch.num_rows, rows_each):
-            piece = batch.slice(start, rows_each)
-            if waiting and waiting_bytes + piece.nbytes > BLOB_BYTES:
+            part = batch.slice(start, rows_each)
+            if waiting and waiting_bytes + part.nbytes > BLOB_BYTES:
                 yield _output_frame(waiting)
                 waiting, waiting_bytes = [], 0
-            waiting.append(piece)
-            waiting_bytes += piece.nbytes
+            waiting.append(part)
+            waiting_bytes += part.nbytes
     if waiting:
         yield _output_frame(waiting)
 

@@ -97,15 +97,15 @@ def pack_rows(
 def _blobs(
     waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None, cut_by_time: bool
 ) -> pa.RecordBatch:
-    pieces = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
+    blobs = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
     if cut_by_time and event_time is not None:
-        pieces = [(route, [cut]) for route, batches in pieces for cut in _cut_by_time(batches, event_time)]
+        blobs = [(route, [cut]) for route, batches in blobs for cut in _cut_by_time(batches, event_time)]
     columns: dict[str, Any] = {
-        ROUTE: pa.array([route for route, _ in pieces], pa.int32()),
-        BLOB: pa.array([write_blob(batches[0].schema, batches) for _, batches in pieces], pa.binary()),
+        ROUTE: pa.array([route for route, _ in blobs], pa.int32()),
+        BLOB: pa.array([write_blob(batches[0].schema, batches) for _, batches in blobs], pa.binary()),
     }
     if event_time is not None:
-        newest = [_newest([b.column(event_time) for b in batches]) for _, batches in pieces]
+        newest = [_newest([b.column(event_time) for b in batches]) for _, batches in blobs]
         columns[EVENT_TIME] = pa.concat_arrays(newest)
     return pa.RecordBatch.from_pydict(columns)
 

@@ -23,7 +23,7 @@ from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing import MakeBackend
 
@@ -54,7 +54,7 @@ class Executor:
 
     @property
     def log(self) -> str:
-        return local_dirs.log_path(self.directory).read_text()
+        return server_files.log_path(self.directory).read_text()
 
     def kill(self) -> None:
         self.process.kill()

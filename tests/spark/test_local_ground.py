@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from holdfast.spark_integration.executor.local_dirs import choose_root
 from tests.spark.conftest import Lab, count_and_sum
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     import holdfast
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -89,3 +93,18 @@ def test_a_disk_that_vanishes_in_the_middle_of_a_batch(lab: Lab, tmp_path: Path)
     shutil.rmtree(gone)
     lab.run(lab.totals(func=unplugging))
     assert lab.state() == AFTER_BOTH
+
+
+def test_spark_gives_workers_the_directories_of_its_blocks(spark: SparkSession) -> None:
+    """Spark deletes those when the executor ends, so `choose_root` takes the one around them, which lives longer."""
+
+    def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        list(batches)
+        dirs = os.environ["SPARK_LOCAL_DIRS"]
+        root = choose_root(None, in_memory=False)
+        yield pa.RecordBatch.from_pydict({"dirs": [dirs], "root": [str(root)]})
+
+    (row,) = spark.range(1, numPartitions=1).mapInArrow(told, "dirs string, root string").collect()
+    first = Path(row.dirs.split(",")[0])
+    assert first.name.startswith("blockmgr-")
+    assert row.root == str(first.parent)

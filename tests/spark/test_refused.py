@@ -136,7 +136,7 @@ def test_backends_and_their_options(
     monkeypatch.setitem(sys.modules, "unusable", SimpleNamespace(HalfDone=HalfDone, Older=Older))
     points = {"half_done": "unusable:HalfDone", "older": "unusable:Older", "gone": "no_such_package:Backend"}
     installed = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in points.items())
-    monkeypatch.setattr(registry, "entry_points", lambda group: installed.select(group=group))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: installed.select(group=group))
     lab.configure(settings)
     frame = lab.spark.createDataFrame([("a", 1)], "key string, v long")
     with pytest.raises(InvalidArgumentError, match=expected):

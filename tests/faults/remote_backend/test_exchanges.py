@@ -1,4 +1,4 @@
-"""What travels between a worker and its state server: pieces of state, errors, and requests that are refused."""
+"""What travels between a worker and its state server: slices of state, errors, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_more_than_a_message_holds(backend: RemoteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gets, scans, prefixes and commits of many pieces; each piece bounded in rows and bytes."""
-    monkeypatch.setattr(state_streams, "PIECE_BYTES", 10_000)
-    monkeypatch.setattr(state_streams, "PIECE_ROWS", 700)
+    """Gets, scans, prefixes and commits of many slices, each bounded in rows and bytes."""
+    monkeypatch.setattr(state_streams, "SLICE_BYTES", 10_000)
+    monkeypatch.setattr(state_streams, "SLICE_ROWS", 700)
     keys, run = many(5_000)
     backend.apply(None, P1, {"counts": run}, {})
     with backend.view(P1) as view:
@@ -53,12 +53,12 @@ def test_more_than_a_message_holds(backend: RemoteBackend, monkeypatch: pytest.M
 
 def test_pieces_are_bounded_and_whole() -> None:
     batch = pa.record_batch({"text": ["x" * 10_000] * 100 + ["y" * (5 << 20)] + [""] * 100_000})
-    pieces = list(state_streams.pieces(batch))
-    assert pa.Table.from_batches(pieces).combine_chunks().to_batches()[0].equals(batch)
-    assert max(p.num_rows for p in pieces) <= state_streams.PIECE_ROWS
-    large = [p for p in pieces if p.nbytes > state_streams.PIECE_BYTES]
+    slices = list(state_streams.slices(batch))
+    assert pa.Table.from_batches(slices).combine_chunks().to_batches()[0].equals(batch)
+    assert max(p.num_rows for p in slices) <= state_streams.SLICE_ROWS
+    large = [p for p in slices if p.nbytes > state_streams.SLICE_BYTES]
     assert [p.num_rows for p in large] == [1], "only a single row may be larger"
-    assert [p.num_rows for p in state_streams.pieces(batch.slice(0, 0))] == [0]
+    assert [p.num_rows for p in state_streams.slices(batch.slice(0, 0))] == [0]
 
 
 def test_a_row_of_many_megabytes(backend: RemoteBackend) -> None:
@@ -88,14 +88,14 @@ def test_runs_arrive_byte_by_byte_as_they_were(tmp_path: Path) -> None:
     for n in (0, 1, 7, 5_000, 300_000):
         run = many(n)[1]
         buffers = state_streams.encode_run(run)
-        pieces = list(state_streams.byte_pieces(buffers))
-        assert b"".join(piece.column(0).buffers()[1].slice(0, piece.num_rows) for piece in pieces if len(piece)) == (
+        slices = list(state_streams.byte_slices(buffers))
+        assert b"".join(part.column(0).buffers()[1].slice(0, part.num_rows) for part in slices if len(part)) == (
             b"".join(buffers)
         )
-        assert max(piece.num_rows for piece in pieces) <= state_streams.PIECE_BYTES
-        assert len(pieces) < 20
+        assert max(part.num_rows for part in slices) <= state_streams.SLICE_BYTES
+        assert len(slices) < 20
         sizes = {"counts": sum(b.size for b in buffers)}
-        assert state_streams.receive_runs(sizes, pieces, TABLES, tmp_path)["counts"].batch.equals(run.batch)
+        assert state_streams.receive_runs(sizes, slices, TABLES, tmp_path)["counts"].batch.equals(run.batch)
 
 
 def test_runs_too_large_for_memory_are_received_into_a_file_without_a_name(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_runs_too_large_for_memory_are_received_into_a_file_without_a_name(tmp_p
     data = encoded(run)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_streams, "FILE_BYTES", 1000)
-        found = state_streams.receive_runs({"counts": data.size}, state_streams.byte_pieces([data]), TABLES, tmp_path)
+        found = state_streams.receive_runs({"counts": data.size}, state_streams.byte_slices([data]), TABLES, tmp_path)
     assert found["counts"].batch.equals(run.batch)
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,7 @@ from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.exchange import Exchange
 from holdfast.spark_integration.client.messages import ServerLostError, ShardAddress
 from holdfast.spark_integration.client.remote_backend import RemoteBackend
-from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.testing import MakeBackend
 from holdfast.testing.state_rows import P1, P2, contents, counts, users
 from tests.faults.executor_process import (
@@ -81,12 +81,12 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
     message = {"ask": ask, "shard": vars(backend._shard), "sizes": {"counts": data.size}, "properties": {}}
     message |= {"base": str(P1), "new": str(P2)} if ask == "apply" else {"pointer": str(P2)}
     with Exchange(client, message, 10) as exchange:
-        exchange.send(state_streams.byte_pieces([data.slice(0, data.size - 1)]), state_streams.BYTES)
+        exchange.send(state_streams.byte_slices([data.slice(0, data.size - 1)]), state_streams.BYTES)
         with pytest.raises(UnavailableError, match="received whole"):
             exchange.answer()
     with Exchange(client, message, 10) as exchange:
         exchange._writer.begin(state_streams.BYTES)
-        exchange._writer.write_batch(next(state_streams.byte_pieces([data.slice(0, 1000)])))
+        exchange._writer.write_batch(next(state_streams.byte_slices([data.slice(0, 1000)])))
     for wrong in (
         {**message, "sizes": {"counts": data.size - 1}},
         {**message, "sizes": {"counts": "7"}},
@@ -94,7 +94,7 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
         {**message, "sizes": {}},
     ):
         with pytest.raises(InvalidArgumentError):
-            exchanged(client, wrong, state_streams.byte_pieces([data]), state_streams.BYTES)
+            exchanged(client, wrong, state_streams.byte_slices([data]), state_streams.BYTES)
     assert backend.versions() == [P1]
     with backend.view(P1) as view:
         assert contents(view, "counts") == {("ann",): (1,)}
@@ -119,7 +119,7 @@ def test_a_killed_server_is_said_to_be_lost_and_another_starts(
         pid = server_of(client)
         timer = threading.Timer(0.01 * number, os.kill, (pid, signal.SIGKILL))
         timer.start()
-        with pytest.raises(ServerLostError, match=str(local_dirs.log_path(executor.directory))):
+        with pytest.raises(ServerLostError, match=str(server_files.log_path(executor.directory))):
             _until_it_fails(ask, view)
         timer.join()
         view.close()
@@ -158,7 +158,7 @@ def test_a_server_that_was_killed_holds_nothing_but_what_its_files_hold(make: Ma
 
 def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(executors: StartExecutor) -> None:
     executor = executors()
-    local_dirs.socket_path(executor.directory).mkdir()
+    server_files.socket_path(executor.directory).mkdir()
     with pytest.raises(UnavailableError, match=r"(?s)does not start.*its log ends with.*Traceback.*Error.*log=.*\.log"):
         executor.client().require_server()
 
@@ -180,7 +180,7 @@ def test_long_local_directories_of_one_executor_have_a_server_each(executors: St
 
 def test_a_server_that_never_answers_is_waited_for_a_bounded_time(executors: StartExecutor) -> None:
     executor = executors()
-    lock = local_dirs.take_lock(executor.directory)
+    lock = server_files.take_lock(executor.directory)
     assert lock is not None
     client = executor.client()
     with pytest.raises(UnavailableError, match="does not start"):

@@ -43,7 +43,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def register(*points: tuple[str, str]) -> None:
         found = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in points)
-        monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.select(group=group))
 
     return register
 

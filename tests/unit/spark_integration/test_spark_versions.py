@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,21 @@ def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeyp
     assert partitions((4, 1), in_sparks_thread=False) == 3
 
 
-def test_pyspark_has_the_conversions_that_frames_go_by() -> None:
-    """They are not public: should a release change them, this test says so by name."""
+def test_pyspark_has_the_names_that_frames_are_converted_by() -> None:
+    """They are not public: should a release drop one, this test says which."""
+    names = {"arrow_to_pandas", "_create_array"} if spark_versions._SPARK < (4, 2) else {"to_pandas", "convert"}
+    if spark_versions._SPARK >= (4, 2):
+        conversion = importlib.import_module("pyspark.sql.conversion")
+        owners = [getattr(conversion, name, None) for name in ("ArrowBatchTransformer", "PandasToArrowConversion")]
+        assert None not in owners, "pyspark.sql.conversion lacks a class"
+    else:
+        serializers = importlib.import_module("pyspark.sql.pandas.serializers")
+        owners = [serializers.ArrowStreamPandasUDFSerializer]
+    assert not {name for name in names if not any(hasattr(owner, name) for owner in owners)}
+
+
+def test_frames_are_converted_as_spark_s_worker_does() -> None:
+    """The same names could convert otherwise in another release."""
     batch = pa.RecordBatch.from_pydict({"n": [1, 2], "s": ["a", None]})
     n, s = spark_versions.arrow_to_pandas(batch, "UTC", prefer_int_ext_dtype=False)
     assert (n.name, n.dtype, n.tolist(), s.name, s.tolist()) == ("n", "int64", [1, 2], "s", ["a", None])

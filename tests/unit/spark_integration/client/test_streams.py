@@ -34,7 +34,7 @@ def sent(*runs: Run) -> tuple[dict[str, int], list[pa.RecordBatch]]:
     """Return what a worker announces and sends of runs."""
     encoded = {run.schema.name: state_streams.encode_run(run) for run in runs}
     sizes = {table: sum(buffer.size for buffer in buffers) for table, buffers in encoded.items()}
-    return sizes, list(state_streams.byte_pieces(b for buffers in encoded.values() for b in buffers))
+    return sizes, list(state_streams.byte_slices(b for buffers in encoded.values() for b in buffers))
 
 
 def mapped_bytes() -> int:
@@ -57,9 +57,9 @@ def test_runs_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.Monke
     runs = state_streams.receive_runs(sizes, received, {"counts": COUNTS, "t": TABLE}, tmp_path)
     assert {table: run.batch for table, run in runs.items()} == {"counts": small.batch, "t": large.batch}
     assert list(tmp_path.iterdir()) == []
-    pieces = [piece.batch for piece in runs["t"].pieces(7, MIB)]
-    assert pa.Table.from_batches(pieces) == pa.Table.from_batches([large.batch])
-    assert max(piece.num_rows for piece in pieces) == 7
+    chunks = [chunk.batch for chunk in runs["t"].chunks(7, MIB)]
+    assert pa.Table.from_batches(chunks) == pa.Table.from_batches([large.batch])
+    assert max(chunk.num_rows for chunk in chunks) == 7
 
 
 def test_of_a_large_run_only_the_piece_that_is_read_is_in_memory(tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ def test_of_a_large_run_only_the_piece_that_is_read_is_in_memory(tmp_path: Path)
     before = mapped_bytes()
     run = state_streams.receive_runs(sizes, iter(received), {"t": TABLE}, tmp_path)["t"]
     most, rows = 0, 0
-    for piece in run.pieces(1 << 20, MIB):
-        assert piece.values.column(0).to_pylist()[-1][:4] == (rows + len(piece) - 1).to_bytes(4, "big")
-        rows += len(piece)
+    for chunk in run.chunks(1 << 20, MIB):
+        assert chunk.values.column(0).to_pylist()[-1][:4] == (rows + len(chunk) - 1).to_bytes(4, "big")
+        rows += len(chunk)
         most = max(most, mapped_bytes() - before)
     assert rows == 20_000
     assert MIB // 2 < most < 6 * MIB
     assert pa.Table.from_batches([run.batch]).column("hash").to_pylist() == list(range(20_000)), "nothing is lost"
-    del run, piece
+    del run, chunk
     assert mapped_bytes() == before
 
 
@@ -85,8 +85,8 @@ def test_a_connection_that_breaks_gives_no_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(state_streams, "FILE_BYTES", 1000)
     sizes, received = sent(large_run(100))
 
-    def receive(pieces: list[pa.RecordBatch]) -> dict[str, Run]:
-        return state_streams.receive_runs(sizes, pieces, {"t": TABLE}, tmp_path)
+    def receive(chunks: list[pa.RecordBatch]) -> dict[str, Run]:
+        return state_streams.receive_runs(sizes, chunks, {"t": TABLE}, tmp_path)
 
     with pytest.raises(UnavailableError, match="broke"):
         receive(received[:-1])
@@ -97,15 +97,15 @@ def test_a_connection_that_breaks_gives_no_run(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def rows_of(pieces: Iterator[Run]) -> list[int]:
-    return [len(piece) for piece in pieces]
+def rows_of(chunks: Iterator[Run]) -> list[int]:
+    return [len(chunk) for chunk in chunks]
 
 
 def test_pieces_are_bounded_in_rows_and_in_bytes() -> None:
-    """Wide rows make small pieces, and one row is a piece however wide it is."""
+    """Wide rows make small chunks, and one row is a chunk however wide it is."""
     run = large_run(100)
-    assert rows_of(run.pieces(40, MIB)) == [40, 40, 20]
-    assert rows_of(run.pieces(100, MIB)) == [100]
-    assert set(rows_of(run.pieces(100, 10_300))) == {10}
-    assert rows_of(run.pieces(100, 0)) == [1] * 100
-    assert rows_of(counts()["counts"].pieces(10, 10)) == []
+    assert rows_of(run.chunks(40, MIB)) == [40, 40, 20]
+    assert rows_of(run.chunks(100, MIB)) == [100]
+    assert set(rows_of(run.chunks(100, 10_300))) == {10}
+    assert rows_of(run.chunks(100, 0)) == [1] * 100
+    assert rows_of(counts()["counts"].chunks(10, 10)) == []

@@ -6,8 +6,6 @@ import logging
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -104,6 +102,7 @@ def test_a_configured_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     ("variable", "chosen"),
     [
         ("/disk1/spark,/disk2/spark", "/disk1/spark"),
+        ("/disk1/blockmgr-7a8b,/disk2/blockmgr-9c0d", "/disk1"),  # the executor's blocks, deleted when it ends
         ("", None),
         (None, None),
         ("relative", os.path.abspath("relative")),
@@ -143,32 +142,7 @@ def test_enough_shared_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert local_dirs.choose_root(None, in_memory=True) == tmp_path
 
 
-# The lock, the socket, the logs
-
-
-def test_the_lock_has_one_holder(tmp_path: Path) -> None:
-    lock = local_dirs.take_lock(tmp_path)
-    assert lock is not None
-    assert local_dirs.take_lock(tmp_path) is None
-    os.close(lock)
-    again = local_dirs.take_lock(tmp_path)
-    assert again is not None
-    assert not os.get_inheritable(again), "a process that the server starts must not keep its lock"
-    os.close(again)
-
-
-def test_those_who_share_the_lock_keep_others_out(tmp_path: Path) -> None:
-    """Several workers take over shards of one dead executor; nobody removes it meanwhile, nor serves it."""
-    shared = [local_dirs.take_lock(tmp_path, shared=True) for _ in range(2)]
-    assert None not in shared
-    assert local_dirs.take_lock(tmp_path) is None
-    for descriptor in shared:
-        assert descriptor is not None
-        os.close(descriptor)
-    alone = local_dirs.take_lock(tmp_path)
-    assert alone is not None
-    assert local_dirs.take_lock(tmp_path, shared=True) is None
-    os.close(alone)
+# Names
 
 
 def test_state_in_ram_and_on_disk_lies_apart(tmp_path: Path) -> None:
@@ -189,117 +163,3 @@ def test_the_name_of_a_shard_changes_with_what_its_versions_need() -> None:
         local_dirs.shard_name(3, 4, "rocksdb", "/data/app"),
     ]
     assert len({name, *others}) == 5
-
-
-def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
-    tmp_path: Path, own_temporary_directory: Path
-) -> None:
-    """Unix sockets have names of at most some 107 bytes."""
-    short = Path("/x/executor-1-1")
-    assert local_dirs.socket_path(short) == short / "state-server.sock"
-    long = local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD)
-    assert local_dirs.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
-    other = local_dirs.executor_directory(tmp_path / ("y" * 120), DEAD)
-    assert local_dirs.socket_path(other) != local_dirs.socket_path(long), "each has a server of its own"
-
-
-def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path) -> None:
-    local_dirs.make_log_directory()
-    old, new = (local_dirs.log_path(Path(f"executor-{i}-1")) for i in (1, 2))
-    other = old.with_name("notes.log")
-    for path in (old, new, other):
-        path.touch()
-    day_s = 24 * 60 * 60
-    for path in (old, other):
-        os.utime(path, (0, 0))
-    os.utime(new, (8 * day_s, 8 * day_s))
-    local_dirs.remove_old_logs(9 * day_s * 1000)
-    assert [p.exists() for p in (old, new, other)] == [False, True, True]
-
-
-def test_state_servers_of_one_executor_have_logs_of_their_own(own_temporary_directory: Path) -> None:
-    """One in RAM, one on disk: each would move the other's log away while that writes to it."""
-    in_ram, on_disk = (local_dirs.log_path(Path(root) / f"executor-{DEAD}") for root in ("/dev/shm/me", "/disk/me"))
-    assert in_ram != on_disk
-    local_dirs.make_log_directory()
-    for path in (in_ram, on_disk):
-        path.write_text("said long ago")
-        os.utime(path, (1, 1))
-    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
-    assert list(in_ram.parent.iterdir()) == [], "and both are known as a dead executor's"
-
-
-def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) -> None:
-    """A quiet server still writes to it."""
-    local_dirs.make_log_directory()
-    mine = local_dirs.log_path(Path(f"executor-{ProcessId.of(os.getpid())}"))
-    for path in (mine, local_dirs.log_path(Path(f"executor-{DEAD}")), mine.with_name(f"{mine.name}.1")):
-        path.write_text("said long ago")
-        os.utime(path, (1, 1))
-    local_dirs.remove_old_logs(10 * local_dirs.LOG_KEPT_MS)
-    assert sorted(p.name for p in mine.parent.iterdir()) == [mine.name, f"{mine.name}.1"]
-
-
-LOGS = """
-import logging, os, sys
-from holdfast.spark_integration.server.state_server import ServerLog
-logging.basicConfig(handlers=[ServerLog(sys.argv[1], maxBytes=2000, backupCount=1)], level=logging.INFO)
-for i in range(500):
-    logging.info("line %d", i)
-os.write(2, b"native code says something\\n")
-"""
-
-
-def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> None:
-    """A server runs for weeks; gRPC and a dying interpreter write to the error output, past any handler."""
-    path = tmp_path / "server.log"
-    with path.open("ab") as log:
-        subprocess.run([sys.executable, "-c", LOGS, path], stdout=log, stderr=log, check=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["server.log", "server.log.1"]
-    assert all(p.stat().st_size <= 2100 for p in tmp_path.iterdir())
-    assert path.read_text().endswith("native code says something\n")
-    assert "line 499" in path.read_text()
-
-
-# Notes of runs
-
-
-def test_the_notes_of_former_runs_go(tmp_path: Path) -> None:
-    """A query that is started again and again leaves two files each time."""
-    runs = tmp_path / "totals" / local_dirs.RUNS
-    runs.mkdir(parents=True)
-    for i in range(5):
-        for name in (f"run-{i}", f"run-{i}{local_dirs.CLAIM_SUFFIX}"):
-            (runs / name).write_text("")
-            os.utime(runs / name, (i, i))
-    os.utime(runs / f"run-1{local_dirs.CLAIM_SUFFIX}", (99, 99))  # a long run: its claim was renewed just now
-    local_dirs.remove_old_runs(tmp_path)
-    assert {p.name.removesuffix(local_dirs.CLAIM_SUFFIX) for p in runs.iterdir()} == {"run-1", "run-4"}
-    local_dirs.remove_old_runs(tmp_path / "absent")
-
-
-def test_an_operator_without_shards_leaves_no_folder(tmp_path: Path) -> None:
-    operator, other = tmp_path / "query" / "totals", tmp_path / "query" / "other"
-    (operator / local_dirs.RUNS).mkdir(parents=True)
-    (operator / local_dirs.RUNS / "run-1").write_text("")
-    (other / "shard-0000-aa").mkdir(parents=True)
-    local_dirs.remove_if_empty(other)
-    local_dirs.remove_if_empty(operator)
-    assert [p.name for p in (tmp_path / "query").iterdir()] == ["other"]
-    assert (other / "shard-0000-aa").is_dir()
-
-
-def test_a_query_without_shards_leaves_no_folder(tmp_path: Path) -> None:
-    """One that was second keeps its shards in a directory of its own, and has notes in the first one's, too."""
-    first, own = tmp_path / "query" / "totals", tmp_path / "query" / "totals@query"
-    for operator in (first, own):
-        (operator / local_dirs.RUNS).mkdir(parents=True)
-        for run in ("run-1", "run-2", "run-3"):
-            (operator / local_dirs.RUNS / run).write_text("")
-    shard = own / "shard-0000-aa"
-    shard.mkdir()
-    local_dirs.remove_old_runs(own.parent)
-    assert [len(list((operator / local_dirs.RUNS).iterdir())) for operator in (first, own)] == [2, 2]
-    shard.rmdir()
-    local_dirs.remove_if_empty(own)
-    assert not any(tmp_path.iterdir())

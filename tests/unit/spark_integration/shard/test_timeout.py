@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -27,6 +28,15 @@ def group_state(timeout_conf: str, now_ms: int) -> GroupState:
         keyAsUnsafe=b"",
         valueSchema=StructType(),
     )
+
+
+def test_spark_reads_a_timeout_from_the_private_name_that_is_set() -> None:
+    """`GroupState._timeout_timestamp`: were it renamed, a timer that stays would be lost, and nothing would fail."""
+    state = group_state("EventTimeTimeout", 1000)
+    state.setTimeoutTimestamp(1500)
+    assert vars(state)["_timeout_timestamp"] == 1500
+    state._timeout_timestamp = 400
+    assert json.loads(state.json())["timeoutTimestamp"] == 400, "what the worker sends to Spark"
 
 
 @pytest.mark.parametrize(

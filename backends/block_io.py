@@ -1,8 +1,8 @@
-"""Reading and writing files in pieces.
+"""Reading and writing files in small blocks.
 
 The kernel caches a write in blocks of memory as large as the write. A virtual machine gives large free blocks back to
 its host, and each of their pages must then be fetched again: 1 GB costs 2.6 s of CPU in writes of 8 MiB, and 0.3 s in
-these pieces (`docs/decisions/0010-local-files.md`). Each piece takes the GIL once.
+these small ones (`docs/decisions/0010-local-files.md`). Each block takes the GIL once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PIECE_BYTES = 256 << 10
+BLOCK_BYTES = 256 << 10
 
 
-def in_pieces(data: Buffer) -> Iterator[memoryview]:
+def in_blocks(data: Buffer) -> Iterator[memoryview]:
     """Yield views of all bytes of a C-contiguous buffer, in order."""
     view = memoryview(data).cast("B")
-    for start in range(0, len(view), PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
+    for start in range(0, len(view), BLOCK_BYTES):
+        yield view[start : start + BLOCK_BYTES]
 
 
 def write_at(file: int, data: Buffer, offset: int) -> None:
@@ -35,7 +35,7 @@ def write_at(file: int, data: Buffer, offset: int) -> None:
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
-        done += os.pwrite(file, view[done : done + PIECE_BYTES], offset + done)
+        done += os.pwrite(file, view[done : done + BLOCK_BYTES], offset + done)
 
 
 def read_at(file: int, data: memoryview, offset: int) -> int:

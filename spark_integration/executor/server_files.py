@@ -1,0 +1,90 @@
+"""How a state server and its workers find each other: a lock, a socket and a log for each directory of an executor."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import xxhash
+
+from holdfast.backends import local_files
+from holdfast.spark_integration.executor.local_dirs import private_directory, user_directory
+from holdfast.spark_integration.executor.processes import ProcessId
+
+LOCK_NAME = "state-server.lock"
+LOG_KEPT_MS = 7 * 24 * 60 * 60_000
+_SOCKET_PATH_LIMIT = 100
+
+
+def socket_path(executor_directory: Path) -> Path:
+    """Return the socket of an executor's state server; Unix limits its path to about 107 bytes."""
+    path = executor_directory / "state-server.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+        return path
+    return user_directory(Path(tempfile.gettempdir())) / f"{_digest(executor_directory)}.sock"
+
+
+def log_path(executor_directory: Path) -> Path:
+    """Return the state server's log file, which outlives the executor."""
+    return _log_directory() / f"state-server-{executor_directory.name}.{_digest(executor_directory)}.log"
+
+
+def _digest(executor_directory: Path) -> str:
+    """Tell an executor's directories apart: one in RAM, one on disk, one for each ``spark.holdfast.local.dir``.
+
+    Each has a state server of its own.
+    """
+    return xxhash.xxh3_64_hexdigest(os.fsencode(executor_directory))
+
+
+def make_log_directory() -> None:
+    """Make the directory of the log files."""
+    user_directory(Path(tempfile.gettempdir()))
+    private_directory(_log_directory())
+
+
+def _log_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}" / "logs"
+
+
+def remove_old_logs(now_ms: int) -> None:
+    """Delete logs of ended executors that were not written to for `LOG_KEPT_MS`."""
+    for path in _log_directory().glob("state-server-*.log*"):
+        executor = ProcessId.parse(path.name.partition(".")[0].removeprefix("state-server-executor-"))
+        with suppress(OSError):
+            is_old = path.stat().st_mtime_ns // 1_000_000 < now_ms - LOG_KEPT_MS
+            if is_old and not (executor is not None and executor.is_alive()):
+                path.unlink()
+
+
+def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
+    """Return a descriptor that holds the executor's server lock, or None if another process holds it.
+
+    Parameters
+    ----------
+    shared : bool, default False
+        Share it with other processes that ask for it shared.
+
+    Raises
+    ------
+    UnavailableError
+        The directory is not there, or not writable.
+    """
+    with local_files.writing(executor_directory):
+        descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        if not try_lock(descriptor, shared=shared):
+            os.close(descriptor)
+            return None
+    return descriptor
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file or directory until it is closed; tell whether no other process holds it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""The lock, the socket and the logs of a state server: one of each for each directory of an executor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast.spark_integration.executor import local_dirs, server_files
+from holdfast.spark_integration.executor.processes import ProcessId
+
+DEAD = ProcessId(2**22 + 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path_factory.mktemp("tmp")
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def test_the_lock_has_one_holder(tmp_path: Path) -> None:
+    lock = server_files.take_lock(tmp_path)
+    assert lock is not None
+    assert server_files.take_lock(tmp_path) is None
+    os.close(lock)
+    again = server_files.take_lock(tmp_path)
+    assert again is not None
+    assert not os.get_inheritable(again), "a process that the server starts must not keep its lock"
+    os.close(again)
+
+
+def test_those_who_share_the_lock_keep_others_out(tmp_path: Path) -> None:
+    """Several workers take over shards of one dead executor; nobody removes it meanwhile, nor serves it."""
+    shared = [server_files.take_lock(tmp_path, shared=True) for _ in range(2)]
+    assert None not in shared
+    assert server_files.take_lock(tmp_path) is None
+    for descriptor in shared:
+        assert descriptor is not None
+        os.close(descriptor)
+    alone = server_files.take_lock(tmp_path)
+    assert alone is not None
+    assert server_files.take_lock(tmp_path, shared=True) is None
+    os.close(alone)
+
+
+def test_the_socket_of_a_long_path_lies_in_the_temporary_directory(
+    tmp_path: Path, own_temporary_directory: Path
+) -> None:
+    """Unix sockets have names of at most some 107 bytes."""
+    short = Path("/x/executor-1-1")
+    assert server_files.socket_path(short) == short / "state-server.sock"
+    long = local_dirs.executor_directory(tmp_path / ("x" * 120), DEAD)
+    assert server_files.socket_path(long).parent == own_temporary_directory / f"holdfast-{os.getuid()}"
+    other = local_dirs.executor_directory(tmp_path / ("y" * 120), DEAD)
+    assert server_files.socket_path(other) != server_files.socket_path(long), "each has a server of its own"
+
+
+def test_logs_are_removed_when_they_are_a_week_old(own_temporary_directory: Path) -> None:
+    server_files.make_log_directory()
+    old, new = (server_files.log_path(Path(f"executor-{i}-1")) for i in (1, 2))
+    other = old.with_name("notes.log")
+    for path in (old, new, other):
+        path.touch()
+    day_s = 24 * 60 * 60
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    os.utime(new, (8 * day_s, 8 * day_s))
+    server_files.remove_old_logs(9 * day_s * 1000)
+    assert [p.exists() for p in (old, new, other)] == [False, True, True]
+
+
+def test_state_servers_of_one_executor_have_logs_of_their_own(own_temporary_directory: Path) -> None:
+    """One in RAM, one on disk: each would move the other's log away while that writes to it."""
+    in_ram, on_disk = (server_files.log_path(Path(root) / f"executor-{DEAD}") for root in ("/dev/shm/me", "/disk/me"))
+    assert in_ram != on_disk
+    server_files.make_log_directory()
+    for path in (in_ram, on_disk):
+        path.write_text("said long ago")
+        os.utime(path, (1, 1))
+    server_files.remove_old_logs(10 * server_files.LOG_KEPT_MS)
+    assert list(in_ram.parent.iterdir()) == [], "and both are known as a dead executor's"
+
+
+def test_the_log_of_an_executor_that_lives_stays(own_temporary_directory: Path) -> None:
+    """A quiet server still writes to it."""
+    server_files.make_log_directory()
+    mine = server_files.log_path(Path(f"executor-{ProcessId.of(os.getpid())}"))
+    for path in (mine, server_files.log_path(Path(f"executor-{DEAD}")), mine.with_name(f"{mine.name}.1")):
+        path.write_text("said long ago")
+        os.utime(path, (1, 1))
+    server_files.remove_old_logs(10 * server_files.LOG_KEPT_MS)
+    assert sorted(p.name for p in mine.parent.iterdir()) == [mine.name, f"{mine.name}.1"]
+
+
+LOGS = """
+import logging, os, sys
+from holdfast.spark_integration.server.state_server import ServerLog
+logging.basicConfig(handlers=[ServerLog(sys.argv[1], maxBytes=2000, backupCount=1)], level=logging.INFO)
+for i in range(500):
+    logging.info("line %d", i)
+os.write(2, b"native code says something\\n")
+"""
+
+
+def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> None:
+    """A server runs for weeks; gRPC and a dying interpreter write to the error output, past any handler."""
+    path = tmp_path / "server.log"
+    with path.open("ab") as log:
+        subprocess.run([sys.executable, "-c", LOGS, path], stdout=log, stderr=log, check=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["server.log", "server.log.1"]
+    assert all(p.stat().st_size <= 2100 for p in tmp_path.iterdir())
+    assert path.read_text().endswith("native code says something\n")
+    assert "line 499" in path.read_text()
