@@ -71,16 +71,16 @@ class RestoredVersion:
     Attributes
     ----------
     pointer : Pointer
-        The version that was asked for. Or, where too much was written to be held at once, an older one of its
-        lineage, to be made first: asked again with that one held, the log goes on from there.
+        The version asked for. Or, if that is too much to hold at once, an older one of its lineage to make first:
+        asked again with that one held, the log goes on from there.
     base : Pointer or None
-        The version on which `runs` build; None where they are complete state.
+        The version that `runs` build on; None if they are the complete state.
     runs : mapping of str to Run
         By table.
     properties : mapping
         What the log keeps with the version; JSON values.
     frozen : FrozenVersion or None
-        The base, where it is not held.
+        The base, unless it is held.
     """
 
     pointer: Pointer
@@ -124,16 +124,15 @@ class CommitLog(Protocol):
         """
 
     def restore(self, pointer: Pointer, held: Collection[Pointer] = ()) -> AbstractContextManager[RestoredVersion]:
-        """Return a version: what was written since the newest of `held` that it descends from, else all of it.
+        """Return a version: the writes since its newest ancestor in `held`, else all of it.
 
-        It may be an older one, on the way to that version; see `RestoredVersion`.
-
-        Files that come with it are gone after the context, unless a backend has taken them.
+        It may be an older one, on the way to that version; see `RestoredVersion`. Its files are gone after the
+        context, unless a backend has taken them.
 
         Raises
         ------
         StateLostError, CorruptionError
-            It cannot be had.
+            It cannot be restored.
         """
 
 
@@ -165,16 +164,16 @@ class VersionedStore:
         Parameters
         ----------
         pointer : Pointer or None
-            None begins with empty state: right only where no state was ever committed.
+            None begins with empty state: right only if no state was ever committed.
         version : int, optional
             The version to commit; by default the next one.
 
         Raises
         ------
         StateLostError
-            The version is not here and there is no log to restore it from.
+            The version is not held, and there is no log to restore it from.
         CorruptionError
-            What the log has of the version is damaged or incomplete.
+            The log's copy of the version is damaged or incomplete.
         """
         base_version = pointer.version if pointer else 0
         version = base_version + 1 if version is None else version
@@ -186,14 +185,14 @@ class VersionedStore:
         return Transaction(pointer, version, view, self._backend.tables, self._commit)
 
     def read_at(self, pointer: Pointer) -> View:
-        """Return a view of a version, restored first where it is not held here.
+        """Return a view of a version; restores it first if it is not held.
 
         Raises
         ------
         StateLostError, CorruptionError
             As for `begin`.
         UnavailableError
-            Others have dropped the version each time it was restored.
+            Another process dropped the version each time it was restored.
         """
         view = self._view(pointer)
         failure: HoldfastError | None = None
@@ -214,7 +213,7 @@ class VersionedStore:
         return view
 
     def _view(self, pointer: Pointer) -> View | None:
-        """Return a view of a version, None where it is not held here."""
+        """Return a view of a version; None if it is not held."""
         try:
             return self._backend.view(pointer)
         except NotFoundError as missing:
@@ -252,7 +251,7 @@ class VersionedStore:
             held, on_the_way = [restored.pointer], restored.pointer if is_new else None
 
     def _make(self, restored: RestoredVersion) -> bool:
-        """Make what the log returned; tell whether it was not here before."""
+        """Make the version that the log returned; return whether it is new here."""
         new = restored.pointer
         if restored.base is None:
             was_here = new in self._backend.versions()
@@ -289,7 +288,7 @@ class VersionedStore:
     def _apply(
         self, base: Pointer | None, new: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
     ) -> None:
-        """Apply, restoring a base that went away since the transaction began."""
+        """Apply; restores a base that was dropped since the transaction began."""
         for _ in range(RESTORE_TRIES):
             try:
                 self._backend.apply(base, new, runs, properties)
@@ -302,7 +301,7 @@ class VersionedStore:
 
     @contextmanager
     def pin(self, pointer: Pointer) -> Iterator[View]:
-        """Hold a version against `prune` while the context lasts, and return a view of it."""
+        """Protect a version from `prune` while the context lasts; returns a view of it."""
         with self._pins_lock:
             self._pins[pointer] += 1
         try:
@@ -319,8 +318,8 @@ class VersionedStore:
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted, and begins its next transaction at: it, all later ones
-            and all pinned ones stay. Where older ones are needed after all, the commit log has them.
+            The version that the query has accepted and starts its next transaction from. It, all later and all pinned
+            versions stay. If older ones are needed after all, the commit log has them.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""One attempt at one micro-batch: reads a version, gathers writes, and commits them as the next version."""
+"""One attempt at one micro-batch: reads a version, collects writes, commits them as the next version."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from holdfast.errors import ClosedError, InvalidArgumentError
 class Transaction:
     """Reads of one version plus this attempt's own writes.
 
-    Made by `VersionedStore.begin`. Nothing that is written is visible to anybody before `commit`, nor
-    after `abort`, nor when the process dies. As a context manager it aborts unless it was committed.
+    Made by `VersionedStore.begin`. Writes are visible to nobody before `commit`, nor after `abort`, nor if the process
+    dies. As a context manager it aborts unless it was committed.
 
     Notes
     -----
@@ -46,7 +46,7 @@ class Transaction:
 
     @property
     def view(self) -> View | None:
-        """The version this transaction reads; None where there is none yet."""
+        """The version this transaction reads; None if there is none yet."""
         return self._view
 
     def get(self, table: str, keys: Keys) -> Found:
@@ -84,14 +84,14 @@ class Transaction:
         return touched
 
     def put(self, table: str, keys: Keys, values: pa.Table | pa.RecordBatch) -> None:
-        """Set the value of each key; where a key stands several times, the last row counts.
+        """Set the value of each key; of duplicate keys, the last row wins.
 
         Raises
         ------
         SchemaMismatchError
-            The values do not fit the table; where one value is at fault, the error names its column and key.
+            The values do not fit the table; if a single value is at fault, the error names its column and key.
         InvalidArgumentError
-            Not one row of values for each key.
+            The numbers of keys and of rows differ.
         """
         schema = self._schema(table)
         if values.num_rows != len(keys):
@@ -113,8 +113,8 @@ class Transaction:
 
         Notes
         -----
-        Cost: rows are read as they are asked for, and the first ones cost little. What is written meanwhile does not
-        show in the scan, so rows can be written and deleted while they are scanned. The scan ends with the transaction.
+        Cost: rows are read on demand, and the first ones cost little. Writes made during a scan do not appear in it, so
+        rows can be written and deleted while they are scanned. The scan ends with the transaction.
         """
         self._schema(table)
         writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
@@ -138,7 +138,7 @@ class Transaction:
         return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes)
 
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
-        """Remove every row that begins with one of `prefixes`: all entries of some maps, say."""
+        """Remove every row that begins with one of `prefixes`, such as all entries of some maps."""
         for run in self.scan_prefix(table, prefixes):
             self.delete(table, Keys(run.hashes, run.keys))
 
@@ -148,14 +148,14 @@ class Transaction:
         Returns
         -------
         Pointer or None
-            Names the new version. Where nothing was written it is the pointer this transaction began at.
+            The new version; without writes, the pointer that this transaction began at.
 
         Raises
         ------
         UnavailableError
             Local or durable storage failed. The transaction is aborted and no version was made.
         StateLostError
-            The version this transaction reads is gone meanwhile, and cannot be restored.
+            The version this transaction reads was dropped meanwhile and cannot be restored.
         """
         self._require_open()
         runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
@@ -165,7 +165,7 @@ class Transaction:
             self.abort()
 
     def abort(self) -> None:
-        """Drop the writes. Doing it twice, or after `commit`, is fine."""
+        """Drop the writes. Safe to call twice, or after `commit`."""
         self._open = False
         self._writes.clear()
         if self._view is not None:

@@ -1,7 +1,7 @@
 """The object storage boundary: whole, immutable objects under keys, and nothing else.
 
-Everything holdfast keeps durably passes through `ObjectStorage`. The seam is small on purpose: four
-methods that every file system and object store can offer, with the guarantees the layers above build on::
+All durable data passes through `ObjectStorage`. The seam is deliberately small: four methods that every file system and
+object store can offer, with the guarantees that the layers above build on::
 
     url                    file:///data/app                     s3://bucket/app
     key                    totals/shard-0003/commits/17-9f3c    (relative, split by "/")
@@ -11,15 +11,15 @@ Invariants, by name; `holdfast.testing.storage_contract` checks each:
 
 whole       a key names all the bytes of one put or nothing, at every moment, for every reader, after any crash
 durable     when `put` returns, the object survives a crash of this process and, on local disks, of the machine
-fresh       `get` and `list` ask the store; nothing is answered from a cache
-counted     each request that the client shows is counted, retries too: `ObjectStorage.requests`
+fresh       `get` and `list` ask the store, never a cache
+counted     every request visible in the client is counted, retries too: `ObjectStorage.requests`
 typed       each failure is a `holdfast.errors` class, third-party exceptions are mapped in `errors` only
 contained   a key is validated before any I/O and cannot lead outside the root
 silent      credentials are in no URL, repr, log record, exception or pickle
-bounded     no call waits for ever: attempts and time-outs are limited by default
+bounded     no call waits for ever: attempts and time-outs have default limits
 
-Keys are written once: whoever creates an object chooses a new name (a random id), so no operation needs a
-lock, a rename or a condition. Putting the same bytes again after an unclear failure does no harm.
+Keys are written once: each object gets a new name (a random id), so no operation needs a lock, a rename or a condition.
+Putting the same bytes again after an unclear failure is harmless.
 
 Implementations: `local` (file), `s3`, `hdfs`, `fsspec` (memory and any other fsspec URL); `opening` chooses by URL.
 `wrappers` add a prefix or a bandwidth limit. `probe` tries all four methods when a query starts.
@@ -50,7 +50,7 @@ ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing tells of one object.
+    """One object in a listing.
 
     Attributes
     ----------
@@ -68,11 +68,11 @@ class ObjectInfo:
 
 
 class RequestCounts:
-    """What users of a store pay for: requests by action, and the bytes of the objects that were stored and returned.
+    """What users of a store pay for: requests by action, and bytes stored and returned.
 
     Notes
     -----
-    Threads: any. Each counts for itself, without a lock, so that a fork in the middle leaves none that is held.
+    Threads: any. Each has counters of its own, without a lock, so a fork never inherits a held one.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class ObjectStorage(ABC):
 
     @property
     def requests(self) -> dict[str, int]:
-        """What was asked of the store so far, as sums since this instance was made.
+        """The requests to the store since this instance was made, as sums.
 
         ``put``, ``get``, ``list`` and ``delete`` count requests: each attempt of a client that shows them (S3: parts,
         pages and batches of keys too; what only ends or aborts an upload as well), else each operation.
@@ -144,8 +144,7 @@ class ObjectStorage(ABC):
         ConflictError
             The storage can tell that the key holds other bytes; only some can.
         UnavailableError
-            The storage did not answer, or is full. The object is stored whole or not at all; which of the two
-            is not known.
+            The storage did not answer, or is full. The object is stored whole or not at all; which is unknown.
         """
 
     @abstractmethod
@@ -217,15 +216,15 @@ class ObjectStorage(ABC):
         """
 
     def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
-        """Remove what puts that were killed have left behind: no list shows it, but it takes space.
+        """Remove leftovers of killed puts: no list shows them, but they take space.
 
         Parameters
         ----------
         prefix : str
             A folder, as for `list`; nothing outside of it is touched.
         before_ms : int
-            Only what was begun before, by the store's clock, in ms since 1970: a younger one may still be at work. A
-            put whose upload is taken away fails with UnavailableError, and has stored nothing.
+            Only uploads begun before this time, by the store's clock, in ms since 1970: younger ones may be alive.
+            A put whose upload is removed fails with UnavailableError and stores nothing.
 
         Returns
         -------

@@ -6,8 +6,8 @@
     spark.holdfast.storage.client_kwargs.endpoint_url     http://h:9     "client_kwargs": {"endpoint_url": ...},
     spark.holdfast.storage.config_kwargs.read_timeout     5              "config_kwargs": {"read_timeout": 5.0}}
 
-A name is converted only if it stands in a table below; whatever is not listed stays a string. So an
-access key that happens to look like a number or like "true" is never changed.
+Only names in the tables below are converted; all others stay strings. So an access key that looks like a number or like
+"true" is never changed.
 """
 
 from __future__ import annotations
