@@ -89,7 +89,7 @@ def test_a_probe_that_failed_is_made_again(storage: FaultyStorage, tmp_path: Pat
         Fault("fail", action="delete", times=2, error=lambda: InvalidArgumentError("denied", action="delete"))
     )
     for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed its test.*denied.*action=delete"):
+        with pytest.raises(InvalidArgumentError, match=r"checkpoint\.dir failed the check.*denied.*action=delete"):
             claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
         assert not [info for info in storage.list("") if info.key.endswith("/operator")]
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
