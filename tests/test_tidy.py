@@ -155,7 +155,6 @@ LARGE_FOLDERS: dict[str, int] = {}
 LONG_TESTS = {
     "tests/unit/holdfast/test_commands.py": 569,
     "tests/unit/snapshotter/ownership/test_claims.py": 503,
-    "tests/unit/snapshotter/test_commits.py": 562,
     "tests/unit/snapshotter/snapshots/test_snapshots.py": 459,
     "tests/unit/snapshotter/upkeep/test_upkeep.py": 513,
 }

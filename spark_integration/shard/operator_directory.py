@@ -75,7 +75,7 @@ def begin_directory(
             return operator, claim(operator)
         except ConflictError as exc:
             # Moving elsewhere helps only against another query: a copy of this one, a newer run, or another of its
-        # operators would be met there, too.
+            # operators would be met there, too.
             if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)
