@@ -26,6 +26,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,15 +90,25 @@ class RestoredVersion:
     frozen: FrozenVersion | None = None
 
 
-class PendingCommit(Protocol):
-    """A commit on its way into the log."""
+@dataclass(frozen=True)
+class PendingCommit:
+    """A commit on its way into the log.
 
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """What to keep with the new version; known before the commit is durable."""
+    Attributes
+    ----------
+    properties : mapping
+        What to keep with the new version; known before the commit is durable.
+    done : concurrent.futures.Future or None
+        The upload; None where the query's pointer carries the commit.
+    """
+
+    properties: Mapping[str, Any]
+    done: Future[None] | None = None
 
     def wait(self) -> None:
         """Return when the commit is durable; raise what went wrong."""
+        if self.done is not None:
+            self.done.result()
 
 
 class CommitLog(Protocol):
@@ -169,7 +180,7 @@ class VersionedStore:
         version = base_version + 1 if version is None else version
         if version <= base_version:
             raise InvalidArgumentError(
-                "a transaction commits a later version than it reads", version=version, reads=base_version
+                "a transaction must commit a later version than it reads", version=version, reads=base_version
             )
         view = self.read_at(pointer) if pointer else None
         return Transaction(pointer, version, view, self._backend.tables, self._commit)
@@ -209,9 +220,8 @@ class VersionedStore:
         except NotFoundError as missing:
             if self._log is None:
                 raise StateLostError(
-                    "the state of this pointer is gone with the process that held it, and no checkpoint "
-                    "directory was set: start the query again from the beginning, and set "
-                    "spark.holdfast.checkpoint.dir to keep state",
+                    "the state was lost with the process that held it, since no checkpoint directory is set: restart "
+                    "the query from the beginning, and set spark.holdfast.checkpoint.dir to keep state",
                     version=pointer.version,
                     commit=pointer.commit_id,
                 ) from missing
@@ -326,7 +336,7 @@ class VersionedStore:
 
 def _dropped_by_others(pointer: Pointer | None) -> UnavailableError:
     return UnavailableError(
-        "others dropped this version each time it was restored: stop what else reads or writes the shard's directory, "
-        "and start the query again; nothing is lost",
+        "another process dropped this version each time it was restored: stop whatever else uses the shard's "
+        "directory, and restart the query; no state is lost",
         pointer=pointer,
     )

@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -43,7 +43,7 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, StateLostError
-from holdfast.mvcc.store import FrozenVersion, RestoredVersion
+from holdfast.mvcc.store import FrozenVersion, PendingCommit, RestoredVersion
 from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, CleanedUp, Manifest
@@ -60,32 +60,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PendingCommit:
-    """A commit on its way; see `holdfast.mvcc.store.PendingCommit`."""
-
-    properties: Mapping[str, Any]
-    done: Future[None] | None
-
-    def wait(self) -> None:
-        """Return when the commit is durable, or in the hands of the query; raise what went wrong."""
-        if self.done is not None:
-            self.done.result()
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How to come to a version.
+class _RestorePlan:
+    """How to restore a version.
 
     Attributes
     ----------
     base : Pointer or None
-        A version held locally, at which to begin.
+        A local version to start from.
     chain : tuple of ChainEntry
-        What the version is made of, as far as it can be had: where a snapshot is damaged, what that stands for.
+        What the version is made of; in place of a damaged snapshot, what that replaced.
     commits : tuple of ChainEntry
-        Those of the chain that come after the base or the snapshot.
+        Those of the chain after the base or the snapshot.
     snapshot : Downloaded or None
-        At which to begin where nothing is held.
+        What to start from without a local version.
     """
 
     base: Pointer | None
@@ -173,15 +160,15 @@ class ObjectCommitLog:
         data, entry = self._commits.encode(pointer, covered, runs)
         if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
             self.carried[pointer] = data.to_pybytes()
-            return PendingCommit(covered.to_json(), None)
+            return PendingCommit(covered.to_json())
         done = self.executor.submit(self.objects.put, entry.key, data)
         return PendingCommit(Lineage((*lineage.chain, entry), (), entry).to_json(), done)
 
     def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:
             raise StateLostError(
-                "the commit of this version was kept in the row of the query's pointer, and did not come with it: "
-                "start the query from its own checkpoint location",
+                "the commit of this version travels with the query's pointer, and did not arrive with it: start the "
+                "query from its own checkpoint location",
                 version=pointer.version,
                 commit=pointer.commit_id,
             )
@@ -229,20 +216,20 @@ class ObjectCommitLog:
         is_carried = pointer in self.carried
         commit = self._carried_commit(pointer) if is_carried else self._commits.fetch_newest(pointer)
         with ExitStack() as folders:
-            way = self._way(commit, {p for p in held if p != pointer}, folders)
-            part = self._first_part(way.commits)
+            plan = self._plan(commit, {p for p in held if p != pointer}, folders)
+            part = self._first_part(plan.commits)
             commits = list(self.executor.map(self._commits.fetch, part))
-            if len(part) == len(way.commits) and self._fits(part, commit.entry.content_bytes):
+            if len(part) == len(plan.commits) and self._fits(part, commit.entry.content_bytes):
                 own = commit.entry
                 reached = commit.lineage if is_carried else Lineage((*commit.lineage.chain, own), (), own)
-                yield self._restored(pointer, [*commits, commit], way, reached)
+                yield self._restored(pointer, [*commits, commit], plan, reached)
             else:
                 last = part[-1]
-                reached = Lineage(way.chain[: way.chain.index(last) + 1], (), last)
-                yield self._restored(last.pointer, commits, way, reached)
+                reached = Lineage(plan.chain[: plan.chain.index(last) + 1], (), last)
+                yield self._restored(last.pointer, commits, plan, reached)
 
     def _first_part(self, commits: Chain) -> Chain:
-        """Return the commits to read at a time: as many as fit, but one at least."""
+        """Return the commits of the next step: as many as fit, at least one."""
         ends = list(accumulate(entry.content_bytes for entry in commits))
         count = bisect_right(ends, self.step_bytes)
         return commits[: max(1, count)]
@@ -250,18 +237,18 @@ class ObjectCommitLog:
     def _fits(self, part: Chain, newest_bytes: int) -> bool:
         return not part or sum(entry.content_bytes for entry in part) + newest_bytes <= self.step_bytes
 
-    def _way(self, commit: Commit, held: Collection[Pointer], folders: ExitStack) -> _Way:
-        """Find out how to come to a commit's version; where its snapshot is damaged, go around it."""
+    def _plan(self, commit: Commit, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
+        """Plan how to restore a commit's version; a damaged snapshot is bypassed."""
         chain: Chain = commit.lineage.chain
         later: Chain = ()
         carried = [pointer for pointer in commit.lineage.since if pointer in held]
         if carried:
-            return _Way(carried[-1], chain, ())
+            return _RestorePlan(carried[-1], chain, ())
         damage: CorruptionError | None = None
-        way: _Way | None = None
-        while way is None:
+        plan: _RestorePlan | None = None
+        while plan is None:
             try:
-                way = self._beginning(chain, held, folders)
+                plan = self._start_of(chain, held, folders)
             except CorruptionError as exc:
                 damage = damage or exc
                 try:
@@ -272,17 +259,17 @@ class ObjectCommitLog:
                 later = (*chain[1:], *later)
                 chain, commit = before
         if damage is not None:
-            count = len(way.commits) + len(later) + 1
+            count = len(plan.commits) + len(later) + 1
             _log.warning("restored without a damaged snapshot, from %d commits: %s", count, damage)
-        return replace(way, chain=(*way.chain, *later), commits=(*way.commits, *later))
+        return replace(plan, chain=(*plan.chain, *later), commits=(*plan.commits, *later))
 
-    def _beginning(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _Way:
-        """Return the newest version held that a chain comes from; or its snapshot, downloaded."""
+    def _start_of(self, chain: Chain, held: Collection[Pointer], folders: ExitStack) -> _RestorePlan:
+        """Start from the newest local version in a chain, else from its snapshot, downloaded."""
         places = [i for i, entry in enumerate(chain) if entry.pointer in held]
         if places:
-            return _Way(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])
+            return _RestorePlan(chain[places[-1]].pointer, chain, chain[places[-1] + 1 :])
         if not chain or chain[0].kind != "snapshot":
-            return _Way(None, chain, chain)
+            return _RestorePlan(None, chain, chain)
         if chain[0] in self._damaged:
             raise self._damaged[chain[0]]
         try:
@@ -291,10 +278,10 @@ class ObjectCommitLog:
         except CorruptionError as exc:
             self._damaged[chain[0]] = exc
             raise
-        return _Way(None, chain, chain[1:], snapshot)
+        return _RestorePlan(None, chain, chain[1:], snapshot)
 
     def _require_backend(self, manifest: Manifest, entry: ChainEntry) -> None:
-        """Raise `CorruptionError` where nothing here opens the files of a snapshot."""
+        """Raise `CorruptionError` if no backend here opens a snapshot's files."""
         try:
             find_backend(manifest.backend)
         except InvalidArgumentError as exc:
@@ -305,9 +292,9 @@ class ObjectCommitLog:
             ) from exc
 
     def _around(self, chain: Chain, commit: Commit) -> tuple[Chain, Commit]:
-        """Return what a damaged snapshot stands for, and its newest commit; `commit` is the one after the chain.
+        """Return the chain that a damaged snapshot replaced, and its newest commit; `commit` follows the chain.
 
-        That commit is older than the chain, so this comes to an end.
+        That commit is older than the chain, so this terminates.
         """
         first = self._commits.fetch(chain[1]) if len(chain) > 1 else commit
         last = first.lineage.last
@@ -316,15 +303,17 @@ class ObjectCommitLog:
         before = self._commits.fetch(last)
         return (*before.lineage.chain, last), before
 
-    def _restored(self, pointer: Pointer, commits: list[Commit], way: _Way, lineage: Lineage) -> RestoredVersion:
+    def _restored(
+        self, pointer: Pointer, commits: list[Commit], plan: _RestorePlan, lineage: Lineage
+    ) -> RestoredVersion:
         rows, properties = self._commits.rows, lineage.to_json()
-        if way.snapshot is None:
-            return RestoredVersion(pointer, way.base, rows(commits, {}, drop_deletes=way.base is None), properties)
-        manifest = way.snapshot.manifest
+        if plan.snapshot is None:
+            return RestoredVersion(pointer, plan.base, rows(commits, {}, drop_deletes=plan.base is None), properties)
+        manifest = plan.snapshot.manifest
         if manifest.backend == self.backend_name:
-            frozen = FrozenVersion(manifest.pointer, way.snapshot.folder)
+            frozen = FrozenVersion(manifest.pointer, plan.snapshot.folder)
             return RestoredVersion(pointer, manifest.pointer, rows(commits, {}, drop_deletes=False), properties, frozen)
-        below = self._thawed_rows(way.snapshot)
+        below = self._thawed_rows(plan.snapshot)
         return RestoredVersion(pointer, None, rows(commits, below, drop_deletes=True), properties)
 
     def _thawed_rows(self, snapshot: Downloaded) -> dict[str, Run]:

@@ -52,7 +52,7 @@ SPANS = (
     ("commit: apply", "backends.run_files.backend", "RunFilesBackend.apply"),
     ("commit: apply: merge", "backends.run_files.backend", "merge_runs"),
     ("commit: apply: write run", "backends.run_files.backend", "RunFilesBackend._write_run"),
-    ("commit: wait for put", "snapshotter.commits", "PendingCommit.wait"),
+    ("commit: wait for put", "mvcc.store", "PendingCommit.wait"),
     ("announce", "spark_integration.shard.announcing", "announce"),
 )
 GENERATORS = (

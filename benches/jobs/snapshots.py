@@ -31,7 +31,8 @@ from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 
 FULL_BYTES, NEW_BYTES = "bytes of a snapshot", "bytes sent for it"
 _THREADS = 8

@@ -19,7 +19,7 @@ from holdfast.benches.jobs.by_key import JobByKey
 from holdfast.benches.jobs.job import Job, SparkJob, StoreJob
 from holdfast.benches.jobs.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
 from holdfast.benches.runs import queries
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,7 +25,8 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableErro
 from holdfast.examples.flights import data, report
 from holdfast.examples.flights.query import Job, encode, storage_values
 from holdfast.examples.flights.starts import Start, StartWatch
-from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.java import ensure_java
 

@@ -31,7 +31,8 @@ from holdfast.examples.flights.data import FLIGHT_COLUMNS
 from holdfast.examples.flights.starts import note_session
 from holdfast.examples.flights.totals import OPERATOR, running_totals
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.java import ensure_java
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``holdfast gc``: delete what no version that a query may return to can need."""
+"""``holdfast gc``: delete what no version that a query may return to needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
-from holdfast.snapshotter.ownership.claim_listing import claims_folder, retained_versions
+from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
@@ -26,15 +26,15 @@ _HOUR_MS = 60 * 60_000
 
 @dataclass
 class Outcome:
-    """What is planned for a shard, or for what lies beside the shards of an operator, and what came of it.
+    """The plan for a shard, or for what lies beside an operator's shards, and its result.
 
     Attributes
     ----------
     plan : Plan
     sizes : dict of str to int
-        Bytes by key, of all objects that go.
+        Bytes by key, of all objects to delete.
     error : HoldfastError or None
-        Why nothing could be planned, or not all could be deleted.
+        Why planning or a deletion failed.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class Outcome:
 @click.command()
 @on_checkpoint
 @retain_option(
-    "Versions before the newest one that stay: less than the query's minBatchesToRetain takes away its way back."
+    "Versions to keep before the newest one; fewer than minBatchesToRetain deletes some that Spark may return to."
 )
 @click.option(
     "--grace",
@@ -54,10 +54,10 @@ class Outcome:
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="What was stored since then stays, whatever it is: longer than any upload takes.",
+    help="Keep everything stored within this time; choose longer than any upload takes.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 def gc(
     url: str,
     operator: str | None,
@@ -68,16 +68,16 @@ def gc(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Delete what no version that a query may return to can need.
+    """Delete what no version that a query may return to needs.
 
-    URL is the checkpoint directory: what spark.holdfast.checkpoint.dir says. Queries clean up by themselves; this is
-    for what is left of those that are gone for good, of executors that died, and of uploads that nobody finished. A
-    query may run meanwhile.
+    URL is the checkpoint directory, as in spark.holdfast.checkpoint.dir. Running queries clean up by themselves; this
+    cleans up after queries that are gone for good, executors that died, and uploads that nobody finished. It is safe
+    beside a running query.
     """
     if not math.isfinite(grace_hours):
         raise InvalidArgumentError("--grace must be a number of hours", given=grace_hours)
     if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
-        raise InvalidArgumentError("nobody can be asked here: give --yes to delete, or --dry-run to look")
+        raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete, or --dry-run to preview")
     with opened(url, options, operator) as target:
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_hours * _HOUR_MS)
@@ -111,8 +111,8 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> l
         # A folder that only looks like a shard of this operator is left alone.
         ours = [shard for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
         work += [(shard, retained) for shard in ours]
-    plan_one = partial(_plan, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    return [*outcomes, *target.executor.map(lambda pair: plan_one(pair[0], retain=pair[1]), work)]
+    outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
+    return [*outcomes, *target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work)]
 
 
 def _is_of(record: OperatorRecord, prefix: str) -> bool:
@@ -121,29 +121,30 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
-    stamps = [info for info in operator.others if info.key.startswith(f"{claims_folder(operator.name)}now.")]
-    found = dict.fromkeys((info.key for info in operator.probes()), "left by a test of the storage")
-    found |= dict.fromkeys((info.key for info in stamps), "left by a look at the store's clock")
-    old = [info for info in operator.others if info.key in found and info.modified_ms <= before_ms]
-    sizes = {info.key.removeprefix(f"{operator.name}/"): info.size_bytes for info in old}
-    return Outcome(Plan(operator.name, 0, {}, {k: found[f"{operator.name}/{k}"] for k in sizes}), sizes)
+    found = dict.fromkeys(operator.probes(), "left by a test of the storage")
+    found |= dict.fromkeys(operator.stamps(), "left by a reading of the store's clock")
+    old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
+    sizes = {info.key: info.size_bytes for info in old}
+    return Outcome(Plan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)
 
 
-def _plan(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
+def _outcome(target: Target, shard: ShardListing, *, retain: int, now_ms: int, grace_ms: int) -> Outcome:
     try:
         try:
-            planned = _judged(target, shard, retain, now_ms, grace_ms)
+            planned = _plan(target, shard, retain, now_ms, grace_ms)
         except NotFoundError:  # somebody else cleans up, and has done so since the listing
             shard = list_shard(target.of(shard))
-            planned = _judged(target, shard, retain, now_ms, grace_ms)
+            planned = _plan(target, shard, retain, now_ms, grace_ms)
     except InvalidArgumentError:  # access denied, for one, which is no matter of this shard
         raise
     except HoldfastError as exc:
-        return Outcome(Plan(shard.prefix, 0, dict.fromkeys(shard.objects, "nobody knows what is needed")), {}, exc)
+        return Outcome(
+            Plan(shard.prefix, 0, dict.fromkeys(shard.objects, "what is needed could not be determined")), {}, exc
+        )
     return Outcome(planned, {key: shard.objects[key].size_bytes for key in planned.delete})
 
 
-def _judged(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
+def _plan(target: Target, shard: ShardListing, retain: int, now_ms: int, grace_ms: int) -> Plan:
     history = History(shard, Headers(target.of(shard)))
     return plan(history, needed_in_storage(retain, history), now_ms, grace_ms)
 
@@ -171,9 +172,7 @@ def _abort_uploads(target: Target, before_ms: int, outcomes: list[Outcome]) -> i
 def _show(target: Target, outcomes: list[Outcome], *, dry_run: bool) -> None:
     rows = [(o, key, reason) for o in outcomes for key, reason in o.plan.delete.items()]
     if rows:
-        shown = table(
-            "object", "size", "why it would go" if dry_run else "why it goes", right=("size",), whole=("object",)
-        )
+        shown = table("object", "size", "reason", right=("size",), whole=("object",))
         for outcome, key, reason in rows[:_ROWS_SHOWN]:
             shown.add_row(plain(f"{outcome.plan.shard}/{key}"), size(outcome.sizes[key]), plain(reason))
         target.console.print(shown)
@@ -186,14 +185,14 @@ def _conclude(target: Target, outcomes: list[Outcome], aborted: int | None) -> N
     going, kept = sum(len(o.plan.delete) for o in outcomes), sum(len(o.plan.keep) for o in outcomes)
     failed = [o for o in outcomes if o.error]
     partly = any(outcome.plan.delete for outcome in failed)
-    verb = "would go" if aborted is None else "were to go" if partly else "went"
-    console.print(f"{going:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} stay")
+    verb = "would be deleted" if aborted is None else "were to be deleted" if partly else "deleted"
+    console.print(f"{going:,} objects {verb}, {size(sum(sum(o.sizes.values()) for o in outcomes))}; {kept:,} kept")
     if aborted:
         console.print(f"{aborted:,} unfinished uploads were removed")
     if target.listing.unknown:
-        console.print(f"{len(target.listing.unknown):,} objects outside of operators were left alone")
+        console.print(f"{len(target.listing.unknown):,} objects outside operators were left alone")
     for outcome in failed:
-        what = "not everything could be deleted" if outcome.plan.delete else "nothing of it can go"
+        what = "could not delete everything" if outcome.plan.delete else "nothing can be deleted"
         console.print(f"[red]{plain(outcome.plan.shard)}: {what}[/]: {plain(outcome.error)}", soft_wrap=True)
 
 

@@ -22,9 +22,9 @@ _TROUBLES_SHOWN = 20
 @on_checkpoint
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
 def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, with_shards: bool) -> None:
-    """Show the operators of a checkpoint directory: whose they are, their tables, what they occupy, what fails.
+    """Show the operators of a checkpoint directory: their query, tables, size and failures.
 
-    Costs one listing and one small request for each operator, and for each of at most 20 failures that it shows.
+    Costs one listing, and one small request for each operator and each failure shown (at most 20).
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
@@ -37,7 +37,7 @@ def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: b
             if with_shards:
                 _show_shards(target, listing)
         if target.listing.unknown:
-            target.console.print(f"{len(target.listing.unknown):,} objects beside the operators are not holdfast's")
+            target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
 
 
 def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:

@@ -1,4 +1,4 @@
-"""What the commands share: the checkpoint directory they are about, its options, and how they answer."""
+"""What the commands share: the checkpoint directory, its options, and the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListing, list_checkpoint
 
@@ -64,15 +66,15 @@ class Target:
 def on_checkpoint(command: _Command) -> _Command:
     """Give a command its URL, and the options that all commands have."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print a document for programs."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--option",
             "options",
             multiple=True,
             metavar="NAME=VALUE",
             envvar="HOLDFAST_STORAGE_OPTIONS",
-            help=f"What a query sets as {STORAGE_PREFIX}NAME; may be repeated. Secrets are better kept off the "
-            "command line: in $HOLDFAST_STORAGE_OPTIONS, divided by spaces, or where the store's own tools look.",
+            help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
+            "$HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
         ),
         click.option("--operator", metavar="NAME", help="Only this operator."),
         click.argument("url"),
@@ -88,7 +90,7 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
         type=click.IntRange(min=1),
         default=None,
         metavar="N",
-        help=f"{text} By default what the query was started with, as stored beside its state.",
+        help=f"{text} Default: as the query was started, stored beside its state.",
     )
 
 
@@ -101,10 +103,10 @@ def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator
     InvalidArgumentError
         An option is not NAME=VALUE, or the storage refuses.
     NotFoundError
-        There is nothing of holdfast there.
+        The directory holds no state of holdfast.
     """
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
-        raise InvalidArgumentError("--operator must name an operator: leave it out to take all")
+        raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (
         open_storage(url, parse_storage_options(_parse(options))) as storage,
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,

@@ -1,4 +1,4 @@
-"""``holdfast verify``: read everything, and say what is damaged or missing and which versions that costs."""
+"""``holdfast verify``: read everything; report what is damaged or missing, and which versions that costs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _RANGES_SHOWN = 6
 
 @click.command()
 @on_checkpoint
-@retain_option("Versions before the newest one that a query may return to; of older ones, objects may be missing.")
+@retain_option("Versions before the newest one that a query may return to; objects of older ones may be missing.")
 def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, retain: int | None) -> None:
-    """Read everything in a checkpoint directory, and compare it with its checksums.
+    """Read everything in a checkpoint directory and compare checksums.
 
-    Each object that is damaged or missing is named, with the versions that cannot be restored for it, and those that
-    are restored around it, from an older snapshot and the commits since. The exit status is 1 if there is any.
+    Names each damaged or missing object, the versions that are lost with it, and those that are restored around it,
+    from an older snapshot and the commits since. The exit status is 1 if there is any.
     """
     with opened(url, options, operator) as target:
         damages: list[Damage] = []
@@ -73,7 +73,7 @@ def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:
                 f"[red]{plain(damage.key)}[/]", plain(damage.problem), _short(damage.lost), _short(damage.around)
             )
         target.console.print(shown)
-    verdict = f"[red]{len(damages):,} objects are damaged or missing[/]" if damages else "[green]all of them whole[/]"
+    verdict = f"[red]{len(damages):,} objects are damaged or missing[/]" if damages else "[green]all intact[/]"
     target.console.print(
         f"{facts['objects']:,} objects read, {size(facts['size_bytes'])}: {verdict}; "
         f"{facts['versions']:,} stored versions can be restored"

@@ -1,4 +1,4 @@
-"""Who claims an operator's directory, and what claims say of it by their names: one listing is enough to decide by."""
+"""Who claims an operator's directory. A claim's name holds all that decisions need, so one listing is enough."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 ALIVE_MS = 5 * 60_000
-"""A claim that is older was left by a run that ended, was killed, or had nothing to do."""
+"""An older claim belongs to a run that ended, was killed, or was idle."""
 
 KIND = "claim"
 _NAME = re.compile(
@@ -39,11 +40,11 @@ class Claimant:
     host : str
         Where the executor runs.
     machine : str
-        Tells the processes that `process` is one of from those of another machine or container.
+        Identifies the machine or container that `process` runs on.
     process : str
         The executor's: number and start, on that machine.
     batch_id : int or None
-        The micro-batch that the run is at; None where that is not known.
+        The micro-batch that the run is at; None if unknown.
     retained_versions : int
         How many versions back the query may return to.
     """
@@ -70,11 +71,11 @@ class ListedClaim:
     ----------
     key : str
     epoch : int
-        The place of the run in the order of the query's runs; 0 where it is beside another one that may live.
+        Orders the query's runs; 0 beside another run that may live.
     started_ms : int
     query_id, run_id : str
     batch_id : int or None
-        The micro-batch that the run was at; None where that was not known.
+        The micro-batch that the run was at; None if unknown.
     application, machine : str
         Digests: of Spark's application, and of what tells processes of one machine from those of another.
     process : str
@@ -95,13 +96,13 @@ class ListedClaim:
     modified_ms: int
 
     def is_further_than(self, batch_id: int | None) -> bool:
-        """Whether the run was at a later micro-batch than this one; false where one of them is not known."""
+        """Whether the run was at a later micro-batch; false if either is unknown."""
         return self.batch_id is not None and batch_id is not None and self.batch_id > batch_id
 
 
-def claims_folder(operator: str) -> str:
-    """Return below which key an operator's claims stand."""
-    return f"{operator}/claims/"
+def claims_of(storage: ObjectStorage, operator: str) -> PrefixedStorage:
+    """Return the folder of an operator's claims."""
+    return PrefixedStorage(storage, f"{operator}/claims")
 
 
 def claim_name(me: Claimant, epoch: int, started_ms: int) -> str:
@@ -116,16 +117,14 @@ def digest(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def list_claims(storage: ObjectStorage, operator: str) -> tuple[list[ListedClaim], dict[str, int]]:
-    """Return the claims of an operator, and by key the stamps beside them that tell the time, with theirs."""
-    folder = claims_folder(operator)
+def list_claims(folder: PrefixedStorage) -> tuple[list[ListedClaim], dict[str, int]]:
+    """Return the claims in a folder, and by key when each stamp, written to learn the store's time, was stored."""
     claims, stamps = [], {}
-    for info in storage.list(folder):
-        name = info.key.removeprefix(folder)
+    for info in folder.list(""):
         # What another release may have written here is not ours to judge.
-        if found := _NAME.fullmatch(name):
+        if found := _NAME.fullmatch(info.key):
             claims.append(_parsed(info, found))
-        elif _STAMP.fullmatch(name):
+        elif _STAMP.fullmatch(info.key):
             stamps[info.key] = info.modified_ms
     return claims, stamps
 
@@ -146,17 +145,17 @@ def _parsed(info: ObjectInfo, found: re.Match[str]) -> ListedClaim:
     )
 
 
-def read_claim(storage: ObjectStorage, claim: ListedClaim) -> Claimant | None:
-    """Return who made a claim; None where it has gone since it was listed.
+def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
+    """Return who made a claim; None if it was deleted after the listing.
 
     Raises
     ------
     CorruptionError
-        It is damaged, or says another thing than its name.
+        It is damaged, or contradicts its name.
     """
-    source = f"{storage.url}/{claim.key}"
+    source = f"{folder.url}/{claim.key}"
     try:
-        stored = stored_file.decode(storage.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
+        stored = stored_file.decode(folder.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
     except NotFoundError:
         return None
     fields = Fields(stored.header, source, *_FIELDS)
@@ -178,18 +177,18 @@ def read_claim(storage: ObjectStorage, claim: ListedClaim) -> Claimant | None:
 
 
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
-    """Return how many versions back an operator's query may return to, as far as storage tells.
+    """Return how many versions back an operator's query may return, as far as storage tells.
 
-    That is the greatest number that the record says, which is as old as the state, and the newest claims: of the runs
-    that were at work at the end.
+    The largest number in the record, which is as old as the state, and in the claims of the latest runs.
 
     Raises
     ------
     CorruptionError
         A claim is damaged.
     """
-    claims = [c for c in list_claims(storage, record.operator)[0] if c.query_id == record.query_id]
+    folder = claims_of(storage, record.operator)
+    claims = [c for c in list_claims(folder)[0] if c.query_id == record.query_id]
     last_ms = max((claim.modified_ms for claim in claims), default=0)
     newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
-    claimants = [read_claim(storage, claim) for claim in newest.values()]
+    claimants = [read_claim(folder, claim) for claim in newest.values()]
     return max([record.retained_versions, *(one.retained_versions for one in claimants if one is not None)])

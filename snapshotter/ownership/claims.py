@@ -1,31 +1,31 @@
-"""The claims on an operator's directory: which run of which query is at work there.
+"""The claims on an operator's directory: which run of which query works there.
 
 ::
 
     <operator>/operator                                                   whose state it is, for ever
-    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who is at work on it, where, and how far
+    <operator>/claims/<epoch>.<started ms>.<query id>.<run id>.<…>.<id>   who works on it, where, and how far
 
-Each executor of a run puts a claim before it writes anything else, and a new one every `RENEW_EVERY_MS` as long as
-micro-batches run. What follows from them:
+Each executor of a run puts a claim before it writes anything else, and renews it every `RENEW_EVERY_MS` while
+micro-batches run. The rules:
 
-another query     is refused, by name and start of the first one, as long as that one has renewed within `ALIVE_MS`; it
-                  then claims a directory of its own (docs/decisions/0018-task-identity.md). Afterwards it takes the
-                  place of one that has no record, and so no state; the state of another query is never taken over
-the same query    begins at once after runs of the same application, and of processes that have ended on this machine:
-                  it takes the next epoch. A run of an older epoch that still lives sees it when it renews, and stops
-a copy of it      has the same query id: somebody copied the checkpoint location. It is refused where the other run
-                  lives on this machine, or is further on. Where that cannot be told, it begins **beside** the other
-                  run, with epoch 0, and stops at the first sign that the other one lives; if none comes within
-                  `ALIVE_MS`, the other one has died, and the run takes the next epoch
+another query     is refused while the first one has renewed within `ALIVE_MS`, with an error that names it; it then
+                  claims a directory of its own (docs/decisions/0018-task-identity.md). Later it replaces one that has
+                  no record, and so no state; it never takes over the state of another query
+the same query    starts at once after runs of the same application, or of processes that have ended on this machine:
+                  it takes the next epoch. A run of an older epoch that is still alive notices on renewal, and stops
+a copy of it      has the same query id: somebody copied the checkpoint location. It is refused if the other run
+                  lives on this machine, or is at a later micro-batch. If neither is known, it starts **beside** the
+                  other run, with epoch 0, and stops at the first sign of life; if none comes within `ALIVE_MS`, the
+                  other run is dead, and this one takes the next epoch
 
 Invariants
 ----------
-* **look, write, look again**: of two queries that begin in an empty directory at once, at least one sees the other, and
+* **look, write, look again**: of two queries that start in an empty directory at once, at least one sees the other and
   withdraws. A claim comes before the record, and the record before the first state.
-* **who is there stays**: a run of epoch 0 stops no other, and deletes nothing that the other one may need.
-* **one clock**: ages are differences of times that the store gave; start times only label things.
-* **nothing waits**: a claim is no lock. What protects the state is that every object has a name of its own, and that
-  Spark accepts the pointers of one run.
+* **incumbent first**: a run of epoch 0 stops no other run, and deletes nothing that the other may need.
+* **one clock**: ages are differences between the store's own times; start times are only labels.
+* **nothing waits**: a claim is not a lock. The state is safe because every object has a unique name, and Spark accepts
+  the pointers of one run only.
 
 Cost: to begin, 2 lists, 1 put, 1 get, and 1 delete where old claims lie about; to renew, 1 list, 1 put, 1 delete.
 Beside another run 1 list more, and 1 put when its place is taken.
@@ -48,7 +48,7 @@ from holdfast.snapshotter.ownership.claim_listing import (
     Claimant,
     ListedClaim,
     claim_name,
-    claims_folder,
+    claims_of,
     digest,
     list_claims,
     read_claim,
@@ -58,28 +58,28 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 RENEW_EVERY_MS = 2 * 60_000
 ENDING_MS = 60_000
-"""So long executors may go on whose driver has died: what they claim then is no sign of life."""
+"""How long executors may outlive their driver: claims from that time are no sign of life."""
 KEPT_MS = 24 * 3600_000
-"""The last claim of an earlier run stays so long: an executor that it gets late must see what came after it."""
+"""How long an earlier run's last claim stays: an executor that joins that run late must see what came after it."""
 
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a run holds.
+class Tenure:
+    """A run's term of office in a directory.
 
     Attributes
     ----------
     epoch : int
-        Its place in the order of the query's runs; 0 beside another run that may live.
+        Orders the query's runs; 0 beside another run that may live.
     started_ms : int
-        When it began, as a label.
+        When the run began, as a label.
     since_ms : int or None
         Beside another run: since when, by the store's clock.
     from_batch_id : int or None
-        Then also: the micro-batch that both had come to when this one began.
+        Beside another run: the micro-batch that both had reached when this one began.
     """
 
     epoch: int
@@ -88,9 +88,9 @@ class Held:
     from_batch_id: int | None = None
 
     def retained(self, retained_versions: int, version: int) -> int:
-        """Return how many versions before one that the query has accepted must stay.
+        """Return how many versions before an accepted one must stay.
 
-        Beside another run none of what both had then goes: from it all follows that the other one has written since.
+        Beside another run, everything that both shared stays: all that the other one wrote since builds on it.
         """
         return retained_versions + (0 if self.from_batch_id is None else max(0, version - self.from_batch_id))
 
@@ -104,7 +104,7 @@ class Claims:
     operator : str
     me : Claimant
     living : callable
-        Takes processes of this machine, and returns those that still run; ending ones may be given a moment.
+        Takes processes of this machine and returns those that still run; it may give ending ones a moment.
     new_id, now_ms : callable, optional
         As in `holdfast.clock`.
 
@@ -127,25 +127,25 @@ class Claims:
         self._me = me
         self._living = living
         self._new_id, self._now_ms = new_id, now_ms
-        self._folder = claims_folder(operator)
+        self._folder = claims_of(storage, operator)
         self._application, self._machine = digest(me.application), digest(me.machine)
         self._where = {"operator": operator, "storage": storage.url}
 
-    def take(self, record: OperatorRecord) -> Held:
+    def take(self, record: OperatorRecord) -> Tenure:
         """Claim the directory for this run.
 
         Parameters
         ----------
         record : OperatorRecord
-            Whose state it is to hold; nothing is written where the stored one does not allow it.
+            Of this run's operator; nothing is written if the stored record does not allow it.
 
         Raises
         ------
         ConflictError
-            Another query is at work here, or has state here; or another application is at work on this query; or
-            another operator of this query has the name.
+            Another query runs or has state here, another application runs this query, or another operator of this
+            query has the name.
         FencedError
-            A newer run of this query is at work.
+            A newer run of this query has begun.
         SchemaMismatchError
             The state was written with other columns or another number of shards.
         """
@@ -154,43 +154,43 @@ class Claims:
         self._refuse_others(listed, stored)
         if stored is not None:
             check_operator(stored, record, self._storage.url)
-        held = self._place(listed)
-        self._refuse_newer(listed, held)
-        key = self._put(held)
+        tenure = self._place(listed)
+        self._refuse_newer(listed, tenure)
+        key = self._put(tenure)
         listed, stamps = self._list()
         try:
             self._refuse_others(listed, stored)
-            held = self._settled(listed, held, self._modified_ms(listed, key))
+            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
         except ConflictError:
-            self._storage.delete([key])
+            self._folder.delete([key])
             raise
-        self._refuse_newer(listed, held)
+        self._refuse_newer(listed, tenure)
         self._delete_old(listed, stamps)
-        return held
+        return tenure
 
-    def renew(self, held: Held) -> Held:
-        """Say that this run is still at work; returns what it holds from now on.
+    def renew(self, tenure: Tenure) -> Tenure:
+        """Show that this run is alive; returns its tenure from now on.
 
         Raises
         ------
         FencedError
-            A newer run of this query is at work, or an older one beside which this one began: stop.
+            A newer run of this query has begun, or an older one beside which this one began is alive: stop.
         """
         listed, stamps = self._list()
         own = max((claim.epoch for claim in listed if claim.run_id == self._me.run_id), default=0)
-        if held.since_ms is not None and own:  # another executor of this run has taken its place
-            held = Held(own, held.started_ms)
-        self._refuse_newer(listed, held)
-        self._stop_beside_the_living(listed, held)
-        key = self._put(held)
-        if held.since_ms is not None:
+        if tenure.since_ms is not None and own:  # another executor of this run has taken its place
+            tenure = Tenure(own, tenure.started_ms)
+        self._refuse_newer(listed, tenure)
+        self._stop_beside_the_living(listed, tenure)
+        key = self._put(tenure)
+        if tenure.since_ms is not None:
             listed, stamps = self._list()
-            held = self._settled(listed, held, self._modified_ms(listed, key))
+            tenure = self._settled(listed, tenure, self._modified_ms(listed, key))
         self._delete_old(listed, stamps)
-        return held
+        return tenure
 
     def _list(self) -> tuple[list[ListedClaim], dict[str, int]]:
-        return list_claims(self._storage, self._operator)
+        return list_claims(self._folder)
 
     def _modified_ms(self, listed: list[ListedClaim], key: str) -> int:
         """Return when this run's claim was stored: the time by the store's clock."""
@@ -198,30 +198,30 @@ class Claims:
 
     def _found_ms(self, modified: dict[str, int], key: str) -> int:
         if key not in modified:
-            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._storage.url)
+            raise UnavailableError("the storage does not list what was just stored", key=key, storage=self._folder.url)
         return modified[key]
 
     def _of_others(self, listed: list[ListedClaim]) -> list[ListedClaim]:
         return [claim for claim in listed if claim.query_id != self._me.query_id]
 
-    def _place(self, listed: list[ListedClaim]) -> Held:
-        """Return the run's place: the one that another executor has taken for it, the next, or beside another run."""
+    def _place(self, listed: list[ListedClaim]) -> Tenure:
+        """Return the run's tenure: as another executor has claimed it, the next epoch, or beside another run."""
         own = [claim for claim in listed if claim.run_id == self._me.run_id]
         if any(claim.epoch for claim in own):
-            return Held(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
+            return Tenure(max(claim.epoch for claim in own), min(claim.started_ms for claim in own))
         started_ms = min((claim.started_ms for claim in own), default=self._now_ms())
         if own or self._perhaps_alive(listed):
-            return Held(0, started_ms)
+            return Tenure(0, started_ms)
         return self._next(listed, started_ms)
 
     @staticmethod
-    def _next(listed: list[ListedClaim], started_ms: int) -> Held:
-        return Held(1 + max((claim.epoch for claim in listed), default=0), started_ms)
+    def _next(listed: list[ListedClaim], started_ms: int) -> Tenure:
+        return Tenure(1 + max((claim.epoch for claim in listed), default=0), started_ms)
 
-    def _put(self, held: Held) -> str:
-        key = f"{self._folder}{claim_name(self._me, held.epoch, held.started_ms)}.{self._new_id()}"
-        header = {"operator": self._operator, **asdict(self._me), "started_ms": held.started_ms}
-        self._storage.put(key, stored_file.encode(KIND, header)[0])
+    def _put(self, tenure: Tenure) -> str:
+        key = f"{claim_name(self._me, tenure.epoch, tenure.started_ms)}.{self._new_id()}"
+        header = {"operator": self._operator, **asdict(self._me), "started_ms": tenure.started_ms}
+        self._folder.put(key, stored_file.encode(KIND, header)[0])
         return key
 
     def _perhaps_alive(self, listed: list[ListedClaim], since_ms: int = 0) -> list[ListedClaim]:
@@ -247,52 +247,52 @@ class Claims:
         """Return the process that claims; None where it is one of another machine."""
         return claim.process if claim.machine == self._machine else None
 
-    def _settled(self, listed: list[ListedClaim], held: Held, now_ms: int) -> Held:
-        """Return where a run that began beside others stands now: still there, or in its place, as they have died.
+    def _settled(self, listed: list[ListedClaim], tenure: Tenure, now_ms: int) -> Tenure:
+        """Return the tenure of a run that began beside others: unchanged or, once they have died, the next epoch.
 
         Raises
         ------
         ConflictError
             One of them lives, or is further on than this run.
         """
-        if held.epoch:
-            return held
+        if tenure.epoch:
+            return tenure
         alive = self._perhaps_alive(listed, now_ms - ALIVE_MS)
         if not alive:
-            held = self._next(listed, held.started_ms)
-            self._put(held)
-            return held
-        if held.since_ms is None:
+            tenure = self._next(listed, tenure.started_ms)
+            self._put(tenure)
+            return tenure
+        if tenure.since_ms is None:
             known = [claim for claim in alive if self._process_of(claim) or claim.is_further_than(self._me.batch_id)]
             if known:
                 newest = max(known, key=lambda claim: claim.modified_ms)
                 raise self._of_a_copy(ConflictError, newest, wait_ms=ALIVE_MS - (now_ms - newest.modified_ms))
             _log.warning(
-                "%r begins beside run %s of its query, which may be at work on another machine: it stops when that one "
-                "shows that it lives",
+                "%r starts beside run %s of the same query, which may still run on another machine; it stops once "
+                "that run renews its claim",
                 *(self._operator, alive[0].run_id),
             )
-        since_ms = now_ms if held.since_ms is None else held.since_ms
+        since_ms = now_ms if tenure.since_ms is None else tenure.since_ms
         reached = [claim.batch_id for claim in listed if claim in alive or claim.run_id == self._me.run_id]
-        reached += [self._me.batch_id] if held.from_batch_id is None else [held.from_batch_id]
+        reached += [self._me.batch_id] if tenure.from_batch_id is None else [tenure.from_batch_id]
         # Where one is not known, nothing goes.
-        return Held(0, held.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
+        return Tenure(0, tenure.started_ms, since_ms, min(0 if batch_id is None else batch_id for batch_id in reached))
 
-    def _stop_beside_the_living(self, listed: list[ListedClaim], held: Held) -> None:
+    def _stop_beside_the_living(self, listed: list[ListedClaim], tenure: Tenure) -> None:
         """Withdraw, and raise FencedError, if a run beside which this one began has shown that it lives."""
-        if held.since_ms is None:
+        if tenure.since_ms is None:
             return
-        mine = (held.started_ms, self._me.run_id)
-        for claim in self._perhaps_alive(listed, held.since_ms + ENDING_MS):
+        mine = (tenure.started_ms, self._me.run_id)
+        for claim in self._perhaps_alive(listed, tenure.since_ms + ENDING_MS):
             if claim.epoch or (claim.started_ms, claim.run_id) < mine:
-                self._storage.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
+                self._folder.delete([claim.key for claim in listed if claim.run_id == self._me.run_id])
                 raise self._of_a_copy(FencedError, claim, wait_ms=ALIVE_MS)
 
     def _of_a_copy(self, error: type[ConflictError], claim: ListedClaim, wait_ms: int) -> ConflictError:
         return error(
-            "another application is at work on this query: its checkpoint location was copied, or is in use twice. End "
-            f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; for a copy made on purpose, copy "
-            "spark.holdfast.checkpoint.dir, too, and set it to that copy",
+            "another application is running this query: its checkpoint location was copied, or is in use twice. Stop "
+            f"that application, or wait {-(-wait_ms // 1000)} s if it has ended; to run a copy on purpose, copy "
+            "spark.holdfast.checkpoint.dir too, and set it to the copy",
             **self._where,
             **self._described(claim),
             run=claim.run_id,
@@ -301,15 +301,15 @@ class Claims:
             own_batch=self._me.batch_id,
         )
 
-    def _refuse_newer(self, listed: list[ListedClaim], held: Held) -> None:
+    def _refuse_newer(self, listed: list[ListedClaim], tenure: Tenure) -> None:
         """Raise FencedError if another run of this query comes after this one; run ids decide between equal epochs."""
-        if not held.epoch:
+        if not tenure.epoch:
             return
         runs = [claim for claim in listed if claim.query_id == self._me.query_id]
         newest = max(runs, key=lambda claim: (claim.epoch, claim.run_id), default=None)
-        if newest is not None and (newest.epoch, newest.run_id) > (held.epoch, self._me.run_id):
+        if newest is not None and (newest.epoch, newest.run_id) > (tenure.epoch, self._me.run_id):
             raise FencedError(
-                "a newer run of this query is at work on its state, so this one stops: let one application only use a "
+                "a newer run of this query has taken over its state, so this one stops: let only one application use a "
                 "checkpoint location",
                 **self._where,
                 query=self._me.query_id,
@@ -327,7 +327,7 @@ class Claims:
         newest = max(owners, key=lambda claim: claim.modified_ms, default=None)
         if newest is not None and self._lives(newest):
             raise ConflictError(
-                f"another query is at work on this directory, or was within {ALIVE_MS // 60_000} minutes: stop it, "
+                f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, "
                 "give this operator another name, or set spark.holdfast.checkpoint.dir to a directory of its own",
                 **self._where,
                 **self._described(newest),
@@ -335,7 +335,7 @@ class Claims:
             )
         if stored is not None:
             raise ConflictError(
-                "this directory holds the state of another query, which is not at work now: give the operator another "
+                "this directory holds the state of another query, which is not running: give the operator another "
                 "name, or set spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that "
                 "query is gone for good)",
                 **self._where,
@@ -346,17 +346,17 @@ class Claims:
 
     def _lives(self, claim: ListedClaim) -> bool:
         """Tell whether a claim is young, by the store's clock."""
-        stamp = f"{self._folder}now.{self._new_id()}"
-        self._storage.put(stamp, b"")
+        stamp = f"now.{self._new_id()}"
+        self._folder.put(stamp, b"")
         try:
             now_ms = self._found_ms(self._list()[1], stamp)
         finally:
-            self._storage.delete([stamp])
+            self._folder.delete([stamp])
         return now_ms - claim.modified_ms < ALIVE_MS
 
     def _described(self, claim: ListedClaim) -> dict[str, Any]:
         """Return what a user knows the claim's query by."""
-        claimant = read_claim(self._storage, claim)  # none where it was renewed since it was listed
+        claimant = read_claim(self._folder, claim)  # none where it was renewed since it was listed
         return {
             "owner": claim.query_id,
             "name": (claimant and claimant.query_name) or "(none)",
@@ -377,7 +377,7 @@ class Claims:
         old = [claim.key for claim in listed if is_old(claim)]
         old += [key for key, modified_ms in stamps.items() if newest_ms - modified_ms > ALIVE_MS]
         if old:
-            self._storage.delete(old)
+            self._folder.delete(old)
 
 
 def _time(milliseconds: int) -> str:

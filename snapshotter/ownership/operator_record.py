@@ -1,9 +1,8 @@
 """The record that ties an operator's directory to one query and one shape of state.
 
-``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and read
-by every worker before it uses the directory: so where there is no record, there is no state. Two queries, or two
-operators of one name, can so not write into each other's state, and state is never read with another schema or number
-of shards.
+``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and every worker reads
+it before it uses the directory: without a record there is no state. So two queries, or two operators of one name,
+cannot write into each other's state, and state is never read with another schema or number of shards.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "operator"
+_KEY = "operator"
 Columns = list[list[str]]
 #: Shards are numbered with up to 9 digits.
 _SHARDS_LIMIT = 10**9
@@ -40,7 +41,7 @@ class OperatorRecord:
     query_id : str
         Spark's id of the query, the same after every restart from its checkpoint location.
     definition_id : str
-        Tells apart two operators of one query that were given one name.
+        Distinguishes two operators of one query that have the same name.
     run_id : str
         The run of the query in which the record was written.
     shards : int
@@ -49,7 +50,7 @@ class OperatorRecord:
     schemas : mapping of str to list of str
         By table: key and value schema for programs; see `holdfast.backends.stored_schema`.
     retained_versions : int
-        How many versions back the query might return to when the record was written; what it may now, its claims say.
+        How many versions back the query could return when the record was written; its claims have newer numbers.
     """
 
     operator: str
@@ -102,11 +103,9 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
     stored = find_operator(storage, record.operator)
     if stored is None:
         try:
-            storage.put(f"{record.operator}/operator", stored_file.encode(KIND, asdict(record))[0])
+            PrefixedStorage(storage, record.operator).put(_KEY, stored_file.encode(KIND, asdict(record))[0])
         except (InvalidArgumentError, UnavailableError) as exc:
-            exc.add_note(
-                "no state was written: check that spark.holdfast.checkpoint.dir names a place that can be written"
-            )
+            exc.add_note("no state was written: check that spark.holdfast.checkpoint.dir is writable")
             raise
         stored = find_operator(storage, record.operator) or record
     check_operator(stored, record, storage.url)
@@ -147,16 +146,16 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
         )
     if stored.shards != record.shards:
         raise SchemaMismatchError(
-            "the state was written with another number of shards: set spark.holdfast.shards to the stored "
-            "number, or begin with a new operator name",
+            "the state was written with a different number of shards: set spark.holdfast.shards to the stored "
+            "number, or start with a new operator name",
             **where,
             stored=stored.shards,
             asked=record.shards,
         )
     if stored.tables != record.tables:
         raise SchemaMismatchError(
-            "the state was written with other columns than the operator now declares: declare the stored "
-            "columns again, or begin with a new operator name",
+            "the stored state has other columns than the operator declares: declare the stored columns, or start "
+            "with a new operator name",
             **where,
             stored=stored.tables,
             declared=record.tables,
@@ -184,12 +183,12 @@ def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:
 
 def find_operator(storage: ObjectStorage, operator: str) -> OperatorRecord | None:
     """Return an operator's record, or None where there is none."""
-    key = f"{operator}/operator"
+    directory = PrefixedStorage(storage, operator)
     try:
-        data = storage.get(key)
+        data = directory.get(_KEY)
     except NotFoundError:
         return None
-    return _read(data, operator, f"{storage.url}/{key}")
+    return _read(data, operator, f"{directory.url}/{_KEY}")
 
 
 def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:

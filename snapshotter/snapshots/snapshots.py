@@ -146,7 +146,7 @@ class Snapshots:
         for part in (part for file in manifest.files for part in file.parts):
             if part.key not in there:
                 raise UnavailableError(
-                    "the upload of a snapshot took so long that parts of it were cleaned up: it is given up",
+                    "the snapshot's upload took so long that a clean-up deleted parts of it: the upload is abandoned",
                     key=part.key,
                     shard=self._shard.prefix,
                 )
@@ -250,7 +250,7 @@ def _requiring(folder: Path) -> Iterator[None]:
         yield
     except NotFoundError as exc:
         raise UnavailableError(
-            f"files of a snapshot vanished while they were sent ({exc.message}): keep other programs from cleaning "
+            f"files of a snapshot vanished during its upload ({exc.message}): keep other programs from cleaning "
             "that directory, or name another in spark.holdfast.local.dir",
             folder=folder,
         ) from exc

@@ -57,6 +57,8 @@ _FLOATS = frozenset(
 )
 _PATH_OR_BOOL = "client_kwargs.verify"
 _WORDS = {"true": True, "false": False}
+#: Credentials, as file systems name them. Spark Connect hides most of these names from the program that sets them.
+CREDENTIALS = ("key", "secret", "token", "username", "password", "account_key", "sas_token", "client_secret")
 _SECRET_NAME = re.compile(
     r"key|secret|token|password|passphrase|passwd|username|credential|connection_string|sas|authorization|cookie",
     re.IGNORECASE,

@@ -1,11 +1,11 @@
-"""The test of a checkpoint directory at the start of a query: all that it will have to do there, once, in small.
+"""The check of a checkpoint directory when a query starts: each action that it will need, once, on a small object.
 
 ::
 
     <folder>/probe-5f0c1d…      put, got, listed, deleted
 
-A directory that can be read but not written, or a policy that forbids one action, is so found before any state is
-written, and not hours later by the first commit, snapshot or clean-up.
+So a read-only directory, or a policy that forbids one action, fails before any state is written, and not hours later
+in the first commit, snapshot or clean-up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import suppress
 from holdfast import clock
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
 
@@ -27,38 +28,39 @@ def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str]
     ----------
     storage : ObjectStorage
     folder : str
-        Whole segments, without a slash at its end; nothing else needs to be below it.
+        Whole segments, without a trailing slash; it need not exist.
     new_id : callable, optional
         Returns a new unique name each time.
 
     Raises
     ------
     InvalidArgumentError
-        Something is not allowed, or not there: the message names the action, the key and, for S3, the permission.
+        An action is refused, or the directory is missing: the message names action, key and, for S3, the permission.
     UnavailableError
-        The storage did not answer, or did not return what it had just stored.
+        The storage did not answer, or did not return an object right after its put.
 
     Notes
     -----
-    Cost: one request for each of the four. An object may stay behind where deleting is not allowed.
+    Cost: one request for each action. If deleting is not allowed, the object stays behind.
     """
-    key = f"{folder}/probe-{new_id()}"
+    probes, key = PrefixedStorage(storage, folder), f"probe-{new_id()}"
     try:
-        storage.put(key, key.encode())
+        probes.put(key, key.encode())
         try:
-            found = bytes(storage.get(key)) == key.encode() and key in {info.key for info in storage.list(f"{folder}/")}
+            found = bytes(probes.get(key)) == key.encode() and key in {info.key for info in probes.list("")}
         except BaseException:
-            with suppress(HoldfastError):  # the first thing that is not allowed is the one to report
-                storage.delete([key])
+            with suppress(HoldfastError):  # the first action that is refused is the one to report
+                probes.delete([key])
             raise
-        storage.delete([key])
+        probes.delete([key])
     except HoldfastError as exc:
         raise _explained(exc, storage) from exc
     if not found:
         raise UnavailableError(
-            "the checkpoint directory does not return at once what was stored: holdfast needs a store that does",
+            "the checkpoint directory does not return an object right after its put: holdfast needs a strongly "
+            "consistent store",
             key=key,
-            storage=storage.url,
+            storage=probes.url,
         )
 
 
@@ -67,7 +69,7 @@ def _explained(exc: HoldfastError, storage: ObjectStorage) -> HoldfastError:
     if storage.url.startswith("s3:") and not exc.retryable:
         facts["permission"] = _S3_PERMISSIONS.get(str(facts.get("action")))
     return type(exc)(
-        "spark.holdfast.checkpoint.dir failed its test at the start of the query, which needs put, get, list and "
-        f"delete below it: {exc.message}",
+        "spark.holdfast.checkpoint.dir failed the check at query start, which puts, gets, lists and deletes an object "
+        f"there: {exc.message}",
         **facts,
     )

@@ -1,12 +1,11 @@
-"""Storages around a storage: each changes one thing, and passes everything else on.
+"""Storages around a storage: each changes one thing and delegates the rest.
 
 ::
 
     PrefixedStorage(checkpoint, "totals/shard-0003")     one shard: keys are "commits/17-9f3c"
-    LimitedStorage(checkpoint, Bandwidth(10_000_000))    no more than 10 MB/s are sent
+    LimitedStorage(checkpoint, Bandwidth(10_000_000))    sends at most 10 MB/s
 
-A shard is a `PrefixedStorage` wherever one is handed on: its prefix is also the name that each of the shard's
-objects repeats in its header.
+A shard is passed on as a `PrefixedStorage`: each of its objects repeats the prefix in its header.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ __all__ = ["Bandwidth", "LimitedStorage", "PrefixedStorage", "WrappedStorage"]
 
 
 class WrappedStorage(ObjectStorage):
-    """Passes everything on to another storage; a subclass overrides what it changes.
+    """Delegates to another storage; a subclass overrides what it changes.
 
     Parameters
     ----------
     inner : ObjectStorage
-        Where the work is done; closed with this one.
+        Does the work; closed with this one.
     """
 
     def __init__(self, inner: ObjectStorage) -> None:
@@ -76,7 +75,7 @@ class PrefixedStorage(WrappedStorage):
     Parameters
     ----------
     inner : ObjectStorage
-        Closed with this one: a view that is handed on is not closed.
+        Closed with this one; so do not close a view that you pass on.
     prefix : str
         Whole segments, without a slash at either end: ``totals/shard-0003``.
 
@@ -113,19 +112,11 @@ class PrefixedStorage(WrappedStorage):
         return self.inner.abort_unfinished_uploads(self._folder + check_folder(prefix), before_ms)
 
 
-_LOOK_EVERY_MS = 100
-
-
-def _go_on() -> None:
-    """Never cancel."""
-
-
 class Bandwidth:
-    """A limit of the bytes that are sent per second, shared by all threads that send.
+    """A limit on the bytes sent per second, shared by all threads that send.
 
-    A bucket of tokens, kept as the moment when it is full again: who takes bytes is given the next free moment, sleeps
-    until then, and sends. So callers go in the order in which they came, nobody polls, and a large part is paid for by
-    whoever comes after it.
+    A token bucket, kept as the moment when it is full again. A caller gets the next free moment, sleeps until then and
+    sends. So callers go first come, first served, nobody polls, and the callers after a large part pay for it.
 
     Parameters
     ----------
@@ -136,8 +127,7 @@ class Bandwidth:
 
     Notes
     -----
-    Threads: any. Over any stretch of time at most ``bytes_per_second`` times its length is let through, and one part; a
-    part more for each wait that was cancelled meanwhile.
+    Threads: any. Over any interval, at most ``bytes_per_second`` times its length passes, plus one part.
     """
 
     def __init__(
@@ -152,43 +142,23 @@ class Bandwidth:
         self._lock = threading.Lock()
         self._free_ms = float(monotonic_ms())
 
-    def take(self, size_bytes: int, check: Callable[[], None] = _go_on) -> None:
-        """Wait until so many bytes may be sent.
-
-        Parameters
-        ----------
-        size_bytes : int
-            What is sent next.
-        check : callable, optional
-            Called before the wait and every 0.1 s of it; what it raises ends the wait, for example because the upload
-            was cancelled. The bytes are then given back.
-        """
-        check()
-        turn_ms = self._free_ms_after(size_bytes)
-        try:
-            while (left_ms := turn_ms - self._monotonic_ms()) > 0:
-                self._sleep_ms(max(1, min(_LOOK_EVERY_MS, round(left_ms))))
-                check()
-        except BaseException:
-            self._free_ms_after(-size_bytes)
-            raise
-
-    def _free_ms_after(self, size_bytes: int) -> float:
-        """Reserve bytes, or give them back; returns the moment at which they may go."""
+    def take(self, size_bytes: int) -> None:
+        """Wait until `size_bytes` may be sent."""
         with self._lock:
-            turn_ms = max(self._free_ms, self._monotonic_ms()) if size_bytes > 0 else self._free_ms
+            turn_ms = max(self._free_ms, self._monotonic_ms())
             self._free_ms = turn_ms + size_bytes / self._bytes_per_ms
-            return turn_ms
+        while (left_ms := turn_ms - self._monotonic_ms()) > 0:
+            self._sleep_ms(max(1, round(left_ms)))
 
 
 class LimitedStorage(WrappedStorage):
-    """A storage that is sent a limited number of bytes per second.
+    """A storage with an upload limit in bytes per second.
 
     Parameters
     ----------
     inner : ObjectStorage
     bandwidth : Bandwidth
-        May be shared with other storages: the limit then holds for all of them together.
+        Shared with other storages, it limits all of them together.
     """
 
     def __init__(self, inner: ObjectStorage, bandwidth: Bandwidth) -> None:
@@ -196,6 +166,6 @@ class LimitedStorage(WrappedStorage):
         self._bandwidth = bandwidth
 
     def put(self, key: str, data: Buffer) -> None:
-        """Wait until so many bytes may be sent, and store the object; see `ObjectStorage.put`."""
+        """Wait for bandwidth, then store the object; see `ObjectStorage.put`."""
         self._bandwidth.take(flat_view(data).nbytes)
         self.inner.put(key, data)

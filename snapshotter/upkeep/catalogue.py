@@ -124,7 +124,7 @@ class OperatorListing:
     shards : mapping of str to ShardListing
         By prefix.
     others : tuple of ObjectInfo
-        The operator record, probes, claims, and what is unknown.
+        The operator record, probes, claims and unknown objects, by key below the operator.
     """
 
     name: str
@@ -132,8 +132,12 @@ class OperatorListing:
     others: tuple[ObjectInfo, ...]
 
     def probes(self) -> list[ObjectInfo]:
-        """Return what tests of the storage have left beside the shards."""
-        return [info for info in self.others if info.key.startswith(f"{self.name}/probes/")]
+        """Return what tests of the storage left beside the shards."""
+        return [info for info in self.others if info.key.startswith("probes/")]
+
+    def stamps(self) -> list[ObjectInfo]:
+        """Return what looks at the store's clock left among the claims."""
+        return [info for info in self.others if info.key.startswith("claims/now.")]
 
 
 @dataclass(frozen=True)
@@ -210,11 +214,12 @@ def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:
     shards: dict[str, list[ObjectInfo]] = {}
     others = []
     for info in infos:
-        segments = info.key.split("/", 2)
-        if len(segments) == 3 and _SHARD.fullmatch(segments[1]):
-            shards.setdefault(f"{name}/{segments[1]}", []).append(replace(info, key=segments[2]))
+        below = info.key.removeprefix(f"{name}/")
+        folder, _, key = below.partition("/")
+        if key and _SHARD.fullmatch(folder):
+            shards.setdefault(f"{name}/{folder}", []).append(replace(info, key=key))
         else:
-            others.append(info)
+            others.append(replace(info, key=below))
     return OperatorListing(name, {p: _shard(p, shards[p]) for p in sorted(shards)}, tuple(others))
 
 

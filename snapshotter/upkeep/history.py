@@ -109,7 +109,7 @@ class History:
             if first.kind != "snapshot" or _newest_commit(chain, horizon):
                 break
             if first.key in seen:
-                raise CorruptionError("a snapshot stands for itself", key=self._place(first))
+                raise CorruptionError("a snapshot replaces itself", key=self._place(first))
             seen.add(first.key)
             chain = self.before(first)
         return found

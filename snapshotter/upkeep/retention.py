@@ -1,4 +1,4 @@
-"""What of a shard's stored objects may go: one set of rules for the background and for ``holdfast gc``.
+"""Which of a shard's stored objects may be deleted: one set of rules for background clean-ups and ``holdfast gc``.
 
 ::
 
@@ -22,11 +22,11 @@ carried in Spark's own state.
 
 Invariants
 ----------
-* **needed**: what a version at or above the anchor may need stays, and what is needed to do without its snapshot.
-* **grace**: nothing younger than the grace period goes, whatever it is; young means by the store's clock.
-* **knowing**: a listing that fails, a header that is damaged or an object that is missing never counts as "needs
-  nothing": then nothing of the shard goes.
-* **order**: what names objects goes before the objects it names; so what is left after a crash is garbage, not damage.
+* **needed**: what a version at or above the anchor may need stays, with or without its snapshot.
+* **grace**: nothing younger than the grace period is deleted; ages are by the store's clock.
+* **knowing**: a failed listing, a damaged header or a missing object never counts as "needs nothing": then nothing of
+  the shard is deleted.
+* **order**: objects that name others are deleted before those they name; so a crash leaves garbage, not damage.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
     Raises
     ------
     CorruptionError, NotFoundError, UnavailableError
-        The manifest of a snapshot that stays cannot be had, so nobody knows which parts it needs.
+        The manifest of a remaining snapshot cannot be read, so the parts it needs are unknown.
     """
     shard = history.listing
     keep: dict[str, str] = {}
     delete: dict[str, str] = {}
     for stored in shard.versions:
         if stored.version >= needed:
-            keep[stored.key] = f"may be needed: what is retained builds on version {needed} and later ones"
+            keep[stored.key] = f"may be needed: retained versions build on version {needed} or later"
         else:
-            delete[stored.key] = f"no retained version builds on what is older than version {needed}"
+            delete[stored.key] = f"no retained version builds on anything older than version {needed}"
     young = {key for key in delete if shard.objects[key].modified_ms > now_ms - grace_ms}
     remaining = [o for o in shard.of_kind("snapshot") if o.key in keep or o.key in young]
     named = {part.key for o in remaining for file in history.headers.manifest(o).files for part in file.parts}
@@ -123,8 +123,8 @@ def plan(history: History, needed: int, now_ms: int, grace_ms: int) -> Plan:
 _LEFT = {
     "part": "no snapshot that stays names it",
     "probe": "left by a test of the storage",
-    "trouble": "told of a failure",
-    "unknown": "nothing that holdfast has put into a shard's folder",
+    "trouble": "reported a failure",
+    "unknown": "not written by holdfast",
 }
 
 
@@ -139,8 +139,8 @@ def carry_out(shard: ObjectStorage, planned: Plan) -> None:
     Raises
     ------
     InvalidArgumentError, UnavailableError
-        Some objects could not be deleted; the error names them. The parts of files are then left alone, since one
-        of those objects may name them. Doing it again does the rest.
+        Some objects could not be deleted; the error names them. Parts are then left alone, since one of those objects
+        may name them. Run it again to delete the rest.
     """
     for last in (False, True):
         keys = [key for key in planned.delete if (key in planned.parts) == last]
@@ -158,7 +158,7 @@ def run_retention(
     headers: Headers | None = None,
     new_id: Callable[[], str] = clock.new_id,
 ) -> Plan:
-    """Delete what no version that the query may return to can need.
+    """Delete what no version that the query may return to needs.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def run_retention(
     grace_ms : int
         See `plan`.
     headers : Headers, optional
-        Of this shard; handed in again the next time, it saves reading most headers twice.
+        Of this shard; reused, it saves reading most headers again.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def run_retention(
     CorruptionError
         A stored object that is needed to decide is damaged or missing. Nothing was deleted.
     NotFoundError
-        One vanished meanwhile: somebody else cleans up. Nothing was deleted.
+        One vanished meanwhile: another clean-up is running. Nothing was deleted.
     InvalidArgumentError, UnavailableError
         The storage refused, or did not answer; some objects may have been deleted.
 
@@ -204,14 +204,16 @@ def run_retention(
     except (CorruptionError, NotFoundError):
         shard.delete([probe])
         raise
-    own = {probe: "told the time"}
-    own |= {o.key: "the clean-up that had failed succeeds" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key}
+    own = {probe: "read the store's clock"}
+    own |= {
+        o.key: "reported a clean-up failure that is over" for o in listing.of_kind("trouble") if _OF_CLEAN_UP in o.key
+    }
     carry_out(shard, replace(planned, delete=own | dict(planned.delete)))
     return planned
 
 
 def store_time_ms(folder: ObjectStorage, new_id: Callable[[], str] = clock.new_id) -> int:
-    """Return the time by the store's clock: when a small object was stored that is deleted again.
+    """Return the time by the store's clock: stores a small object, reads its time and deletes it.
 
     Raises
     ------

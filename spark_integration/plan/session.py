@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.settings import Settings
-from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:

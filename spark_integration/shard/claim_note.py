@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.backends import local_files
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.ownership.claims import Held
+from holdfast.snapshotter.ownership.claims import Tenure
 
 
 class ClaimNote:
@@ -40,7 +40,7 @@ class ClaimNote:
         return found.st_mtime_ns // 1_000_000 if found.st_size else None
 
     @contextmanager
-    def locked(self) -> Iterator[Held | None]:
+    def locked(self) -> Iterator[Tenure | None]:
         """Keep other processes of this executor from claiming or renewing; yields the claim so far.
 
         Raises
@@ -53,14 +53,14 @@ class ClaimNote:
         try:
             with local_files.writing(self.path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-                held = _parsed(self.path.read_text())
-                if held is None:
+                tenure = _parsed(self.path.read_text())
+                if tenure is None:
                     os.ftruncate(file, 0)
-            yield held
+            yield tenure
         finally:
             os.close(file)
 
-    def write(self, held: Held) -> None:
+    def write(self, tenure: Tenure) -> None:
         """Record a claim or its renewal as of now; call it with the lock held.
 
         Raises
@@ -69,9 +69,9 @@ class ClaimNote:
             Local storage is full or failing.
         """
         with local_files.writing(self.path):
-            self.path.write_text(json.dumps(asdict(held)))
+            self.path.write_text(json.dumps(asdict(tenure)))
 
-    def held(self) -> Held:
+    def tenure(self) -> Tenure:
         """Return what was noted.
 
         Raises
@@ -89,9 +89,9 @@ class ClaimNote:
         return found
 
 
-def _parsed(text: str) -> Held | None:
+def _parsed(text: str) -> Tenure | None:
     """Return the claim; None if the file is empty or incomplete, because its writer was killed."""
     try:
-        return Held(**json.loads(text))
+        return Tenure(**json.loads(text))
     except (ValueError, TypeError):
         return None

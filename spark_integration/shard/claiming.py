@@ -19,7 +19,7 @@ from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.errors import ConflictError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
-from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Held
+from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
@@ -66,7 +66,7 @@ def keep_claim(
     batch_id: int | None,
     application: str,
     now_ms: Callable[[], int] = clock.now_ms,
-) -> Held:
+) -> Tenure:
     """Claim the operator's directory before it is used, and renew the claim when due; see `ownership.claims`.
 
     Once per run, the first process of an executor tests the storage and claims; the others check the operator's
@@ -75,8 +75,8 @@ def keep_claim(
 
     Returns
     -------
-    Held
-        What the run holds.
+    Tenure
+        The run's, from now on.
 
     Raises
     ------
@@ -93,8 +93,8 @@ def keep_claim(
     renewed_ms = note.modified_ms()
     if run not in done.claimed or renewed_ms is None:
         private_directory(note.path.parent)
-        with note.locked() as held:
-            if held is None:
+        with note.locked() as tenure:
+            if tenure is None:
                 probe_storage(storage, f"{record.operator}/probes")
                 note.write(claims.take(record))
             else:
@@ -102,7 +102,7 @@ def keep_claim(
         done.claimed.add(run)
     if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
         _renew(claims, note)
-    return note.held()
+    return note.tenure()
 
 
 def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
@@ -150,12 +150,12 @@ def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> 
 
 def _renew(claims: Claims, note: ClaimNote) -> None:
     seen_ms = note.modified_ms()
-    with note.locked() as held:
-        if held is None or note.modified_ms() != seen_ms:
+    with note.locked() as tenure:
+        if tenure is None or note.modified_ms() != seen_ms:
             return  # another process was faster
-        renewed = held
+        renewed = tenure
         try:
-            renewed = claims.renew(held)
+            renewed = claims.renew(tenure)
         except UnavailableError as exc:
             # The commit reports it if that matters; an old claim does no harm.
             _log.warning("the claim was not renewed, and is tried again later: %s", exc)

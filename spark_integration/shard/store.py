@@ -11,7 +11,7 @@ from holdfast.backends.registry import find_backend
 from holdfast.errors import StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.ownership.claims import Held
+from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -125,10 +125,10 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     storage = task_storage.checkpoint_storage(settings)
     name, record, retained_versions = operator.name, None, settings.retained_versions
     if storage is not None:
-        name, held = _claimed_directory(operator, streaming, remembered, storage, of_query)
+        name, tenure = _claimed_directory(operator, streaming, remembered, storage, of_query)
         record = _record(operator, streaming, name)
-        if held is not None and remembered is not None and remembered.pointer is not None:
-            retained_versions = held.retained(retained_versions, remembered.pointer.version)
+        if tenure is not None and remembered is not None and remembered.pointer is not None:
+            retained_versions = tenure.retained(retained_versions, remembered.pointer.version)
     directory = (
         of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
     )
@@ -172,14 +172,14 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
 
 def _claimed_directory(
     operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
-) -> tuple[str, Held | None]:
+) -> tuple[str, Tenure | None]:
     """Return the name of the shard's directory, and what the run holds there.
 
     The directory is the one that the shard's pointer names, else one to begin in. It is claimed, unless the run is not
     known.
     """
 
-    def claim(directory: str) -> Held | None:
+    def claim(directory: str) -> Tenure | None:
         record = _record(operator, streaming, directory)
         if streaming.is_run_known:
             application = operator.settings.application

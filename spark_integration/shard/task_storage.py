@@ -7,11 +7,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pyspark import TaskContext
 
 from holdfast.settings import STORAGE_PREFIX, Settings
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage, parse_storage_options
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 _IO_THREADS = 8
-_HIDDEN_BY_CONNECT = ("secret", "token", "password", "account_key", "sas_token", "client_secret")
 
 
 def storage_options(settings: Settings) -> dict[str, str]:
@@ -22,7 +23,7 @@ def storage_options(settings: Settings) -> dict[str, str]:
     """
     context = TaskContext.get()
     values = {}
-    for name in {*settings.storage_names, *_HIDDEN_BY_CONNECT}:
+    for name in {*settings.storage_names, *CREDENTIALS}:
         value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
         if value is not None:
             values[name] = value

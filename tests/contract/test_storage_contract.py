@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage, PrefixedStorage
 from holdfast.testing.faulty_storage import FaultyStorage
 from holdfast.testing.storage_contract import StorageContract

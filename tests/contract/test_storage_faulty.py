@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Operation
 
 _PLACES = itertools.count()

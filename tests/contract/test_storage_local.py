@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def storage(root: Path) -> Iterator[ObjectStorage]:
 
 CRASHING = """
 import os, sys
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 root, data = sys.argv[1], b"0123456789" * 1000
 
 def crash_at(nth):
@@ -150,7 +151,7 @@ def test_full_device(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 with open_storage(sys.argv[1]) as storage:

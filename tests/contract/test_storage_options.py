@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.errors import delete_failure, map_error, translated
-from holdfast.snapshotter.storage.object_storage import open_storage, parse_storage_options
-from holdfast.snapshotter.storage.options import secrets_of
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
 
 
 def test_options_nest_and_get_types() -> None:
@@ -156,7 +156,7 @@ def test_file_system_whose_package_is_missing(scheme: str, package: str) -> None
 
 
 def test_hdfs_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "holdfast.snapshotter.storage.hdfs", raising=False)
+    monkeypatch.delitem(sys.modules, "holdfast.snapshotter.storage.hdfs.storage", raising=False)
     monkeypatch.setitem(sys.modules, "hdfs_native", None)
     with pytest.raises(InvalidArgumentError, match=r"hdfs-native.*pip install 'holdfast\[hdfs\]'"):
         open_storage("hdfs://namenode:8020/x")
@@ -204,7 +204,7 @@ def test_urls_are_normalised() -> None:
 
 def test_local_storage_needs_neither_fsspec_nor_botocore(tmp_path: object) -> None:
     code = (
-        "import sys; from holdfast.snapshotter.storage.object_storage import open_storage;"
+        "import sys; from holdfast.snapshotter.storage.opening import open_storage;"
         "s = open_storage(sys.argv[1]);"
         "s.put('a', b'1'); s.get('a'); s.list(''); s.delete(['a']);"
         "print({'fsspec', 's3fs', 'botocore', 'aiohttp'} & set(sys.modules))"

@@ -19,7 +19,8 @@ from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 from tests.repetitions import repetitions
 
@@ -172,7 +173,7 @@ def test_a_version_that_others_keep_dropping_is_told_so(
             return really_view(self, pointer)
 
         monkeypatch.setattr(type(backend), "view", drop_first)
-        with pytest.raises(UnavailableError, match="others dropped this version each time it was restored"):
+        with pytest.raises(UnavailableError, match="another process dropped this version each time it was restored"):
             store.read_at(pointers[-1])
         assert len(looked) <= 10
         monkeypatch.undo()

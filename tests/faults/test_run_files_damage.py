@@ -20,7 +20,7 @@ from holdfast.backends.run_files.merges import read_merges
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, P1, P2, P3, TABLES, contents, counts, keys_of, values_of
 from tests.repetitions import LONG
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.interrupted import interrupt_once
 from tests.faults.rpc_proxy import RpcProxy
 from tests.servers.hdfs import Hdfs
@@ -290,7 +291,7 @@ def test_interrupted_put_leaves_nothing(
 
 KILLED = """
 import os, sys, threading, time
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 with open_storage(sys.argv[1]) as storage:
     storage.put("before", b"1")
     threading.Thread(target=storage.put, args=("o", bytes(256 << 20)), daemon=True).start()
@@ -328,7 +329,7 @@ def test_killed_writer(hdfs: Hdfs, storage: ObjectStorage, root: str, tmp_path: 
 
 FORKED = """
 import os, signal, sys, threading
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 storage = open_storage(sys.argv[1])
 storage.put("parent", b"1")
 children = []

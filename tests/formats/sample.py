@@ -19,7 +19,7 @@ from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 
 OPERATOR, SHARD = "sample", "sample/shard-0000"
 KEY = pa.schema([("user", pa.string()), ("amount", pa.float64())])

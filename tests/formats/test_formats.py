@@ -12,7 +12,7 @@ import pytest
 from holdfast.backends.base import Pointer
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.formats import sample
 
 SAMPLES = sorted(p for p in Path(__file__).parent.iterdir() if p.name.startswith("format-"))

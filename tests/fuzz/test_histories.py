@@ -24,7 +24,7 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.fuzz.arrow_columns import TEXTS, exact, random_column, random_type
 from tests.repetitions import LONG, repetitions
 

@@ -20,7 +20,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.fuzz.arrow_columns import exact, random_column, random_type
 from tests.repetitions import repetitions
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from holdfast.backends.base import Backend, Pointer, View
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.state_rows import COUNTS, MEMBERS, contents, keys_of, values_of
 
 TABLES = {table.name: table for table in (COUNTS, MEMBERS)}

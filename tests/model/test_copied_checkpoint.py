@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.snapshotter.ownership.claims import Held
+from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.upkeep.retention import run_retention
 from tests.model.shard_history import ShardHistory, TimedStorage, Version
 from tests.repetitions import repetitions
@@ -46,7 +46,7 @@ def copied(chance: random.Random, *, is_beside: bool) -> int:
                     history.snapshot(versions[-1], executor)
         newest = copy[-1]
         at = newest.pointer.version
-        held = Held(0, 0, 0, begun) if is_beside else Held(1, 0)
+        held = Tenure(0, 0, 0, begun) if is_beside else Tenure(1, 0)
         retained = held.retained(RETAINED, at)
         run_retention(history.objects, newest.pointer, newest.chain, retained=retained, grace_ms=0)
         if lost(history, query):

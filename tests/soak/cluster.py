@@ -23,7 +23,8 @@ from holdfast.backends.base import Pointer
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.takeover import open_backend

@@ -153,7 +153,7 @@ BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("oldest", damaged, r"CorruptionError.*{path}"),
     ("newest", Path.unlink, r"StateLostError.*{path}"),
 ]
-# tests/unit/snapshotter/test_commits.py breaks each object in each way; here is seen that Spark stops, and goes on.
+# tests/unit/snapshotter/commits/test_damage.py breaks each object in each way; here Spark stops, and goes on.
 MORE_BREAKS: list[tuple[str, Callable[[Path], None], str]] = [
     ("newest", damaged, r"CorruptionError.*{path}"),
     ("oldest", cut, r"CorruptionError.*{path}"),

@@ -182,7 +182,7 @@ def test_a_checkpoint_directory_that_is_a_file(lab: Lab) -> None:
     (lab.folder / "durable").write_bytes(b"precious")
     lab.feed([("a", 1)])
     with pytest.raises(
-        StreamingQueryException, match=r"(?s)failed its test at the start.*action=put key=totals/probes/"
+        StreamingQueryException, match=r"(?s)failed the check at query start.*action=put key=totals/probes/"
     ):
         lab.run(lab.totals(func=never_called))
     assert (lab.folder / "durable").read_bytes() == b"precious"

@@ -18,7 +18,7 @@ from pyspark.errors import StreamingQueryException
 from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.spark.application import start_program
 from tests.spark.conftest import Lab, age, claims
 
@@ -130,7 +130,7 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: 
         lab.feed([("a", 10)])
         first.wait_for("READY", 2)
         before = objects(lab)
-        refused(lab, rf"another application is at work.*location was copied.*name=first {STARTED}", query="copy")
+        refused(lab, rf"another application is running.*location was copied.*name=first {STARTED}", query="copy")
         age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
         lab.feed([("a", 100)])
         first.wait_for("READY", 3)
@@ -144,6 +144,6 @@ def test_a_copy_is_refused_and_an_older_run_stops_when_it_sees_a_newer_one(lab: 
         lab.run(lab.totals(), query="copy")
         age((lab.folder / "local").glob("*/executor-*/*/*/totals/runs/*-claim"), RENEW_EVERY_MS)
         lab.feed([("a", 1000)])
-        assert "FencedError: a newer run of this query is at work" in first.wait_for("FAILED")
+        assert "FencedError: a newer run of this query has taken over" in first.wait_for("FAILED")
     lab.run(lab.totals(), query="copy")
     assert lab.state(query="copy") == {"a": (4, 1111)}

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.objects import (
     ACTIONS,
@@ -179,7 +180,7 @@ def test_forgetting_to_close_is_silent(server: S3Server, url: str) -> None:
 
 FORKED = """
 import os, signal, sys, threading
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 url, endpoint, key, secret = sys.argv[1:]
 storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": {"endpoint_url": endpoint}})
 storage.put("parent", b"1")

@@ -14,7 +14,8 @@ from botocore.retries.standard import ExponentialBackoff
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage import s3 as storage_s3
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.objects import (
     ACTIONS,

@@ -74,7 +74,7 @@ def test_credentials_that_expire_in_the_middle_of_an_upload(
 
 KILLED = """
 import sys
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 url, endpoint, key, secret = sys.argv[1:]
 client = {"endpoint_url": endpoint, "region_name": "us-east-1"}
 storage = open_storage(url, {"key": key, "secret": secret, "client_kwargs": client, "part_size_bytes": 5 << 20})

@@ -13,7 +13,7 @@ from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of

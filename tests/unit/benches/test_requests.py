@@ -13,7 +13,7 @@ from holdfast.benches.command import bench
 from holdfast.benches.instruments.request_counts import RequestCounts
 from holdfast.benches.jobs.requests import ENDPOINT, files_of_spark, requests_of
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from tests.servers.s3 import BUCKET, S3Server
 
 

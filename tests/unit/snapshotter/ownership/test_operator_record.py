@@ -19,7 +19,8 @@ from holdfast.snapshotter.ownership.operator_record import (
     read_operator,
     shard_prefix,
 )
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 KEY = pa.schema([("user", pa.string())])
@@ -61,7 +62,7 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
                 100,
             ),
             SchemaMismatchError,
-            "other columns than the operator now declares",
+            "other columns than the operator declares",
         ),
     ],
 )

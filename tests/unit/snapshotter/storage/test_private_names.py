@@ -7,11 +7,10 @@ import re
 
 import pytest
 
-from holdfast.snapshotter.storage import hdfs_calls, s3_client
+from holdfast.snapshotter.storage.hdfs import calls
+from holdfast.snapshotter.storage.s3 import client
 
-NAMES = [
-    (owner, name) for module in (s3_client, hdfs_calls) for owner, names in module.PRIVATE.items() for name in names
-]
+NAMES = [(owner, name) for module in (client, calls) for owner, names in module.PRIVATE.items() for name in names]
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))

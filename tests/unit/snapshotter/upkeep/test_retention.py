@@ -238,7 +238,7 @@ def test_neighbours_and_strangers_are_left_alone(storage: TimedStorage, shard: S
     storage.put(f"{PREFIX}/commits/07-aa", b"?")
     done = clean(storage, made[-1])
     assert set(others) <= set(storage.objects)
-    assert all("nothing that holdfast has put" in done.delete[key] for key in strange)
+    assert all("not written by holdfast" in done.delete[key] for key in strange)
     assert "younger than the grace period" in done.keep["commits/07-aa"]
 
 
@@ -410,7 +410,7 @@ def test_a_clean_up_costs_few_requests(storage: TimedStorage, shard: ShardHistor
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[ShardHistory]:
-    from holdfast.snapshotter.storage.object_storage import open_storage
+    from holdfast.snapshotter.storage.opening import open_storage
 
     with open_storage(f"file://{tmp_path}/durable") as opened:
         yield ShardHistory(opened)

@@ -18,7 +18,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import executor_process
 from holdfast.spark_integration.shard import claiming
 from holdfast.testing.faulty_storage import Fault, FaultyStorage

@@ -16,7 +16,7 @@ from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, Una
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.storage.object_storage import open_storage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, machine
 from holdfast.spark_integration.shard import claiming
@@ -76,7 +76,7 @@ def test_a_copy_of_a_query_that_has_no_state_yet_is_refused_too(
     first = Claimant("q1", "first", None, "other", "host", machine(), str(ProcessId.of(os.getpid())), 0, 100)
     claims = Claims(storage, "totals", first, set)
     held = claims.take(record("q1", "first"))
-    with pytest.raises(ConflictError, match="another application is at work on this query"):
+    with pytest.raises(ConflictError, match="another application is running this query"):
         begin(storage, tmp_path, "q1")
     assert not [info.key for info in storage.list("totals@q1/")]
     claims.renew(held)

@@ -8,7 +8,7 @@
 
 Why not s3fs's own file methods: its ``rm`` drops the errors of single keys, its uploads go on sending parts
 while they abort, it asks HEAD before each GET, and its retries multiply with botocore's. So requests are made
-one by one (`holdfast.snapshotter.storage.s3_client`), with s3fs's options, credentials and session, and its retries
+one by one (`holdfast.snapshotter.storage.s3.client`), with s3fs's options, credentials and session, and its retries
 set to one.
 
 Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to connect, 20 s without a byte, and
@@ -42,8 +42,8 @@ from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, 
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.s3_client import connect, release, request_of
-from holdfast.snapshotter.storage.s3_options import check_options, with_defaults
+from holdfast.snapshotter.storage.s3.client import connect, release, request_of
+from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence

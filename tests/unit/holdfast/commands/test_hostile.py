@@ -21,11 +21,12 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import Claims
 from holdfast.snapshotter.ownership.operator_record import read_operator
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import ShardHistory
 from tests.repetitions import LONG
-from tests.unit.holdfast.test_commands import age, files, put_record
+from tests.unit.holdfast.commands.checkpoint import age, files, put_record
 
 EVERY = 1 if LONG else 61
 COMMANDS = (["inspect", "--shards"], ["log"], ["verify"], ["gc", "--dry-run", "--grace", "0"])

@@ -1,16 +1,14 @@
-"""A shard with a commit log on object storage, and the same shard on another executor."""
+"""A shard on one executor: its backend, log and store."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import pytest
 import xxhash
 
 from holdfast.backends.base import Pointer
@@ -19,25 +17,13 @@ from holdfast.clock import new_id
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.storage.object_storage import ObjectStorage, open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.state_rows import COUNTS, contents, keys_of, values_of
 
 PREFIX = "totals/shard-0003"
+
+
 TABLES = {"counts": COUNTS}
-_numbers = itertools.count()
-
-
-@pytest.fixture(params=["file", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStorage]:
-    url = f"file://{tmp_path}/durable" if request.param == "file" else f"memory://commits-{next(_numbers)}"
-    with open_storage(url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2) as threads:
-        yield threads
 
 
 class Shard:
@@ -80,22 +66,6 @@ class Shard:
             return [entry.key for entry in Lineage.of(view.properties).chain]
 
 
-@pytest.fixture
-def shard(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
-    return Shard(storage, executor, tmp_path / "here")
-
-
-@pytest.fixture
-def elsewhere(storage: ObjectStorage, executor: Executor, tmp_path: Path) -> Shard:
-    """Return the same shard on another executor, which has nothing locally."""
-    return Shard(storage, executor, tmp_path / "elsewhere")
-
-
-def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
-    with shard.store.read_at(pointer) as view:
-        return Lineage.of(view.properties)
-
-
 def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     """Return a stored file with another header, and a right digest."""
     size = struct.unpack("<I", data[-32:-28])[0]
@@ -104,3 +74,8 @@ def with_header(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     text = json.dumps(footer).encode()
     body = data[: -32 - size] + text + struct.pack("<IHH", len(text), 0, 1)
     return body + xxhash.xxh3_128(body).digest() + b"HOLDFAST"
+
+
+def lineage_of(shard: Shard, pointer: Pointer) -> Lineage:
+    with shard.store.read_at(pointer) as view:
+        return Lineage.of(view.properties)

@@ -12,8 +12,8 @@ import s3fs
 
 from holdfast.backends.options import nearest_name
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.options import CREDENTIALS
 
-_CREDENTIALS = ("key", "secret", "token", "username", "password")
 _NOT_PLAIN = {"self", "kwargs", "session", "asynchronous", "loop"}
 #: Attempts of one request. The pauses between them are at random, up to 1, 2, 4, 8, 16, 20, 20 and 20 s: 45 s on the
 #: average and less than 20 s once in a hundred times, so a store may be away for half a minute.
@@ -29,11 +29,11 @@ def check_options(options: Mapping[str, object]) -> None:
             near = nearest_name(name, known)
             hint = f"; did you mean {near}?" if near else ""
             raise InvalidArgumentError(f"unknown option for s3 storage{hint}", option=name)
-    for name in _CREDENTIALS:
+    for name in CREDENTIALS:
         value = options.get(name)
         if value is not None and (not isinstance(value, str) or not value or re.search(r"[\s\x00-\x1f]", value)):
             raise InvalidArgumentError("option must be a string without white space, not empty", option=name)
-    _check_credentials({name for name in _CREDENTIALS if options.get(name) is not None}, options)
+    _check_credentials({name for name in CREDENTIALS if options.get(name) is not None}, options)
     client = options.get("client_kwargs", {})
     endpoints = [options.get("endpoint_url"), client.get("endpoint_url") if isinstance(client, dict) else None]
     for endpoint in endpoints:

@@ -51,7 +51,7 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.storage.errors import delete_failure, translated
-from holdfast.snapshotter.storage.hdfs_calls import (
+from holdfast.snapshotter.storage.hdfs.calls import (
     MIN_RATE_BYTES_PER_SECOND,
     PIECE_BYTES,
     Attempt,

@@ -1,4 +1,4 @@
-"""Restoring a long chain of commits in bounded memory: a version for each step, each true and whole."""
+"""Long chains are restored step by step, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.read_state import read_rows
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from tests.unit.snapshotter.conftest import PREFIX, Shard, lineage_of, with_header
+from tests.unit.snapshotter.commits.shard import PREFIX, Shard, lineage_of, with_header
 
 
 class Steps:

@@ -78,7 +78,7 @@ async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) 
 
 
 def release(connections: dict[int, Any]) -> None:
-    """Close the connection of this process; keep inherited ones for ever, see `holdfast.snapshotter.storage.s3`."""
+    """Close the connection of this process; keep inherited ones for ever: see the module of `S3Storage`."""
     for pid, client in list(connections.items()):
         del connections[pid]
         if pid != os.getpid():

@@ -1,0 +1,1 @@
+"""Objects in a bucket of S3, or of what speaks its protocol."""

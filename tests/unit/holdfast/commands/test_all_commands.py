@@ -1,0 +1,127 @@
+"""What holds for every command: one operator, hints, errors, options, large directories, S3."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from tests.model.shard_history import ShardHistory
+from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Moto, S3Server, Versitygw
+from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record, run
+
+
+def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """Also where the name of one begins another's."""
+    put_record(storage, "totals2")
+    names = [o["operator"] for o in document("inspect", root)["operators"]]
+    assert names == ["totals", "totals2"]
+    (only,) = document("inspect", root, "--operator", "totals")["operators"]
+    assert only["operator"] == "totals"
+    refused = run("inspect", root, "--operator", "total").exception
+    assert isinstance(refused, NotFoundError)
+    assert "no operator of this name" in str(refused)
+    assert shard
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([], "empty or does not exist"),
+        (["notes.txt"], "holds no state of holdfast; check"),
+        (["operator", "shard-0001/commits/1-aa"], "this is the directory of one operator"),
+        (["a/b/totals/operator"], "give .*/a/b"),
+    ],
+)
+@pytest.mark.parametrize("command", ["gc", "verify", "log", "inspect"])
+def test_a_directory_that_is_none_of_ours_is_refused_with_a_hint(
+    root: Path, storage: ObjectStorage, command: str, keys: list[str], said: str
+) -> None:
+    for key in keys:
+        storage.put(key, b"?")
+    before = files(root)
+    result = run(command, root, *(["--dry-run"] if command == "gc" else []))
+    assert isinstance(result.exception, NotFoundError)
+    with pytest.raises(NotFoundError, match=said):
+        raise result.exception
+    assert files(root) == before
+
+
+def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.cli"]
+    script = "from holdfast.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "verify", str(root)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("holdfast: the checkpoint directory is empty")
+    assert "Traceback" not in done.stderr
+    assert command
+
+
+def test_an_option_that_is_none_is_refused_without_being_shown(root: Path, shard: ShardHistory) -> None:
+    result = run("log", root, "--option", "hush-hush")
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert "hush" not in str(result.exception)
+    assert shard
+
+
+def test_ten_thousand_objects_take_seconds(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """Attempts of a shard that was restarted over and over; nothing is read but what decides."""
+    name = next(key for key in files(root) if "commits/5-" in key)
+    folder = (root / name).parent
+    for number in range(10_000):
+        os.link(root / name, folder / f"{number % 9 + 1}-{number:016x}")
+    age(root)
+    began = time.monotonic()
+    for command in (["inspect"], ["log"], ["gc", "--dry-run", "--retain", 5]):
+        document(command[0], root, *command[1:])
+    assert time.monotonic() - began < 20
+    assert shard
+    assert storage
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("moto", marks=pytest.mark.s3),
+        pytest.param("versitygw", marks=[pytest.mark.s3, pytest.mark.slow]),
+    ]
+)
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found: Moto | Versitygw = request.getfixturevalue(request.param)
+    return found
+
+
+def test_on_s3_with_options_from_the_environment(server: S3Server) -> None:
+    """All four commands; credentials come from the environment and are in no output."""
+    url = f"s3://{BUCKET}/commands"
+    with open_storage(url, server.options()) as storage:
+        put_record(storage)
+        history = ShardHistory(storage)
+        made = history.grow(None, 29, snapshot_every=10)
+        time.sleep(1.1)  # time stamps are in whole seconds
+        history.grow(made[-1], 1)
+    options = (
+        f"key={ACCESS_KEY} secret={SECRET_KEY} client_kwargs.endpoint_url={server.url} "
+        "client_kwargs.region_name=us-east-1"
+    )
+    outputs = []
+    for command in (["inspect"], ["log"], ["verify"], ["gc", "--retain", "5", "--grace", "0", "--yes"], ["verify"]):
+        for as_json in ([], ["--json"]):
+            result = run(command[0], url, *command[1:], *as_json, HOLDFAST_STORAGE_OPTIONS=options)
+            assert result.exit_code == 0, (command, result.output, result.exception)
+            outputs.append(result.output)
+    assert "9 objects deleted" in outputs[6]
+    assert not [o for o in outputs if SECRET_KEY in o or ACCESS_KEY in o]
+    with open_storage(url, server.options()) as storage:
+        left = {info.key for info in storage.list("")}
+        storage.delete(left)
+    assert not [key for key in left if "probes" in key]
+    assert len([key for key in left if "/commits/" in key]) == 21

@@ -1,0 +1,204 @@
+"""``holdfast gc``: what it deletes, what it keeps, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.claim_listing import Claimant, claim_name
+from holdfast.snapshotter.ownership.claims import Claims
+from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.shard_history import ShardHistory
+from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record, run
+
+
+def test_gc_deletes_what_it_said_it_would(root: Path, shard: ShardHistory) -> None:
+    """The dry run names each object with its reason, and changes nothing; the run deletes exactly those."""
+    age(root)
+    before = files(root)
+    dry = document("gc", root, "--dry-run", "--retain", 5)
+    assert files(root) == before
+    (found,) = [s for s in dry["shards"] if s["shard"] == shard.prefix]
+    going = {f"{shard.prefix}/{key}" for key in found["delete"]}
+    assert found["needed_from"] == 10
+    assert dry["objects"] == len(going) == 9
+    assert all(entry["why"] for entry in found["delete"].values())
+    done = document("gc", root, "--retain", 5, "--yes")
+    assert done["objects"] == dry["objects"]
+    assert files(root) == before - going
+    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 0
+
+
+@pytest.mark.parametrize(
+    ("in_record", "in_claim", "needed_from"), [(5, None, 10), (100, None, 0), (5, 12, 1), (12, 5, 1), (2, 5, 10)]
+)
+def test_gc_keeps_what_the_query_may_return_to_without_being_told(
+    root: Path, storage: ObjectStorage, in_record: int, in_claim: int | None, needed_from: int
+) -> None:
+    """The greater of what the record and the claims say: the query may have been started with another number since."""
+    put_record(storage, retained=in_record)
+    shard = ShardHistory(storage)
+    shard.grow(None, 30, snapshot_every=10)
+    if in_claim is not None:
+        me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, in_claim)
+        Claims(storage, "totals", me, lambda _: ()).take(read_operator(storage, "totals"))
+    age(root)
+    found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
+    assert found[shard.prefix]["needed_from"] == needed_from
+    assert found[shard.prefix]["error"] is None
+    assert document("verify", root)["damages"] == []
+
+
+def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, shard: ShardHistory) -> None:
+    """A claim is damaged: that it says a greater number cannot be ruled out. Being told is another way."""
+    (root / "totals/claims").mkdir()
+    me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, 100)
+    (root / f"totals/claims/{claim_name(me, 1, 1)}.1").write_bytes(b"?")
+    (root / "totals/claims/now.1").write_bytes(b"")
+    age(root)
+    before = files(root)
+    done = document("gc", root, "--yes", status=1)
+    assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
+    assert files(root) == before - {"totals/claims/now.1"}, "a look at the clock that was left behind"
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["key"], damage["lost"]) == ("totals/claims", [])
+    assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
+    assert shard
+
+
+def test_gc_shows_people_what_goes_and_why(root: Path, shard: ShardHistory) -> None:
+    age(root)
+    result = run("gc", root, "--dry-run", "--retain", 5)
+    assert "commits/9-" in result.stdout
+    assert "older than version 10" in " ".join(result.stdout.split())
+    assert "9 objects would be deleted" in result.stdout
+    assert shard
+
+
+def test_gc_asks_nobody_who_is_not_there(root: Path, shard: ShardHistory) -> None:
+    """In a script it must be told: it neither waits for an answer nor takes silence for one."""
+    age(root)
+    before = files(root)
+    for options in ([], ["--json"]):
+        result = run("gc", root, "--retain", 5, *options)
+        assert isinstance(result.exception, InvalidArgumentError)
+        assert "--yes" in str(result.exception)
+    assert files(root) == before
+    assert shard
+
+
+def test_gc_leaves_alone_what_is_young_or_not_its_own(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """T38: other folders, a savepoint, shards that the operator does not have, names that nearly are ours."""
+    strangers = [
+        "savepoints/s1/part-0",
+        "totals/shard-0004/x",
+        "totals/shard-00031/commits/1-aa",
+        "totals/claims/a",
+        "x",
+    ]
+    for key in strangers:
+        storage.put(key, b"?")
+    age(root)
+    assert document("gc", root, "--retain", 5, "--grace", 72, "--yes")["objects"] == 0
+    storage.put(f"{shard.prefix}/files/0123456789abcdef-0", b"an upload under way")
+    document("gc", root, "--retain", 5, "--yes")
+    assert {*strangers, f"{shard.prefix}/files/0123456789abcdef-0"} <= files(root)
+
+
+def test_gc_says_which_shard_it_cannot_judge_and_cleans_the_others(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    other = ShardHistory(storage, "totals/shard-0001", ids=1000)
+    other.grow(None, 30, snapshot_every=10)
+    (victim,) = (root / shard.prefix / "snapshots").glob("30-*")
+    victim.write_bytes(victim.read_bytes()[:-5])
+    age(root)
+    kept = {key for key in files(root) if key.startswith(shard.prefix)}
+    done = document("gc", root, "--retain", 5, "--yes", status=1)
+    errors = {s["shard"]: s["error"] for s in done["shards"]}
+    assert victim.name in errors[shard.prefix]
+    assert errors[other.prefix] is None
+    assert kept <= files(root)
+    assert done["objects"] == 9
+    result = run("gc", root, "--retain", 5, "--yes")
+    assert result.exit_code == 1
+    assert "nothing can be deleted" in result.stdout
+
+
+def test_gc_tells_of_objects_that_could_not_be_deleted(
+    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T37."""
+    age(root)
+    fault = Fault("fail", action="delete", key="*/commits/*")
+    monkeypatch.setattr(
+        "holdfast.commands.target.open_storage", lambda url, options: FaultyStorage(open_storage(url, options), [fault])
+    )
+    result = run("gc", root, "--retain", 5, "--yes")
+    assert fault.hits == 1
+    assert result.exit_code == 1
+    assert "could not delete everything: injected fault" in result.stdout
+    monkeypatch.undo()
+    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 9
+    assert shard
+
+
+def test_gc_looks_again_where_somebody_else_cleans_up(
+    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T33, T41: what was listed is gone when it is read."""
+    age(root)
+    gone = Fault("fail", action="get", key="*/commits/*", error=lambda: NotFoundError("gone"))
+    storages = []
+
+    def faulty(url: str, options: dict[str, object]) -> ObjectStorage:
+        storages.append(FaultyStorage(open_storage(url, options), [gone]))
+        return storages[-1]
+
+    monkeypatch.setattr("holdfast.commands.target.open_storage", faulty)
+    assert document("gc", root, "--retain", 5, "--yes")["objects"] == 9
+    assert gone.hits == 1
+    assert [o.keys for o in storages[0].operations if o.action == "list"] == [
+        ("",),
+        ("totals/probes/",),
+        (f"{shard.prefix}/",),
+    ]
+
+
+def test_gc_cleans_up_though_unfinished_uploads_may_not_be_listed(
+    root: Path, shard: ShardHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On S3 that is a permission of its own."""
+
+    class Forbidding(FaultyStorage):
+        def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+            raise InvalidArgumentError("access denied", action="list uploads", key=prefix)
+
+    age(root)
+    monkeypatch.setattr(
+        "holdfast.commands.target.open_storage", lambda url, options: Forbidding(open_storage(url, options))
+    )
+    result = run("gc", root, "--retain", 5, "--yes")
+    assert result.exit_code == 1
+    assert "9 objects deleted" in result.stdout
+    assert "access denied" in result.stdout
+    assert shard
+
+
+def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    storage.put("totals/probes/probe-1", b"?")
+    leftover = root / shard.prefix / "commits" / ".tmp-1-1"
+    leftover.write_bytes(b"half")
+    age(root)
+    storage.put("totals/probes/probe-2", b"?")
+    done = document("gc", root, "--yes")
+    assert done["unfinished_uploads_removed"] == 1
+    assert not leftover.exists()
+    assert {key for key in files(root) if "probe" in key} == {"totals/probes/probe-2"}

@@ -1,0 +1,97 @@
+"""``holdfast log`` and ``holdfast inspect``: what they show."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from holdfast.errors import CorruptionError, UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.troubles import Troubles
+from tests.model.shard_history import ShardHistory
+from tests.unit.holdfast.commands.checkpoint import age, document, files, run
+
+
+def test_log_lists_versions_and_snapshots_newest_first(root: Path, shard: ShardHistory) -> None:
+    made = shard.commit(shard.grow(None, 30)[-1], carried=True)
+    shard.snapshot(made)
+    shard.commit(made)
+    (found,) = document("log", root, "--limit", 4)["shards"]
+    assert [(r["kind"], r["version"].partition("-")[0]) for r in found["newest"]][:2] == [
+        ("commit", "32"),
+        ("snapshot", "31"),
+    ]
+    newest, snapshot = found["newest"][:2]
+    assert [p.partition("-")[0] for p in newest["covers"]] == ["31", "32"]
+    assert newest["begins"].startswith("snapshots/31-")
+    assert snapshot["files"] >= 2
+    assert snapshot["stored_bytes"] >= snapshot["new_bytes"] > 0
+    assert len(found["newest"]) == 4
+    assert found["commits"] == 61
+    shown = run("log", root, "--limit", 2).stdout
+    assert "2 versions" in shown
+    assert "snapshot" in shown
+
+
+def test_log_shows_a_damaged_object_as_such(root: Path, shard: ShardHistory) -> None:
+    (victim,) = (root / shard.prefix / "commits").glob("30-*")
+    victim.write_bytes(b"")
+    row = next(
+        r for r in document("log", root)["shards"][0]["newest"] if r["version"] == victim.name and r["kind"] == "commit"
+    )
+    assert "not a whole holdfast file" in row["error"]
+    assert document("log", root, "--shard", 2)["shards"] == []
+
+
+def test_inspect_shows_operators_tables_shards_and_sizes(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    storage.put("mine.txt", b"?")
+    found = document("inspect", root)
+    (operator,) = found["operators"]
+    assert operator["operator"] == "totals"
+    assert operator["query_id"] == "query-1"
+    assert operator["shard_count"] == 4
+    assert operator["tables"]["counts"]["key"][0].keys() == {"name", "type"}
+    (facts,) = operator["shards"]
+    assert facts["shard"] == shard.prefix
+    assert facts["objects"]["commit"] == 30
+    assert facts["objects"]["snapshot"] == 3
+    assert sum(facts["bytes"].values()) == sum((root / key).stat().st_size for key in files(root) if "shard" in key)
+    assert facts["newest_version"].startswith("30-")
+    assert found["unknown_objects"] == 1
+    shown = run("inspect", root, "--shards").stdout
+    assert "1 of 4 shards hold state" in shown
+    assert shard.prefix in shown
+
+
+def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """How far behind snapshots are, and why; nothing that is over."""
+    troubles = Troubles(PrefixedStorage(storage, shard.prefix))
+    troubles.tell("snapshot", UnavailableError("over [red]long[/] ago"), 3, "host-1", 0)
+    age(root)
+    last = shard.grow(None, 3)[-1]
+    shard.snapshot(last)
+    (operator,) = document("inspect", root)["operators"]
+    assert operator["troubles"] == [], "a newer snapshot was stored"
+    assert operator["shards"][0]["commits_since_snapshot"] == 0
+    time.sleep(0.01)  # the store's clock has milliseconds
+    shard.grow(last, 7)
+    for n in (1, 2):
+        troubles.tell("snapshot", UnavailableError("the disk of [red]moon[/] is full"), n, "host-2", 0)
+    troubles.tell("clean-up", CorruptionError("commits/7-aa is missing"), 9, "host-3", 0)
+    (operator,) = document("inspect", root)["operators"]
+    assert operator["shards"][0]["commits_since_snapshot"] == 7
+    told = {t["what"]: (t["in_a_row"], t["host"], t["error"]) for t in operator["troubles"]}
+    assert told == {
+        "snapshot": (2, "host-2", "the disk of [red]moon[/] is full"),
+        "clean-up": (9, "host-3", "commits/7-aa is missing"),
+    }
+    shown = run("inspect", root, "--shards").stdout
+    assert f"{shard.prefix}: snapshot fails, 2 times in a row, last at" in shown
+    assert "the disk of [red]moon[/] is full" in shown
+    assert "at most 7 commits since a shard's newest snapshot" in shown
+    storage.put(f"{shard.prefix}/troubles/snapshot-00000000", b"no stored file")
+    (operator,) = document("inspect", root)["operators"]
+    assert any("not a whole holdfast file" in t["error"] for t in operator["troubles"])

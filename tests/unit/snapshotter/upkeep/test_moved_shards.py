@@ -1,0 +1,171 @@
+"""What an executor keeps of shards that moved away or stopped: nothing."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.server.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
+from tests.soak.cluster import Clock, Executor
+from tests.unit.snapshotter.upkeep.upkeep_bench import Bench, counters, local_shards
+
+
+def test_a_shard_that_moved_away_is_let_go(bench: Bench) -> None:
+    """And is restored when it comes back; what stays of it is nothing, on disk or in memory."""
+    one, other, query = bench.executor(), bench.executor(), bench.query(shards=3)
+    bench.run(query, one, 3)
+    for _ in range(IDLE_ROUNDS * 2):
+        bench.run(query, other, shards=[2])
+        query.batch_id -= 1
+        bench.run(query, one, shards=[0, 1])
+    assert local_shards(one) == {"shard-0000", "shard-0001"}
+    assert local_shards(other) == {"shard-0002"}
+    assert counters(one)["let_go"] == 1
+    held = [one.housekeeping._known, one.housekeeping._swept_ms, one.snapshotting._progress, one.shards._slots]
+    assert [len(found) for found in held] == [2] * 4
+    bench.run(query, one, 2)
+    assert one.failures() == {}
+    query.check(bench.path, bench.threads)
+
+
+def test_a_shard_that_is_called_rarely_as_all_are_stays(bench: Bench) -> None:
+    """Idle is who is called much more rarely than the others, not who waits for a few micro-batches."""
+    executor, query = bench.executor(), bench.query(shards=8)
+    for batch in range(IDLE_ROUNDS * 2):
+        bench.run(query, executor, shards=[batch % 8])
+    assert len(local_shards(executor)) == 8
+    assert counters(executor)["let_go"] == 0
+
+
+def test_a_query_that_has_stopped_leaves_nothing(bench: Bench) -> None:
+    """Neither in RAM, nor the options of its storage, nor empty folders."""
+    executor, query, lasting = bench.executor(), bench.query(shards=2), bench.query("lasting")
+    bench.run(query, executor, 3)
+    for _ in range(3):
+        bench.run(lasting, executor, step_ms=SILENT_MS // 2)
+        executor.housekeeping.tidy_up()
+    assert [p.name for p in executor.directory.glob("memory/*")] == ["query-lasting"]
+    assert len(executor.housekeeping._known) == 1
+    assert list((executor.directory / "going").iterdir()) == []
+    bench.run(query, executor, 2)
+    query.check(bench.path, bench.threads)
+
+
+def test_a_shard_in_use_is_not_let_go(bench: Bench) -> None:
+    """A call may take longer than everything that others do meanwhile."""
+    executor, query = bench.executor(), bench.query(shards=1)
+    bench.run(query, executor, 3)
+    (message,) = executor.housekeeping._known.values()
+    with executor.shards.use(message.shard) as backend:
+        view = backend.view(query.rows[0][0])
+    bench.clock.ms += 2 * SILENT_MS
+    executor.housekeeping.tidy_up()
+    assert local_shards(executor) == {"shard-0000"}
+    view.close()
+    executor.housekeeping.tidy_up()
+    assert local_shards(executor) == set()
+
+
+def test_a_shard_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
+    """A disk that is full or failing must not end the state server, which looks after all other shards."""
+    executor, query, lasting = bench.executor(), bench.query(), bench.query("lasting")
+    bench.run(query, executor)
+    bench.clock.ms += 2 * SILENT_MS
+    going = executor.directory / "going"
+    going.write_text("no directory can be made here")
+    bench.run(lasting, executor)
+    executor.housekeeping.tidy_up()
+    assert counters(executor)["let_go"] == 0
+    assert counters(executor)["errors"] == 1
+    going.unlink()
+    executor.housekeeping.tidy_up()
+    assert counters(executor)["let_go"] == 1
+
+
+def test_announcements_may_come_while_the_server_tidies_up(bench: Bench) -> None:
+    """Queries with many shards announce all the time; an error there would end the server."""
+    executor, query = bench.executor(), bench.query()
+    bench.run(query, executor)
+    (message,) = executor.housekeeping._known.values()
+    others = [replace(message.shard, directory=f"{executor.directory}/memory/q/o/shard-{i:04d}") for i in range(3000)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(5):
+            coming = [bench.threads.submit(_come_and_go, executor, message, others) for _ in range(2)]
+            while not all(done.done() for done in coming):
+                executor.housekeeping.tidy_up()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _come_and_go(executor: Executor, message: Committed, shards: list[ShardAddress]) -> None:
+    known = executor.housekeeping._known
+    for shard in shards:
+        known[shard.directory] = replace(message, shard=shard)
+    for shard in shards:
+        known.pop(shard.directory, None)
+
+
+def test_without_a_checkpoint_directory_nothing_is_let_go(bench: Bench) -> None:
+    """It is the only copy."""
+    executor, query = bench.executor(), bench.query()
+    bench.run(query, executor, 2)
+    (message,) = executor.housekeeping._known.values()
+    lone = message.__class__(**{**vars(message), "checkpoint_dir": None})
+    executor.use.forget(message.shard.directory)
+    executor.announce(lone)
+    executor.drain()
+    bench.clock.ms += 1000 * SILENT_MS
+    executor.housekeeping.tidy_up()
+    assert local_shards(executor) == {"shard-0000"}
+
+
+def test_shards_that_a_killed_server_knew_are_let_go_too(tmp_path: Path) -> None:
+    """What is in use is told by the folder, not by what one process has heard."""
+    clock, operator = Clock(), tmp_path / "query" / "totals"
+    for name in ("shard-0000-aa", "shard-0001-aa", "shard-0000-bb"):
+        (operator / name).mkdir(parents=True)
+    use = ShardUse(clock)
+    for _ in range(2 * IDLE_ROUNDS + 1):
+        use.called(str(operator / "shard-0000-aa"), in_memory=True)
+    assert use.idle_beside(str(operator / "shard-0000-aa")) == [str(operator / "shard-0001-aa")]
+    assert use.idle() == [str(operator / "shard-0001-aa")], "those of another configuration may be the only copy"
+
+
+def test_few_calls_pay_for_a_restore(tmp_path: Path) -> None:
+    """Of N calls at most N / IDLE_ROUNDS find their shard gone, however uneven they are."""
+    rng, use = random.Random(3), ShardUse(Clock())
+    shards = [str(tmp_path / "query" / "totals" / f"shard-{i:04d}-aa") for i in range(20)]
+    here: set[str] = set()
+    gone, calls = 0, 20_000
+    for _ in range(calls):
+        shard = shards[min(int(rng.expovariate(0.4)), 19)]
+        gone += shard not in here
+        here.add(shard)
+        use.called(shard, in_memory=True)
+        for idle in use.idle_beside(shard):
+            here.discard(idle)
+            use.forget(idle)
+    assert 20 < gone <= 20 + calls / IDLE_ROUNDS
+
+
+def test_storages_are_closed_when_nobody_needs_them(bench: Bench) -> None:
+    """Their options may be credentials; one that is in use stays open, whatever becomes of its shard."""
+    executor, query = bench.executor(), bench.query()
+    for token in ("a", "b", "c"):
+        query.token = token
+        bench.run(query, executor, 5)
+    assert len(executor.logs._opened) == 3
+    executor.housekeeping.tidy_up()
+    assert [dict(options) for _, options in executor.logs._opened] == [{"token": "c"}]
+    (message,) = executor.housekeeping._known.values()
+    with executor.logs.log_of(message) as log:
+        executor.logs.close_unused([])
+        assert log is not None
+        assert log.storage.list("one/")
+    executor.logs.close_unused([])
+    assert executor.logs.requests() == {}
