@@ -31,6 +31,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
 
@@ -142,6 +143,7 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
 
 
 def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int) -> _Rows:
+    spark_versions.start_state_coordinator(spark)
     source = spark.read.format("statestore").option("operatorId", number)
     state = source.load(query_checkpoint).select("value.groupState.*")
     if state.columns != list(POINTER_COLUMNS):

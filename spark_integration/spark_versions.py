@@ -91,6 +91,16 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+def start_state_coordinator(spark: SparkSession) -> None:
+    """Start what Spark's reader of state may report to, in a program that runs no query.
+
+    Spark 4.1 reports the snapshot that a read makes of a long row of deltas to the coordinator of state stores, which
+    only the manager of streaming queries starts: without it the read fails with ``CANNOT_LOAD_STATE_STORE``. Asking for
+    the queries starts it, on every version.
+    """
+    _ = spark.streams.active
+
+
 # --------------------------------------------------------------------------------- states, pandas and Arrow
 
 

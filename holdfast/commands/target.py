@@ -73,8 +73,8 @@ def on_checkpoint(command: _Command) -> _Command:
             multiple=True,
             metavar="NAME=VALUE",
             envvar="HOLDFAST_STORAGE_OPTIONS",
-            help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them "
-            "in $HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
+            help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put "
+            "them in $HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
         ),
         click.option("--operator", metavar="NAME", help="Only this operator."),
         click.argument("url"),
