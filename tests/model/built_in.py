@@ -14,7 +14,7 @@ from holdfast.backends import registry
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
 
-BUILT_IN = tuple(point.name for point in registry._BUILT_IN)
+BUILT_IN = tuple(registry._BUILT_IN)
 
 
 def open_backend(
