@@ -1,7 +1,7 @@
 """The command line, ``holdfast``: each command lives in the module that the table names.
 
-A command's module is imported when the command is called, so that ``holdfast --help`` is quick. Errors of
-holdfast end the command with their message and exit status 1, without a traceback.
+A command's module is imported when the command runs, so that ``holdfast --help`` is fast. An error of holdfast ends the
+command with its message and exit status 1, without a traceback.
 """
 
 from __future__ import annotations

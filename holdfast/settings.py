@@ -1,7 +1,7 @@
 """Settings from Spark's configuration, as plain values.
 
-Everything under ``spark.holdfast.`` belongs to holdfast; a key that it does not know is refused, since a
-misspelt one would silently do nothing. The values travel to the workers with the operator; those under
+Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt one would silently do
+nothing. The values travel to the workers with the operator; those under
 ``spark.holdfast.storage.`` do not, because they may be credentials: a worker reads them from its task's
 properties, and only their names are kept here.
 """
@@ -36,7 +36,7 @@ def _location(value: str) -> str:
     """A URL as it is; a bare path made absolute, since workers run elsewhere."""
     text = _text(value)
     if _holds_credentials(text):
-        # Settings are pickled and shown; so is this error.
+        # Settings are pickled and displayed, and so is this error.
         raise InvalidArgumentError(
             f"{PREFIX}checkpoint.dir holds credentials: remove them, and set {STORAGE_PREFIX}key and "
             f"{STORAGE_PREFIX}secret, or the environment's own credentials"
@@ -45,7 +45,7 @@ def _location(value: str) -> str:
 
 
 def _holds_credentials(url: str) -> bool:
-    """Tell whether a URL has a password, or for S3, whose secrets may hold a slash, anything like one."""
+    """Return whether a URL holds a password or, for S3, whose secrets may contain a slash, anything like one."""
     scheme, separator, rest = url.partition("://")
     authority = rest.partition("/")[0]
     user, at, _ = authority.rpartition("@")
@@ -161,7 +161,7 @@ class Settings:
         known = {f.metadata["key"]: f for f in fields(cls) if f.metadata}
         values: dict[str, Any] = {}
         storage_names = []
-        # The chosen one, too: if it is not known, that is another error, which the user shall hear of first.
+        # Include the chosen one: if it is unknown, the user should see that error first.
         named = {*backends, configuration.get(PREFIX + "backend", cls.backend).strip()}
         options: dict[str, dict[str, str]] = {name: {} for name in named}
         for full_key, value in configuration.items():

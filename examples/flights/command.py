@@ -113,7 +113,7 @@ def _parse_configuration(given: tuple[str, ...]) -> dict[str, str]:
 
 @contextmanager
 def _work_directory(given: Path | None, keep: bool) -> Iterator[Path]:
-    """Give an empty directory; remove it unless it is to stay or something failed."""
+    """Give an empty directory; remove it at the end unless it is to be kept or something failed."""
     if given is None:
         folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     elif given.exists() and any(given.iterdir()):
@@ -144,7 +144,7 @@ class _Drivers:
     Attributes
     ----------
     starts : list of Start
-        What the start of each took.
+        How long each took to start.
     """
 
     def __init__(self, job: Job, batches: int, console: Console, *, in_memory: bool, lose_local: bool) -> None:
@@ -187,7 +187,7 @@ class _Drivers:
             with self._driver() as driver:
                 self._watch_start(driver, show)
                 recovery_ms = clock.monotonic_ms() - killed_ms
-                # Who takes a shard's directory over renames it.
+                # Taking over a shard's directory renames it.
                 taken_over = bool(left) and not any(path.exists() for path in left)
                 source = "local files" if taken_over else "durable storage"
                 self._watch(driver, show)
@@ -256,9 +256,9 @@ class _Drivers:
         return list(Path(local_dir).glob(names)) if local_dir else []
 
     def _delete_local_state(self) -> str:
-        """Delete what the killed driver's executor has left; return how to say so.
+        """Delete the local state of the killed driver's executor; return a phrase that says so.
 
-        State in memory needs no help: a state server removes it when its executor has ended.
+        State in memory needs no help: the state server removes it when its executor ends.
         """
         shards = self._local_shards()
         _wait_for_state_servers(shard.parents[3] for shard in shards)

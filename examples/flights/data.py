@@ -60,15 +60,14 @@ def _departures(flights: pd.DataFrame) -> pd.Series[pd.Timestamp]:
     """Return the scheduled times of departure; the data has them as wall-clock times of New York, such as 1745."""
     minutes = flights["sched_dep_time"] // 100 * 60 + flights["sched_dep_time"] % 100
     days = pd.to_datetime(flights[["year", "month", "day"]])
-    # No flight leaves in the hour that summer time skips or repeats.
+    # No flight departs in the hour that daylight saving time skips or repeats.
     return (days + pd.to_timedelta(minutes, "min")).dt.tz_localize("America/New_York")
 
 
 def write_files(flights: pd.DataFrame, folder: Path, files: int) -> None:
     """Write flights as `files` Parquet files of about equal size.
 
-    Spark's file source takes files by their time of modification: each is given one second more than the
-    one before.
+    Spark's file source orders files by modification time, so each is made one second newer than the one before.
     """
     folder.mkdir(parents=True)
     for number, rows in enumerate(np.array_split(np.arange(len(flights)), files)):

@@ -1,4 +1,4 @@
-"""The driver process of the demo: runs the query over all files, then says what came of it.
+"""The driver process of the demo: runs the query over all files, then reports the result.
 
 It takes a `Job` as JSON on standard input. What it finds out it leaves in files for the process that
 watches it, since it may be killed at any moment::
@@ -47,7 +47,7 @@ _SLOTS_MAX = 4
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver process is asked to do.
+    """What a driver process is to do.
 
     Attributes
     ----------
@@ -97,12 +97,12 @@ def start_spark(job: Job) -> SparkSession:
 
 
 def start_query(spark: SparkSession, job: Job) -> StreamingQuery:
-    """Start the query, or go on where an earlier driver left it."""
+    """Start the query, or resume where an earlier driver stopped."""
     source = spark.readStream.schema(FLIGHT_COLUMNS).option("maxFilesPerTrigger", 1)
     totals = running_totals(source.parquet(str(job.folder / "flights")))
 
     def write(rows: DataFrame, batch_id: int) -> None:
-        # Written over when a micro-batch is repeated: so the output, too, holds every one once.
+        # Overwritten when a micro-batch is repeated, so the output holds each one once, too.
         rows.coalesce(1).write.mode("overwrite").parquet(str(job.folder / "output" / f"batch={batch_id}"))
 
     writer = totals.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
@@ -130,8 +130,8 @@ def watch(query: StreamingQuery, progress: Path) -> None:
 def run(spark: SparkSession, job: Job) -> int:
     """Run the query to its end; return how often it was started again.
 
-    As whoever supervises a query in production would: where storage is away for longer than holdfast tries again, the
-    micro-batch fails, and the next start goes on from the checkpoint location.
+    As a supervisor would in production: if storage is away for longer than holdfast retries, the micro-batch fails, and
+    the next start resumes from the checkpoint location.
     """
     from pyspark.errors import StreamingQueryException
 
@@ -148,7 +148,7 @@ def run(spark: SparkSession, job: Job) -> int:
 
 
 def describe(spark: SparkSession, job: Job, restarts: int) -> None:
-    """Store the state and what it takes."""
+    """Store the state and its size."""
     started_ms = clock.monotonic_ms()
     state = read_state(spark, job.folder / "query", OPERATOR)
     read_ms = clock.monotonic_ms() - started_ms
@@ -178,7 +178,7 @@ def encode(job: Job) -> bytes:
 
 
 def main() -> None:
-    """Do the job that stands on standard input."""
+    """Run the job given on standard input."""
     job = Job(**json.load(sys.stdin))
     spark = start_spark(job)
     note_session(job.folder)

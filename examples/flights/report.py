@@ -77,7 +77,7 @@ def differences(found: pd.DataFrame, expected: pd.DataFrame) -> list[str]:
 
 
 def show_worst(console: Console, totals: pd.DataFrame) -> None:
-    """Print the aircraft that are latest on average."""
+    """Print the aircraft with the largest mean delay."""
     aircraft = totals[(totals["kind"] == "aircraft") & totals["name"].notna()]
     often = aircraft[aircraft["flights"] >= min(_WORST_MIN_FLIGHTS, aircraft["flights"].quantile(0.9))]
     table = Table(title=f"The {_WORST} worst aircraft, by mean arrival delay in minutes", title_justify="left")
@@ -99,7 +99,7 @@ def show_worst(console: Console, totals: pd.DataFrame) -> None:
 
 
 def show_figures(console: Console, work_dir: Path, starts: list[Start], kill: Kill | None) -> None:
-    """Print how long it took and what the state takes."""
+    """Print how long it took and how large the state is."""
     batches = [json.loads(line) for line in (work_dir / "progress.jsonl").read_text().splitlines()]
     result = json.loads((work_dir / "result.json").read_text())
     durations = [batch["ms"] for batch in batches]
@@ -110,7 +110,7 @@ def show_figures(console: Console, work_dir: Path, starts: list[Start], kill: Ki
     )
     table.add_row("written durably", f"{_size(result['durable_bytes'])} in {result['durable_objects']:,} objects")
     if result["restarts"]:
-        table.add_row("query restarted", f"{result['restarts']} times, after failures that spark.log tells of")
+        table.add_row("query restarted", f"{result['restarts']} times, after failures logged in spark.log")
     if starts:
         table.add_row("first start", str(starts[0]))
     if kill is not None:

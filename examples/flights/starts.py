@@ -1,4 +1,4 @@
-"""What the start of a driver process takes: how much of it is Spark's, and how much comes after holdfast's first call.
+"""How long a driver process takes to start, and how much of that is Spark's.
 
 ::
 
@@ -29,7 +29,7 @@ def note_session(work_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """When a driver got where, in ms since it was started.
+    """When a driver reached each step of its start, in ms since it was launched.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""For tests: a function of ``applyInPandasWithState`` without Spark, and the contracts of plug-ins.
+"""For tests: ``applyInPandasWithState`` functions without Spark, and contract suites for plug-ins.
 
 `PandasWithStateTester` runs a function on rows and moves time by hand. A backend or an object storage of your own is
 correct when it passes `BackendContract` or `StorageContract`, the suites that holdfast's own must pass. They need

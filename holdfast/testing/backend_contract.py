@@ -45,7 +45,7 @@ class BackendContract(BackendFilesContract):
     # Versions: atomic, immutable, honest.
 
     def test_an_absent_version_is_an_error_and_never_an_empty_state(self, backend: Backend) -> None:
-        """Honesty: a job whose state is gone must stop, not count from nought."""
+        """Honesty: a job whose state is gone must stop, not start counting from zero."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         for pointer in (Pointer(1, "bb"), Pointer(0, P1.commit_id), P2):
             for ask in (backend.view, backend.freeze, backend.maintain):
@@ -78,7 +78,7 @@ class BackendContract(BackendFilesContract):
         assert sorted(backend.versions()) == sorted([P1, P2, other, P3])
 
     def test_a_pointer_is_never_made_twice(self, backend: Backend) -> None:
-        """Immutability: a version that somebody may hold is not replaced."""
+        """Immutability: a version that someone may hold is never replaced."""
         backend.apply(None, P1, counts(("ann", 1)), {})
         with pytest.raises(ConflictError):
             backend.apply(None, P1, counts(("ann", 2)), {})
@@ -175,7 +175,7 @@ class BackendContract(BackendFilesContract):
                 assert view.properties == expected
 
     def test_loading_is_complete_and_idempotent(self, backend: Backend) -> None:
-        """Restoring twice, by two workers say, does no harm, also to those who read meanwhile."""
+        """Restoring twice, for example by two workers, does no harm, not even to concurrent readers."""
         state = counts(("ann", 1), ("bob", None))
         backend.load(P2, state, {"from": "log"})
         with backend.view(P2) as view:

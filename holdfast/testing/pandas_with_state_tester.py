@@ -1,7 +1,6 @@
-"""Tests a function of ``applyInPandasWithState`` without Spark: rows in, rows out, time moved by hand.
+"""Tests an ``applyInPandasWithState`` function without Spark: rows in, rows out, time advanced by hand.
 
-The loop over keys is the one that runs in a query, with its frames, states and timeouts; only Spark around it and the
-files below it are left out.
+The loop over keys is the one of a query, with its frames, states and timeouts; only Spark and the files are left out.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ class PandasWithStateTester:
         return self._step.frame_format.to_frame(self._run(pa.Table.from_batches([rows])))
 
     def setProcessingTime(self, currentTimeMs: int) -> list[Row]:
-        """Let the processing time move on, and return what the timeouts that are due by then put out.
+        """Advance the processing time, and return the output of timeouts that are due by then.
 
         Raises
         ------
@@ -165,7 +164,7 @@ class PandasWithStateTester:
         return self._as_rows(self._run(self._no_rows()))
 
     def setWatermark(self, currentWatermarkMs: int) -> list[Row]:
-        """Let the watermark move on, and return what the timeouts that are due by then put out.
+        """Advance the watermark, and return the output of timeouts that are due by then.
 
         Raises
         ------
@@ -180,7 +179,7 @@ class PandasWithStateTester:
         return self._as_rows(self._run(self._no_rows()))
 
     def peekState(self, key: Any) -> tuple[Any, ...] | None:
-        """Return the state of a key, which is a value, or a tuple of several; None where it has none."""
+        """Return the state of a key, which is a value or, for several columns, a tuple; None if it has no state."""
         with self._store.begin() as transaction:
             return self._values(transaction).get(self._keys_of(key))[0]
 

@@ -13,7 +13,7 @@
             with open_storage("my://place/of/this/test", options) as storage:
                 yield storage
 
-pytest collects the subclass; whoever has several storages writes one subclass each. Nothing here is skipped for
+pytest collects the subclass; write one for each storage. Nothing here is skipped for
 a storage that cannot do it: one that cannot is not an object storage of holdfast.
 """
 

@@ -1,8 +1,8 @@
-"""A worker's connection to the state server of its executor: calls it, and starts it where there is none.
+"""A worker's connection to its executor's state server: calls the server, and starts it if none runs.
 
-A backend on run files needs no server: no batch waits for it and none fails without it, since a commit is complete
-before it is announced, and what the server has not done yet it does at the next announcement. A backend with one owner
-is used through the server (`remote_backend`), so a batch waits until one listens.
+Backends on run files do not need the server: no micro-batch waits for it or fails without it, since a commit is
+complete before it is announced, and the server catches up at the next announcement. A backend with one owner is used
+through the server (`remote_backend`), so a micro-batch waits until one listens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 CALL_TIMEOUT_SECONDS = 5.0
-# An error comes in the trailer of a call, which gRPC otherwise limits to 8 KB; a channel of its own per client, since
-# channels to one address would share the pause that gRPC makes after a failed connection.
+# Errors come in the trailer of a call, which gRPC limits to 8 KB by default. Each client has its own channel: those to
+# one address would share the back-off after a failed connection.
 _CHANNEL = [("grpc.max_metadata_size", 1 << 20), ("grpc.use_local_subchannel_pool", 1)]
 _LOST = (
     flight.FlightUnavailableError,
@@ -62,7 +62,7 @@ class StateClient:
         ServerLostError
             No server listens, or it did not answer in time.
         HoldfastError
-            What the server answered, of the same class as there.
+            The error that the server raised, of the same class.
         """
         with self.mapped_errors():
             options = flight.FlightCallOptions(timeout=timeout_seconds)
@@ -70,7 +70,7 @@ class StateClient:
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
     def connection(self) -> flight.FlightClient:
-        """Return the connection, opened where there is none."""
+        """Return the connection; open it if necessary."""
         if self._flight is None:
             if not self._socket.exists():
                 raise ServerLostError("no state server listens", socket=str(self._socket))
@@ -79,7 +79,7 @@ class StateClient:
 
     @contextmanager
     def mapped_errors(self) -> Iterator[None]:
-        """Raise the errors of a call as ours, and forget the connection when it broke."""
+        """Raise a call's errors as ours, and drop the connection if it broke."""
         try:
             yield
         except (flight.FlightError, pa.ArrowException, OSError) as exc:
@@ -99,11 +99,11 @@ class StateClient:
 
     @property
     def has_just_timed_out(self) -> bool:
-        """Whether a call timed out a moment ago: the next one would probably wait as long."""
+        """Whether a call timed out a moment ago: the next one probably would too."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
-        """Return when a server answers; start one where none runs.
+        """Wait until a server answers; start one if none runs.
 
         Raises
         ------

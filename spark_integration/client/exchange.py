@@ -1,4 +1,4 @@
-"""One Arrow Flight exchange with the state server, whose errors and broken connections become ours."""
+"""One Arrow Flight exchange with the state server; maps its errors and broken connections to ours."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Exchange:
     ----------
     client : StateClient
     message : mapping
-        Says what is asked; JSON values.
+        The request, as JSON values.
     timeout_seconds : float or None
-        For the whole exchange; None for one that lives as long as what it stands for.
+        For the whole exchange; None for no limit.
 
     Notes
     -----
@@ -45,7 +45,7 @@ class Exchange:
         self.end()
 
     def ask(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Send batches of one schema; after each, yield what the server answers, until that has as many rows."""
+        """Send batches of one schema; after each, yield the answers until they have as many rows."""
         with self._client.mapped_errors():
             self._writer.begin(schema)
         answers = self.receive()
@@ -62,12 +62,12 @@ class Exchange:
         self.end()
 
     def end(self) -> None:
-        """Say that nothing more is sent."""
+        """Tell the server that nothing more follows."""
         with self._client.mapped_errors():
             self._writer.done_writing()
 
     def receive(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches that the server sends, until it has no more."""
+        """Yield the batches that the server sends, until it has finished."""
         while True:
             try:
                 with self._client.mapped_errors():
@@ -82,7 +82,7 @@ class Exchange:
             return decode(self._reader.read_chunk().app_metadata.to_pybytes())
 
     def close(self) -> None:
-        """End the exchange; what the server has not sent yet it does not send any more."""
+        """End the exchange; the server sends nothing more."""
         for end in (self._reader.cancel, self._writer.close):
             with suppress(flight.FlightError, pa.ArrowException, OSError):  # it has been ended, or has broken
                 end()

@@ -1,7 +1,7 @@
 """Starts the state server of an executor, from whichever worker misses it first.
 
-The server inherits a lock that the worker has taken, so an executor never has two: a worker that does not get the lock
-knows that a server runs or is on its way up. Its configuration comes on standard input, its environment from Spark's
+The server inherits a lock from the worker, so an executor never has two: a worker that does not get the lock knows that
+a server runs or is starting. Its configuration comes on standard input, its environment from Spark's
 worker.
 """
 
@@ -26,9 +26,9 @@ START_TRIES = 3
 START_AGAIN_AFTER_MS = 10_000
 _LOOK_EVERY_MS = 20
 _LOG_LINES_SHOWN = 15
-# What the server frees goes back to the system, since a budget is one of the process. Two shards of 600,000 keys that
-# take commits of 100,000, budget 384 MiB, two runs each: peak 280 and 283 MiB, 422 and 433 with two malloc arenas and
-# nothing else, with the same CPU time. The user's environment takes precedence.
+# Return freed memory to the system: the budget is for the whole process. Two shards of 600,000 keys with commits of
+# 100,000 and a budget of 384 MiB peak at 280 and 283 MiB, against 422 and 433 with two malloc arenas and nothing else,
+# for the same CPU time. The user's environment takes precedence.
 _SERVER_ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_ARENA_MAX": "1",
@@ -43,7 +43,7 @@ class ServerLaunch:
     Attributes
     ----------
     process : subprocess.Popen or None
-        The server that this process has started last, whether it still runs or not.
+        The last server that this process started, whether or not it still runs.
 
     Notes
     -----
@@ -61,7 +61,7 @@ class ServerLaunch:
         return server_files.log_path(self._directory)
 
     def wait_for(self, ping: Callable[[], object], within_seconds: float) -> None:
-        """Return when `ping` does, which raises ServerLostError until a server answers; start one where none runs.
+        """Wait until `ping` stops raising ServerLostError; start a server if none runs.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class ServerLaunch:
             except ServerLostError as exc:
                 if failed >= START_TRIES or clock.monotonic_ms() > end_ms:
                     raise UnavailableError(
-                        "the state server does not start, and this backend needs it; its log ends with: "
+                        "the state server, which this backend needs, does not start; its log ends with: "
                         + (self._end_of_log() or "nothing"),
                         log=str(self.log_path),
                     ) from exc
@@ -112,7 +112,7 @@ class ServerLaunch:
     def _start(self) -> None:
         lock = server_files.take_lock(self._directory)
         if lock is None:
-            return  # a server of another process runs, or is on its way up
+            return  # a server of another process runs, or is starting
         self._began_ms = clock.monotonic_ms()
         configuration = {
             "executor_directory": str(self._directory),
@@ -127,7 +127,7 @@ class ServerLaunch:
         except OSError as exc:
             raise UnavailableError(f"no state server can be started: {exc}", python=sys.executable) from exc
         finally:
-            os.close(lock)  # the new process has it, so it goes with that
+            os.close(lock)  # the new process has inherited it
 
     def _server_process(self, lock: int) -> subprocess.Popen[bytes]:
         environment = {**_SERVER_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

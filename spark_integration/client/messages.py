@@ -1,4 +1,4 @@
-"""What workers and the state server tell each other besides Arrow columns.
+"""Messages between workers and the state server, besides Arrow columns.
 
 Plain JSON, errors included, so that neither side can make the other run code.
 """
@@ -22,7 +22,7 @@ _Kind = TypeVar("_Kind")
 
 
 class ServerLostError(UnavailableError):
-    """The state server has ended or does not answer: begin again, and what it held is restored."""
+    """The state server has ended or does not answer: start over, and its state is restored."""
 
 
 def encode(message: Message) -> bytes:
@@ -48,7 +48,7 @@ def decode(data: bytes) -> Message:
 
 
 def field(message: Message, name: str, kind: type[_Kind]) -> _Kind:
-    """Return a field of a message, checked to be exactly of a type.
+    """Return a field of a message, which must be of exactly this type.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class Committed:
     ----------
     shard : ShardAddress
     accepted : Pointer or None
-        What the query accepted: older versions may go.
+        The version that the query has accepted: older ones may be dropped.
     committed : Pointer
         The new version, which the query may still drop.
     prefix : str
@@ -163,7 +163,7 @@ class Committed:
     retained_versions : int
         How many versions before the accepted one the query may return to.
     upload_bandwidth_bytes : int or None
-        Bytes per second that snapshots send at most.
+        Limit on the bytes per second that snapshots send.
     """
 
     shard: ShardAddress

@@ -1,4 +1,4 @@
-"""A worker's view of a shard that only the state server can open: the same `Backend`, through a socket.
+"""The `Backend` of a shard that only the state server can open, through a socket.
 
 What each call sends and receives is drawn in `holdfast.spark_integration.server.service`.
 """
@@ -102,8 +102,8 @@ class RemoteBackend(Backend):
 
     Notes
     -----
-    Every method also raises `ServerLostError` when the server dies meanwhile. What it was asked to make may then
-    exist or not, as with any attempt that Spark drops.
+    Every method also raises `ServerLostError` when the server dies. What it was asked to make may then exist or not,
+    as with any attempt that Spark drops.
     """
 
     contract_version = 1

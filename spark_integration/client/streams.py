@@ -7,8 +7,8 @@ An exchange carries one kind of columns each way::
     scan                                     ◀── rows of runs, in slices
     apply, load    ──▶ bytes of runs, in slices
 
-A run that is to be stored must be one batch at its end, so it travels as the bytes of its file form, whose
-sizes are announced first: if bytes are missing, the connection broke, and was not closed.
+A run to be stored must arrive as one batch, so it travels as the bytes of its file form. Their number is announced
+first, so that a broken connection is not taken for the end.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Buffers:
 
 
 def encode_run(run: Run) -> list[pa.Buffer]:
-    """Return a run in its file form, in buffers that follow each other; its columns are not copied."""
+    """Return the consecutive buffers of a run in its file form; its columns are not copied."""
     file = _Buffers()
     run.write(pa.PythonFile(file, mode="w"))
     return file.written
@@ -146,21 +146,21 @@ def _as_batch(data: pa.Buffer) -> pa.RecordBatch:
 def receive_runs(
     sizes: Mapping[str, int], received: Iterable[pa.RecordBatch], tables: Mapping[str, TableSchema], directory: Path
 ) -> dict[str, Run]:
-    """Put runs together from slices of their bytes, which follow each other in the order of `sizes`.
+    """Assemble runs from slices of their bytes, which arrive in the order of `sizes`.
 
     Parameters
     ----------
     sizes : mapping of str to int
         By table: the bytes of its run.
     directory : pathlib.Path
-        Where a file may lie that holds what is too large for memory; it has no name any more when this returns.
+        For an unlinked temporary file, if the runs are too large for memory.
 
     Raises
     ------
     UnavailableError
-        The slices ended too early: the connection broke.
+        Bytes are missing: the connection broke.
     InvalidArgumentError
-        There is more, or something else, than was announced.
+        There are more bytes than announced, or something else.
     """
     size = sum(sizes.values())
     if size <= FILE_BYTES:
@@ -192,7 +192,7 @@ class _MappedRun(Run):
     def chunks(self, rows: int, size_bytes: int) -> Iterator[Run]:
         for chunk in super().chunks(rows, size_bytes):
             yield chunk
-            # What was read is let go; it stays in the page cache, and comes back when it is read again.
+            # Release what was read; it stays in the page cache.
             self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
@@ -204,4 +204,4 @@ def _copy(size: int, received: Iterable[pa.RecordBatch], sink: Any) -> None:
         sink.write(batch.column(0).to_numpy().data)
         missing -= batch.num_rows
     if missing:
-        raise UnavailableError("the connection broke before a commit was received whole", missing_bytes=missing)
+        raise UnavailableError("the connection broke before the whole commit arrived", missing_bytes=missing)

@@ -1,4 +1,4 @@
-"""What a user gives to an API, checked when the step is defined; what Spark refuses is refused in its words."""
+"""Checks the arguments of an API when the step is defined; what Spark refuses fails with Spark's own error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.spark_integration.transport.transport import quoted
 
 
 def operator_name(func: object, name: str | None) -> str:
-    """Return the operator's name, checked: it becomes a folder's name.
+    """Return the operator's name, which must be usable as a folder's name.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def operator_name(func: object, name: str | None) -> str:
 
 
 def declared_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema that is given to one of Spark's own APIs, with Spark's errors.
+    """Return a schema given to one of Spark's own APIs; raise Spark's errors.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def require_accepted_by_spark(
     """Raise what Spark raises for these arguments: its own ``applyInPandasWithState`` is defined, and dropped."""
     if not isinstance(output_mode, str):
         raise _wrong_argument("outputMode", "str", output_mode)
-    # By any column: Spark refuses expressions as keys here, and holdfast need not.
+    # Grouped by any column: Spark refuses expressions as keys here; holdfast accepts them.
     grouped = df.groupBy(quoted(df.columns[0]))
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
 

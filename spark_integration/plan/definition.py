@@ -52,7 +52,7 @@ class Definition:
     output_mode : str
     timeout_conf : str
     transport : {"packed", "rows"} or None
-        Which one to take where the settings name none; None for rows where they can carry the columns.
+        The default where the settings name none; None for `rows`, if it can carry the columns.
     settings : Settings
     """
 
@@ -118,14 +118,14 @@ class Definition:
         )
 
     def _stored_shards(self) -> int | None:
-        """Return the number of shards that stands in storage; None without one, and where it does not matter."""
+        """Return the stored number of shards; None if there is none, or if it does not matter."""
         settings = self.settings
         if settings.shards is not None or settings.checkpoint_dir is None or not self.df.isStreaming:
             return None
         return stored_shards(self.df.sparkSession, settings, self.name)
 
     def _columns(self) -> dict[str, StructField]:
-        """By name the columns of the input: one that was selected twice travels once."""
+        """The columns of the input by name: a column selected twice travels once."""
         return {field.name: field for field in self.df.schema}
 
     def _expressions(self) -> list[Key]:

@@ -1,1 +1,1 @@
-"""How rows reach their shard and how output leaves it: routes, and the ways of both."""
+"""How rows reach their shard and how output leaves it."""

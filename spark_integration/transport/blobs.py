@@ -1,4 +1,4 @@
-"""Arrow data as single values of a Spark row: how the packed ways of input and output carry many rows at once."""
+"""Blobs: Arrow data as single values of a Spark row, which is how packed input and output carry many rows at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How output leaves its shard: the seam, and two ways.
+"""How output leaves its shard: the seam and its two implementations.
 
-* `PackedOutput`: as blobs of Arrow data, which one more Python stage unpacks: best for much output.
-* `RowsOutput`: as rows of pandas frames, which Spark converts: no stage more, and some 0.3 µs a row.
+* `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks. Best for large output.
+* `RowsOutput`: pandas frames, which Spark converts: no extra stage, about 0.3 µs a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Output(Protocol):
         """Yield output as the frames that ``applyInPandasWithState`` expects, in a worker."""
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Do the same for much output, in frames that Spark's worker passes on instead of gathering them."""
+        """Do the same for large output, in frames that Spark's worker passes on instead of gathering them."""
 
     def receive(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the output, on the driver; `frame` is what the shards' calls give."""
@@ -68,9 +68,9 @@ class RowsOutput:
 
 
 def _to_series(column: pa.Array) -> pd.Series[Any]:
-    """Return a column in the form that Spark converts without loss, nulls and all times that Arrow has included.
+    """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
 
-    It is also one that stays as it is when Spark's worker puts frame after frame.
+    It also survives unchanged when Spark's worker concatenates frames.
     """
     if pa.types.is_temporal(column.type):
         return column.to_pandas(date_as_object=False)
@@ -86,7 +86,7 @@ class PackedOutput:
     schema : StructType
         Of the output.
     rows_each : int
-        Rows of an Arrow batch between Spark and Python at most.
+        Maximum rows of an Arrow batch between Spark and Python.
     """
 
     schema: StructType
@@ -100,8 +100,8 @@ class PackedOutput:
         return pack_output(batches)
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        # The worker gathers frames until they have more rows than this, however large those are: nulls, which
-        # `unpack_output` leaves out, make up the number.
+        # The worker gathers frames until they have more rows than this, however large those are: pad with nulls, which
+        # `unpack_output` drops.
         for frame in pack_output(batches):
             yield frame.reindex(range(self.rows_each + 1))
 
@@ -117,8 +117,8 @@ class PackedOutput:
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
     """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one for each blob.
 
-    Spark pads the state to the number of output rows and converts value by value, so output costs by the
-    row: a few large blobs avoid that.
+    Spark pads the state to the number of output rows and converts value by value, so output costs per row. A few
+    large blobs avoid that.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0

@@ -29,7 +29,7 @@ class PackedTransport:
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : EventTime or None
-        Its newest value travels beside each blob. Where it filters rows, a blob holds rows of one event time.
+        Its newest value travels beside each blob. If it filters rows, each blob holds rows of one event time.
     """
 
     shards: int
@@ -49,7 +49,7 @@ class PackedTransport:
             named = (batch.rename_columns(names) for batch in prepared(batches))
             return pack_rows(named, routes, event_time, cut_by_time=filters_rows)
 
-        # PySpark looks columns up by their bare names, and takes a dot or a backtick in one for syntax.
+        # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]
         plain = frame.select(*[column.alias(f"c{i}") for i, column in enumerate(columns)])
         return plain.mapInArrow(pack, StructType(fields))
@@ -111,7 +111,7 @@ def _blobs(
 
 
 def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of each event time as a batch of their own."""
+    """Yield a batch for each event time."""
     together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
     order = np.argsort(moments, kind="stable")
@@ -122,7 +122,7 @@ def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.
 
 
 def _newest(columns: list[pa.Array]) -> pa.Array:
-    """Return the newest event time as an array of one; of windows the one that ends last."""
+    """Return the newest event time as an array of one value; among windows, the one that ends last."""
     column = pa.concat_arrays(columns)
     times = moments_of(column)
     place = pc.index(times, pc.max(times)).as_py()

@@ -1,9 +1,9 @@
-"""Makes a Python stage of a micro-batch cheap: two costs that PySpark's workers have for nothing.
+"""Makes a Python stage of a micro-batch cheap: avoids two needless costs of PySpark's workers.
 
 **Garbage.** PySpark's daemon collects garbage after every task, over all objects of the process. With pandas, pyarrow
-and fsspec loaded these are some 110,000 objects, and one collection costs 30 to 55 ms of CPU: for a small micro-batch
-of three Python stages more than all other Python work (300 ms of CPU a micro-batch against 40). Modules are never
-garbage, so they are frozen once; what is made later is collected as before.
+and fsspec loaded these are about 110,000 objects, and a collection costs 30 to 55 ms of CPU. In a small micro-batch of
+three Python stages that is more than all other Python work (300 ms of CPU against 40). Modules are never garbage, so
+they are frozen once; newer objects are collected as before.
 
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
@@ -30,7 +30,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
-    """Yield what Spark sends to this worker; freeze its modules first, and acknowledge each read at once."""
+    """Yield what Spark sends to this worker; first freeze its modules, and acknowledge each read immediately."""
     freeze_modules()
     acknowledge_at_once()
     for item in items:
@@ -40,23 +40,23 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 
 @kept_per_process(1)
 def freeze_modules() -> None:
-    """Leave what this process has loaded so far out of later collections; does so once in a process."""
-    # First what is garbage by now, or it would be kept for ever.
+    """Exclude what this process has loaded so far from later collections; happens once per process."""
+    # Collect first: garbage would be frozen too, and kept for ever.
     gc.collect()
     gc.freeze()
 
 
 def acknowledge_at_once() -> None:
-    """Ask the kernel to acknowledge what arrives on this worker's TCP connections without delay."""
+    """Ask the kernel to acknowledge data on this worker's TCP connections without delay."""
     for descriptor in _tcp_descriptors():
-        # The option is set on the connection, so it reaches the worker's own object for it.
+        # The option belongs to the connection, so it also applies to the worker's own socket object.
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 @kept_per_process(1)
 def _tcp_descriptors() -> list[int]:
-    """Return this process's loopback TCP connections; none on systems without Linux's ways."""
+    """Return this process's loopback TCP connections; none on systems other than Linux."""
     if not (hasattr(socket, "TCP_QUICKACK") and os.path.isdir(_DESCRIPTORS)):
         return []
     found = []

@@ -21,7 +21,7 @@ from holdfast.errors import SchemaMismatchError
 
 _SPARK_SEED = 42
 _MODULUS = 1 << 32
-# The constants of murmur3_x86_32: of the block, of the mixing, of the end; and what undoes their multiplications.
+# The constants of murmur3_x86_32 (block, mixing, finalizer), and the inverses of its multipliers.
 _C1, _C2, _M, _N, _F1, _F2 = 0xCC9E2D51, 0x1B873593, 5, 0xE6546B64, 0x85EBCA6B, 0xC2B2AE35
 _C1_INVERSE, _C2_INVERSE, _M_INVERSE, _F1_INVERSE, _F2_INVERSE = (
     pow(factor, -1, _MODULUS) for factor in (_C1, _C2, _M, _F1, _F2)
@@ -44,7 +44,7 @@ def hash_of_route(route: int) -> int:
 
 
 def route_of_hash(value: int) -> int:
-    """Return the int key that has this hash: `hash_of_route`, each step undone, the last one first."""
+    """Return the int key that has this hash: the inverse of `hash_of_route`."""
     end = (value ^ value >> 16) * _F2_INVERSE % _MODULUS
     end = (end ^ end >> 13 ^ end >> 26) * _F1_INVERSE % _MODULUS
     mixed = end ^ end >> 16 ^ _BLOCK_BYTES
@@ -54,7 +54,7 @@ def route_of_hash(value: int) -> int:
 
 
 def routes_of(shards: int) -> list[int]:
-    """Return by shard its route, the same ones for ever."""
+    """Return the route of each shard; routes never change."""
     return [route_of_hash(shard) for shard in range(shards)]
 
 

@@ -82,7 +82,7 @@ def test_a_commit_that_did_not_arrive_whole_makes_nothing(
     message |= {"base": str(P1), "new": str(P2)} if ask == "apply" else {"pointer": str(P2)}
     with Exchange(client, message, 10) as exchange:
         exchange.send(state_streams.byte_slices([data.slice(0, data.size - 1)]), state_streams.BYTES)
-        with pytest.raises(UnavailableError, match="received whole"):
+        with pytest.raises(UnavailableError, match="whole commit arrived"):
             exchange.answer()
     with Exchange(client, message, 10) as exchange:
         exchange._writer.begin(state_streams.BYTES)
