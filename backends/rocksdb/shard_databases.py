@@ -148,10 +148,11 @@ class ShardDatabases:
         except NotFoundError:  # an unfinished version, and nothing else
             self.put_aside(path)
         except CorruptionError as exc:
-            error = self._naming_the_file(exc, path)
-            self.put_aside(path)
-            self._unopened.remove(path)
-            raise error from exc
+            try:
+                raise self._naming_the_file(exc, path) from exc
+            finally:
+                self.put_aside(path)
+                self._unopened.remove(path)
 
     def _own(self) -> IO[str]:
         """Lock the shard for this process; the lock goes with the process."""
@@ -181,9 +182,11 @@ class ShardDatabases:
         except CorruptionError as exc:
             if not self.abandon(database):
                 raise
-            error = self._naming_the_file(exc, database.path)
-            self.put_aside(database.path)
-            raise error from exc
+            # Not by a variable: it would hold the frames that hold it, and with them the database's lock.
+            try:
+                raise self._naming_the_file(exc, database.path) from exc
+            finally:
+                self.put_aside(database.path)
         except UnavailableError:
             if self.abandon(database):
                 with self.lock:
