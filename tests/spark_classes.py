@@ -87,7 +87,8 @@ def _make(folder: Path) -> None:
     done = subprocess.run(command, cwd=partial, env=environment, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the query whose classes are kept failed: {done.stderr[-5000:].decode()}")
-    shutil.rmtree(partial / "work")
+    # What is left may be a folder that the state server, which ends with its executor, has just removed itself.
+    shutil.rmtree(partial / "work", ignore_errors=True)
     _written(partial / _DEFAULTS.name, f"-XX:SharedArchiveFile={folder / 'classes.jsa'}")
     partial.rename(folder)
 
