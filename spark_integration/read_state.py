@@ -106,6 +106,7 @@ _Rows = dict[str, list[PointerRow]]
 
 def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
     """Return the pointers of an operator; shards without state have none."""
+    spark_versions.start_state_coordinator(spark)
     found = [_read_pointers(spark, query_checkpoint, number) for number in _state_operators(spark, query_checkpoint)]
     for rows in found:
         ours = {name: of_name for name, of_name in rows.items() if operator_of(name) == operator}
@@ -143,7 +144,6 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
 
 
 def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int) -> _Rows:
-    spark_versions.start_state_coordinator(spark)
     source = spark.read.format("statestore").option("operatorId", number)
     state = source.load(query_checkpoint).select("value.groupState.*")
     if state.columns != list(POINTER_COLUMNS):

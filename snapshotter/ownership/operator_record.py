@@ -139,11 +139,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
             query=record.query_id,
         )
     if stored.run_id == record.run_id and stored.definition_id != record.definition_id:
-        raise ConflictError(
-            "two operators of this query have the same name: give each its own, as in "
-            "applyInArrowWithState(…, name='totals')",
-            **where,
-        )
+        raise same_name(**where)
     if stored.shards != record.shards:
         raise SchemaMismatchError(
             "the state was written with a different number of shards: set spark.holdfast.shards to the stored "
@@ -160,6 +156,16 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
             stored=stored.tables,
             declared=record.tables,
         )
+
+
+def same_name(operator: str, **where: str) -> ConflictError:
+    """Return the error for two operators of one query that have one name."""
+    return ConflictError(
+        "two operators of this query have the same name: give each its own, as in "
+        "applyInArrowWithState(…, name='totals')",
+        operator=operator,
+        **where,
+    )
 
 
 def read_operator(storage: ObjectStorage, operator: str) -> OperatorRecord:

@@ -17,10 +17,10 @@ from pyspark import TaskContext
 
 from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator, same_name
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
@@ -183,8 +183,4 @@ def require_one_definition(operator_directory: Path, run_id: str, definition_id:
                 file.write(definition_id)
             running = definition_id
     if running and running != definition_id:
-        raise ConflictError(
-            "two operators of this query have the same name: give each its own, as in "
-            "applyInArrowWithState(…, name='totals')",
-            operator=operator_directory.name,
-        )
+        raise same_name(operator_directory.name)

@@ -13,7 +13,6 @@ from holdfast.testing import MakeBackend
 from tests.faults.executor_process import (
     OWNED,
     Executor,
-    StartExecutor,
     remote_backends,
     started_executors,
 )
@@ -26,12 +25,6 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     tmp_path_factory.getbasetemp()
     with started_executors() as start:
         yield start()
-
-
-@pytest.fixture
-def executors(tmp_path: Path) -> Iterator[StartExecutor]:
-    with started_executors() as start:
-        yield start
 
 
 @pytest.fixture

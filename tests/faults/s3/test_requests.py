@@ -13,9 +13,9 @@ from botocore.retries.standard import ExponentialBackoff
 
 from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.storage import s3 as storage_s3
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.s3 import storage as s3_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.s3.objects import (
     ACTIONS,
@@ -303,7 +303,7 @@ def test_objects_that_come_and_go_between_pages(open_through: Callable[..., Obje
 
 
 def test_delete_in_batches(storage: ObjectStorage, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_s3, "_DELETE_BATCH", 2)
+    monkeypatch.setattr(s3_storage, "_DELETE_BATCH", 2)
     for number in range(5):
         storage.put(f"{number}", b"1")
     storage.delete(f"{number}" for number in range(5))

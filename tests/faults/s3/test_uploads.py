@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgumentError, UnavailableError
-from holdfast.snapshotter.storage import s3 as storage_s3
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.s3 import storage as s3_storage
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.interrupted import interrupt_once
 from tests.faults.s3.objects import (
@@ -104,7 +104,7 @@ def test_part_hangs(
     server: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage_s3, "_MIN_RATE_BYTES_PER_SECOND", 11 << 20)  # so 1 s for all of it
+    monkeypatch.setattr(s3_storage, "_MIN_RATE_BYTES_PER_SECOND", 11 << 20)  # so 1 s for all of it
     storage = open_through(operation_timeout_seconds=1)
     hang = proxy.rule("hang", method="PUT", path="partNumber=2")
     proxy.rule("hang", method="PUT", path="partNumber=3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +10,8 @@ import pytest
 from tests.faults.executor_process import (
     Executor,
     StartExecutor,
-    started_executors,
 )
 from tests.faults.state_server.shard import Shard
-
-
-@pytest.fixture
-def executors(tmp_path: Path) -> Iterator[StartExecutor]:
-    # tmp_path first: pytest's own directory must not lie in the temporary directory of these executors.
-    with started_executors() as start:
-        yield start
 
 
 @pytest.fixture

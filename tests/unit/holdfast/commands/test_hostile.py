@@ -37,11 +37,6 @@ ANYTHING: tuple[Any, ...] = (
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "durable"
-
-
-@pytest.fixture
 def storage(root: Path) -> Iterator[ObjectStorage]:
     """Return a directory with a shard of four versions, a snapshot and a claim."""
     with open_storage(str(root)) as opened:
