@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.stream import stream as stream
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
-    from holdfast.spark_integration.vectorised.batch import ShardState as ShardState
     from holdfast.spark_integration.vectorised.groups import Groups as Groups
+    from holdfast.spark_integration.vectorised.state import ShardState as ShardState
+    from holdfast.spark_integration.vectorised.state_table import StateTable as StateTable
+    from holdfast.spark_integration.vectorised.timers import ShardTimers as ShardTimers
 
 # Public name: the module that defines it (PEP 562).
 _EXPORTS = {
@@ -42,7 +44,9 @@ _EXPORTS = {
     "Pointer": "holdfast.backends.base",
     "SchemaMismatchError": "holdfast.errors",
     "ShardBatch": "holdfast.spark_integration.vectorised.batch",
-    "ShardState": "holdfast.spark_integration.vectorised.batch",
+    "ShardState": "holdfast.spark_integration.vectorised.state",
+    "ShardTimers": "holdfast.spark_integration.vectorised.timers",
+    "StateTable": "holdfast.spark_integration.vectorised.state_table",
     "StateLostError": "holdfast.errors",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",

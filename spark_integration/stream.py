@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,13 +14,19 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition
-from holdfast.spark_integration.plan.event_time import with_watermark
+from holdfast.spark_integration.plan.event_time import event_time_of, with_watermark
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput
-from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
+from holdfast.spark_integration.vectorised.arrow_with_state import (
+    TIMEOUT_CONF,
+    ArrowFunction,
+    ArrowWithState,
+    TimeMode,
+)
+from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
 
 
 def stream(df: DataFrame) -> StatefulStream:
@@ -91,9 +97,10 @@ class GroupedStream:
         self,
         func: ArrowFunction,
         outputStructType: StructType | str,
-        stateStructType: StructType | str,
+        stateStructType: Declared | Mapping[str, Declared],
         outputMode: str,
         name: str | None = None,
+        timeMode: TimeMode = "None",
     ) -> DataFrame:
         """Call a vectorised function once for each shard and micro-batch, with state kept between them.
 
@@ -103,13 +110,18 @@ class GroupedStream:
             Takes a `ShardBatch`: the shard's rows grouped by key, and the state of those keys. Returns a
             `pyarrow.Table` of the output columns, in any order, or None. It may be called again for the same
             micro-batch after a failure, with the same state.
-        outputStructType, stateStructType : StructType or str
-            Columns that `func` returns, and columns of each key's state.
+        outputStructType : StructType or str
+            Columns that `func` returns.
+        stateStructType : StructType, str, StateTable, or mapping of str to one of these
+            Columns of each key's state, which is ``batch.state``; or several tables by name: ``batch.states``.
         outputMode : {"append", "update"}
             As for ``applyInPandasWithState``; the query must be started in the same mode.
         name : str, optional
             Name of the operator, which identifies its state for ever; by default the function's name. Unique
             in a query.
+        timeMode : {"None", "ProcessingTime", "EventTime"}
+            Which time ``batch.timers`` goes by, as for Spark's ``transformWithState``; with "None" there are no timers.
+            "EventTime" also drops rows that are older than the watermark of the micro-batch before.
 
         Returns
         -------
@@ -131,13 +143,20 @@ class GroupedStream:
         mode = str(outputMode).lower()
         if mode not in ("append", "update"):
             raise InvalidArgumentError(f"outputMode must be 'append' or 'update', not {outputMode!r}")
+        if timeMode not in TIMEOUT_CONF:
+            raise InvalidArgumentError(
+                f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}, not {timeMode!r}"
+            )
+        if timeMode == "EventTime" and self.df.isStreaming and event_time_of(self.df) is None:
+            raise InvalidArgumentError("timeMode 'EventTime' needs an input with a watermark: df.withWatermark(…)")
         settings = checked_settings(self.df, stacklevel=2)
         output = parse_struct(outputStructType, "outputStructType")
         function = ArrowWithState(
             function=func,
             key_types=self._key_types(),
-            state_types=arrow_schema(parse_struct(stateStructType, "stateStructType"), "stateStructType"),
             output_types=arrow_schema(output, "outputStructType", keep_not_null=True),
+            states=declared_states(stateStructType),
+            time_mode=timeMode,
         )
         return Definition(
             df=self.df,
@@ -146,7 +165,7 @@ class GroupedStream:
             function=function,
             output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
             output_mode=mode,
-            timeout_conf="NoTimeout",
+            timeout_conf=TIMEOUT_CONF[timeMode],
             transport="packed",
             settings=settings,
         ).plan()

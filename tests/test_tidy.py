@@ -61,6 +61,7 @@ ROOMS = {
         "client",
         "transport",
         "shard",
+        "tables",
         "keyed vectorised",
         "plan",
         # The server is a program: workers start it, and import nothing of it.

@@ -32,7 +32,7 @@ from holdfast.backends.registry import backend_names, find_backend
 from holdfast.backends.run import Keys
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.executor.local_dirs import choose_root
-from holdfast.spark_integration.keyed.timers import Timers, timers_schema
+from holdfast.spark_integration.tables.timers import Timers, timers_schema
 
 TABLE = "timers"
 TIMERS, FIRED = 500_000, 1_000

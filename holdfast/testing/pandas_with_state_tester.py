@@ -27,11 +27,12 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.keyed.timeouts import NEVER, Timeouts
+from holdfast.spark_integration.keyed.timeouts import Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
+from holdfast.spark_integration.tables.key_timers import NEVER
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.testing.ddl import parse_schema
 
@@ -243,7 +244,7 @@ class PandasWithStateTester:
             rows=rows,
             shown_keys=shown,
             hashes=pa.array(self._hashes(shown)),
-            times=BatchTimes(self._processing_ms, watermark_ms, self._earliest_timer_ms),
+            times=BatchTimes(self._processing_ms, watermark_ms, self._earliest_timer_ms, None),
         )
         with self._store.begin() as transaction:
             output = _Drained(self._step.run(batch, transaction))

@@ -32,10 +32,11 @@ from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
-from holdfast.spark_integration.keyed.timeouts import NEVER, NoTimeouts, Timeouts
+from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.tables.key_timers import NEVER
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 

@@ -1,7 +1,4 @@
-"""The timeouts of ``applyInPandasWithState``: at most one timer a key.
-
-Two tables say the same: `timers` by key, so that a new timeout finds the old one, and `timers_by_due` in the order of
-time (`holdfast.spark_integration.keyed.timers`). A key with a timer need not have a state.
+"""The timeouts of ``applyInPandasWithState``: at most one timer a key, and what each call leaves of it.
 
 What a call leaves is decided by a `TimeoutRule`. Spark documents that each call clears the timeout of its key, unless
 the function sets one. What Spark's own operator does is decided by whether there is something to write: where a
@@ -20,12 +17,8 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
-from holdfast.spark_integration.keyed.timers import DueTimers, Timers, timers_schema
-
-TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
-_DUE = "due_ms"
-#: In arrays of due times: no timer. Times that can be set are positive.
-NEVER = -1
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
+from holdfast.spark_integration.tables.timers import DueTimers
 
 
 class NoTimeouts:
@@ -59,25 +52,17 @@ class Timeouts:
     """
 
     def __init__(self, transaction: Transaction, rule: TimeoutRule, earliest_ms: int | None) -> None:
-        self._transaction = transaction
-        self._by_due = Timers(transaction, TIMERS_BY_DUE)
+        self._timers = KeyTimers(transaction, earliest_ms)
         self._keeps_untouched = rule == "spark"
-        self._earliest_ms = earliest_ms
-        self._some_removed = False
 
     @staticmethod
     def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of the two tables for keys of these types."""
-        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE, pa.int64())]))
-        return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
+        """Return the schemas of the tables for keys of these types."""
+        return KeyTimers.tables(key_types)
 
     def get(self, keys: Keys) -> IntArray:
         """Return when the timer of each key is due; `NEVER` where it has none."""
-        if self._earliest_ms is None:
-            return np.full(len(keys), NEVER)
-        found = self._transaction.get(TIMERS, keys)
-        due_ms: IntArray = found.values.column(0).fill_null(NEVER).to_numpy()
-        return due_ms
+        return self._timers.get(keys)
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
         """Write what calls have left.
@@ -94,30 +79,13 @@ class Timeouts:
             Whether the call updated or removed the state.
         """
         stays = (set_ms == NEVER) & ~is_written & self._keeps_untouched
-        new_ms = np.where(stays, old_ms, set_ms)
-        changed = new_ms != old_ms
-        gone, new = np.flatnonzero(changed & (old_ms != NEVER)), np.flatnonzero(changed & (new_ms != NEVER))
-        self._by_due.remove(keys.take(gone), old_ms[gone])
-        self._by_due.add(keys.take(new), new_ms[new])
-        cleared = np.flatnonzero(changed & (new_ms == NEVER))
-        if len(cleared):
-            self._transaction.delete(TIMERS, keys.take(cleared))
-        if len(new):
-            self._transaction.put(TIMERS, keys.take(new), pa.table({_DUE: pa.array(new_ms[new])}))
-            earliest_new_ms = int(new_ms[new].min())
-            if self._earliest_ms is None or earliest_new_ms < self._earliest_ms:
-                self._earliest_ms = earliest_new_ms
-        self._some_removed |= bool(len(gone))
+        self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
         """Yield the timers that are due before a time, as they are now; at most so many at once."""
-        if self._earliest_ms is not None:
-            yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
+        return self._timers.due(before_ms, timers_each)
 
     def earliest(self, fired_before_ms: int) -> int | None:
         """Return when the earliest timer is due that there is now, once those before a time have fired."""
-        if self._earliest_ms is None or not self._some_removed:
-            return self._earliest_ms
         # Fired timers are gone, so nothing is due before: unless they stay.
-        first_ms = self._earliest_ms if self._keeps_untouched else max(self._earliest_ms, fired_before_ms)
-        return self._by_due.earliest(first_ms)
+        return self._timers.earliest(NEVER if self._keeps_untouched else fired_before_ms)

@@ -70,6 +70,7 @@ def call_shard(
         processing_ms=batch_ms,
         watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
         earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
+        previous_ms=remembered.batch_ms if remembered else None,
     )
     received = gather_rows(transport.receive(chunks), transport.arrow_schema, _disk_of(operator))
     batch = operator.input_of(received, shard, streaming.batch_id, times)
@@ -177,7 +178,7 @@ def call_batch_shard(
     # The task's properties do not tell: a batch query inside foreachBatch inherits those of the streaming query.
     shard = shard_of_route(int(key[0]), operator.shards)
     received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
-    batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))
+    batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None, None))
     transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)
     frames = list(output.send(operator.function.run(batch, transaction)))
     return pd.concat(frames) if frames else pd.DataFrame()

@@ -36,11 +36,15 @@ class BatchTimes:
         Event-time watermark; None where the input has none.
     earliest_timer_ms : int or None
         No timer of the shard is due before it; None where the shard has no timer.
+    previous_ms : int or None
+        When the micro-batch was planned in which the shard was called last; None for the first call. Not always
+        earlier than `processing_ms`: clocks are put back.
     """
 
     processing_ms: int
     watermark_ms: int | None
     earliest_timer_ms: int | None
+    previous_ms: int | None
 
 
 @dataclass(frozen=True)

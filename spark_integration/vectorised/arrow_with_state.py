@@ -1,19 +1,58 @@
-"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, in Arrow columns."""
+"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, in Arrow columns.
+
+::
+
+    rows ─▶ grouped by key ──┐
+                             ├─▶ function(batch) ─▶ output            what has expired is evicted after it
+    timers that are due ─────┘      │      ▲
+                                    ▼      │
+                               states, timers
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import pyarrow as pa
 
-from holdfast.backends.run import TableSchema
+from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.vectorised.batch import ShardBatch, ShardState, group_rows
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, expiring_tables
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
+from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
+from holdfast.spark_integration.vectorised.state import ShardState
+from holdfast.spark_integration.vectorised.timers import ShardTimers
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
+TimeMode = Literal["None", "ProcessingTime", "EventTime"]
+
+#: How Spark calls a shard whose timers are due.
+TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
+    "None": "NoTimeout",
+    "ProcessingTime": "ProcessingTimeTimeout",
+    "EventTime": "EventTimeTimeout",
+}
+
+
+@dataclass(frozen=True)
+class StateColumns:
+    """One state table as the function sees it.
+
+    Attributes
+    ----------
+    types : pyarrow.Schema
+    ttl_ms : int or None
+        How long a row lives after it was written; None for ever.
+    """
+
+    types: pa.Schema
+    ttl_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -23,31 +62,108 @@ class ArrowWithState:
     Attributes
     ----------
     function : callable
-    key_types, state_types, output_types : pyarrow.Schema
+    key_types, output_types : pyarrow.Schema
         As the function sees and returns them.
+    states : mapping of str to StateColumns
+        By table.
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+        Which timers there are.
     """
 
     function: ArrowFunction
     key_types: pa.Schema
-    state_types: pa.Schema
     output_types: pa.Schema
+    states: Mapping[str, StateColumns]
+    time_mode: TimeMode
 
     def tables(self) -> Mapping[str, TableSchema]:
-        return {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, self.state_types)}
+        tables: dict[str, TableSchema] = {}
+        for name, state in self.states.items():
+            if state.ttl_ms is None:
+                tables[name] = TableSchema.of(name, self.key_types, state.types)
+            else:
+                tables |= expiring_tables(name, self.key_types, state.types)
+        return tables if self.time_mode == "None" else {**tables, **KeyTimers.tables(self.key_types)}
 
-    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, None]:
-        every_key = batch.keys(self.tables()[STATE_TABLE])
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        every_key = batch.keys(self.tables()[next(iter(self.states))])
         keys, shown, groups = group_rows(batch.rows, every_key.columns, every_key.hashes, self.key_types)
+        call = _Call(self, batch, transaction)
+        due = call.fire()
+        if due is not None:
+            keys, groups = with_due(keys, groups, due)
+            shown = pa.Table.from_batches([keys.columns]).cast(self.key_types)
         returned = self.function(
             ShardBatch(
                 rows=batch.rows,
                 keys=shown,
                 groups=groups,
-                state=ShardState(transaction, keys, self.state_types),
+                states=call.states(keys),
                 shard=batch.shard,
                 batch_id=batch.batch_id,
                 watermark_ms=batch.times.watermark_ms,
+                processing_ms=batch.times.processing_ms,
+                _timers=call.shard_timers(keys, due),
             )
         )
         if returned is not None:
             yield conform_output(returned, self.output_types, batch.operator)
+        call.evict()
+        return call.earliest_ms()
+
+
+class _Call:
+    """Timers and state tables during one call for one shard."""
+
+    def __init__(self, step: ArrowWithState, batch: ShardInput, transaction: Transaction) -> None:
+        self._step = step
+        self._transaction = transaction
+        self._times = batch.times
+        self._expiries = {
+            name: Expiry(name, state.ttl_ms, batch.times.processing_ms, batch.times.previous_ms)
+            for name, state in step.states.items()
+            if state.ttl_ms is not None
+        }
+        self._timers: KeyTimers | None = None
+        if step.time_mode != "None":
+            wakes_to_evict = bool(self._expiries) and step.time_mode == "ProcessingTime"
+            self._timers = KeyTimers(transaction, batch.times.earliest_timer_ms, is_exact=not wakes_to_evict)
+
+    def fire(self) -> DueTimers | None:
+        """Remove the timers that are due, and return them; None where there is none."""
+        return None if self._timers is None else self._timers.fire(_threshold_ms(self._step.time_mode, self._times))
+
+    def shard_timers(self, keys: Keys, due: DueTimers | None) -> ShardTimers | None:
+        """Return the timers as these keys see them; None where the operator has none."""
+        return None if self._timers is None else ShardTimers(self._timers, keys, due)
+
+    def states(self, keys: Keys) -> dict[str, ShardState]:
+        """Return the state tables as these keys see them."""
+        return {
+            name: ShardState(
+                ExpiringKeyRows(self._transaction, self._expiries[name], keys)
+                if name in self._expiries
+                else KeyRows(self._transaction, name, keys),
+                state.types,
+            )
+            for name, state in self._step.states.items()
+        }
+
+    def evict(self) -> None:
+        """Remove the state that has expired."""
+        for expiry in self._expiries.values():
+            expiry.evict(self._transaction)
+
+    def earliest_ms(self) -> int | None:
+        """Return when Spark is to call the shard, whether it has rows then or not; None for never."""
+        found = [] if self._timers is None else [self._timers.earliest(NEVER)]
+        if self._step.time_mode == "ProcessingTime":
+            found += [expiry.earliest(self._transaction) for expiry in self._expiries.values()]
+        return min((at for at in found if at is not None), default=None)
+
+
+def _threshold_ms(time_mode: TimeMode, times: BatchTimes) -> int:
+    """Return the time before which timers are due."""
+    if time_mode == "ProcessingTime":
+        return times.processing_ms
+    return NEVER if times.watermark_ms is None else times.watermark_ms

@@ -1,130 +1,21 @@
-"""What a vectorised operator function is called with: one shard's rows of one micro-batch, and its state."""
+"""What a vectorised operator function is called with: one shard's rows of one micro-batch, its state and its timers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import BoolArray, one_chunk, order_rows, take
-from holdfast.backends.base import Found
+from holdfast.backends.arrow.rows import order_rows, take
 from holdfast.backends.run import Keys
-from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.mvcc import Transaction
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.spark_types import owned
+from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.groups import Groups
-
-
-class ShardState:
-    """State of the micro-batch's keys, read and written for all of them at once.
-
-    Rows stand in the order of `ShardBatch.keys`. What is written can be read back at once, and is kept only
-    if the whole micro-batch succeeds.
-    """
-
-    def __init__(self, transaction: Transaction, keys: Keys, schema: pa.Schema) -> None:
-        self._transaction = transaction
-        self._keys = keys
-        self._schema = schema
-        self._found: Found | None = None
-
-    def _find(self) -> Found:
-        if self._found is None:
-            self._found = self._transaction.get(STATE_TABLE, self._keys)
-        return self._found
-
-    def get(self) -> pa.Table:
-        """Return the state: one row for each key, all null where the key has none.
-
-        Returns
-        -------
-        pyarrow.Table
-            Shape (keys, state columns).
-        """
-        return pa.Table.from_batches([self._find().values]).cast(self._schema)
-
-    def exists(self) -> pa.Array:
-        """Tell for each key whether it has state; a key whose state is all null has."""
-        return pa.array(self._find().exists)
-
-    def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
-        """Set the state of every key, or of those where `where` is true, to what the columns hold now.
-
-        Parameters
-        ----------
-        table : pyarrow.Table, optional
-            The state columns, one row for each key. Instead, each column can be given by name.
-        where : array of bool, shape (keys,), optional
-            Keys whose state to set; null counts as false.
-        **columns : array, shape (keys,)
-            Every state column, by name; one that is called ``where`` can be given in a table only.
-
-        Raises
-        ------
-        SchemaMismatchError
-            A state column is missing or unknown, or a value does not fit its type.
-        InvalidArgumentError
-            Not one value for each key, or neither a table nor columns.
-        """
-        if table is None:
-            table = self._table(columns)
-        elif columns:
-            raise InvalidArgumentError("give the state as a table or by column, not both")
-        elif not isinstance(table, (pa.Table, pa.RecordBatch)):
-            raise InvalidArgumentError("state must be a pyarrow.Table, or given by column", given=type(table).__name__)
-        if table.num_rows != len(self._keys):
-            raise InvalidArgumentError(
-                "state must have one row for each key", rows=table.num_rows, keys=len(self._keys)
-            )
-        if where is None:
-            own = [owned(column) for column in table.columns]
-            self._transaction.put(STATE_TABLE, self._keys, pa.table(own, schema=table.schema))
-        else:
-            rows = self._rows_where(where)
-            self._transaction.put(STATE_TABLE, self._keys.take(rows), table.take(pa.array(rows)))
-        self._found = None
-
-    def delete(self, where: object = None) -> None:
-        """Remove the state of every key, or of those where `where` is true."""
-        keys = self._keys if where is None else self._keys.take(self._rows_where(where))
-        self._transaction.delete(STATE_TABLE, keys)
-        self._found = None
-
-    def _table(self, columns: dict[str, object]) -> pa.Table:
-        if sorted(columns) != sorted(self._schema.names):
-            raise SchemaMismatchError(
-                "state must be given in all its columns and no others",
-                missing=sorted(set(self._schema.names) - set(columns)),
-                unexpected=sorted(set(columns) - set(self._schema.names)),
-            )
-        return pa.table({name: self._array(columns[name], f"state column {name!r}") for name in self._schema.names})
-
-    def _rows_where(self, where: object) -> np.ndarray:
-        given = self._array(where, "where")
-        if pa.types.is_null(given.type):
-            given = given.cast(pa.bool_())
-        if not pa.types.is_boolean(given.type):
-            raise InvalidArgumentError("where must be boolean", given=str(given.type))
-        mask: BoolArray = pc.fill_null(given, False).to_numpy(zero_copy_only=False)
-        return np.flatnonzero(mask)
-
-    def _array(self, values: Any, what: str) -> pa.Array:
-        if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-            try:
-                values = pa.array(values)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
-                raise InvalidArgumentError(
-                    f"{what} must be an array with one value for each key: {exc}", given=type(values).__name__
-                ) from exc
-        if len(values) != len(self._keys):
-            raise InvalidArgumentError(
-                f"{what} must have one value for each key", values=len(values), keys=len(self._keys)
-            )
-        return one_chunk(values)
+from holdfast.spark_integration.vectorised.state import ShardState
+from holdfast.spark_integration.vectorised.timers import ShardTimers
 
 
 @dataclass(frozen=True)
@@ -136,11 +27,11 @@ class ShardBatch:
     rows : pyarrow.Table
         The input rows with all their columns, in no particular order.
     keys : pyarrow.Table
-        The distinct keys of these rows, one row each.
+        The distinct keys of these rows, one row each; then those that have no rows, but a timer that is due.
     groups : Groups
         Which row belongs to which key, and reductions over each key's rows.
-    state : ShardState
-        State of these keys, to read and to write.
+    states : mapping of str to ShardState
+        State of these keys by table, to read and to write.
     shard : int
         Number of the shard.
     batch_id : int or None
@@ -148,15 +39,45 @@ class ShardBatch:
         starts in ``foreachBatch``, and there over Spark Connect.
     watermark_ms : int or None
         Event-time watermark in ms since 1970; None where the input has none.
+    processing_ms : int
+        When the micro-batch was planned, in ms since 1970; the same when it is run again.
     """
 
     rows: pa.Table
     keys: pa.Table
     groups: Groups
-    state: ShardState
+    states: Mapping[str, ShardState]
     shard: int
     batch_id: int | None
     watermark_ms: int | None
+    processing_ms: int
+    _timers: ShardTimers | None = field(default=None, repr=False)
+
+    @property
+    def state(self) -> ShardState:
+        """State of these keys, to read and to write, where the operator has one table for it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The operator has named tables: see `states`.
+        """
+        if STATE_TABLE not in self.states:
+            raise InvalidArgumentError("the operator has named tables: use batch.states", tables=sorted(self.states))
+        return self.states[STATE_TABLE]
+
+    @property
+    def timers(self) -> ShardTimers:
+        """Timers of these keys, to read and to set.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The operator was defined without them.
+        """
+        if self._timers is None:
+            raise InvalidArgumentError("the operator has no timers: give timeMode='EventTime' or 'ProcessingTime'")
+        return self._timers
 
 
 def group_rows(
@@ -183,3 +104,30 @@ def group_rows(
     keys = Keys(hashes[first_rows], take(key_columns, first_rows))
     shown = pa.Table.from_batches([keys.columns]).cast(key_types)
     return keys, shown, Groups(rows, order)
+
+
+def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups]:
+    """Add the keys whose timers are due to those that have rows.
+
+    Parameters
+    ----------
+    keys : Keys, shape (n,)
+        Each once.
+    groups : Groups
+        Of these keys.
+    due : DueTimers
+        Each key once.
+
+    Returns
+    -------
+    tuple
+        `keys`, then the keys of `due` that are not among them, and the groups of these.
+    """
+    n = len(keys)
+    both = Keys(
+        np.concatenate([keys.hashes, due.keys.hashes]),
+        pa.concat_batches([keys.columns, due.keys.columns]),
+    )
+    order = order_rows(both.hashes, both.columns)
+    without_rows = np.sort(order.rows[order.first & (order.rows >= n)])  # a key with rows stands before its timer
+    return both.take(np.concatenate([np.arange(n), without_rows])), groups.with_empty(len(without_rows))

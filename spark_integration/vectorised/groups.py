@@ -24,17 +24,24 @@ class Groups:
     """Reductions of the micro-batch's columns, one value a key, in the order of `ShardBatch.keys`.
 
     Every method takes a column as the name of an input column or as an array with one value for each input
-    row, and returns a `pyarrow.Array` of shape (number of keys,).
+    row, and returns a `pyarrow.Array` of shape (number of keys,). A key without rows, whose timer is due, has a count
+    of 0, and null for the rest.
     """
 
-    def __init__(self, rows: pa.Table, order: RowOrder) -> None:
+    def __init__(self, rows: pa.Table, order: RowOrder, empty: int = 0) -> None:
         self._rows = rows
+        self._ordered = order
         self._order: IntArray = order.rows
         self._first = order.first
         self._starts: IntArray = np.flatnonzero(order.first)
+        self._empty = empty
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._starts) + self._empty
+
+    def with_empty(self, keys: int) -> Groups:
+        """Return the same groups, and behind them those of so many keys that have no rows."""
+        return Groups(self._rows, self._ordered, self._empty + keys)
 
     @property
     def index(self) -> IntArray:
@@ -51,8 +58,10 @@ class Groups:
         """Count each key's rows or, given a column, those where it is not null; int64."""
         if column is None:
             ends = np.append(self._starts[1:], len(self._order))
-            return pa.array(ends - self._starts)
-        return pa.array(self._count_valid(self._column(column)))
+            counts = ends - self._starts
+        else:
+            counts = self._count_valid(self._column(column))
+        return pa.array(np.concatenate([counts, np.zeros(self._empty, np.int64)]))
 
     def sum(self, column: str | pa.Array) -> pa.Array:
         """Add up: integers as int64, floats as float64, decimals as decimals of 38 digits.
@@ -64,13 +73,13 @@ class Groups:
         """
         values = self._numbers(column)
         if pa.types.is_decimal(values.type):
-            return self._sum_decimals(values)
+            return self._for_all(self._sum_decimals(values))
         if pa.types.is_integer(values.type):
             self._require_no_overflow(values)
             totals = self._reduce(np.add, self._sorted(values, 0).astype(np.int64))
         else:
             totals = self._reduce(np.add, self._sorted(values, 0.0).astype(np.float64))
-        return self._null_where_empty(values, totals)
+        return self._for_all(self._null_where_empty(values, totals))
 
     def mean(self, column: str | pa.Array) -> pa.Array:
         """Average as float64.
@@ -84,23 +93,29 @@ class Groups:
         counts = self._count_valid(values)
         totals = self._reduce(np.add, self._sorted(values, 0.0))
         with np.errstate(invalid="ignore", divide="ignore"):
-            return pa.array(totals / counts, mask=counts == 0)
+            return self._for_all(pa.array(totals / counts, mask=counts == 0))
 
     def min(self, column: str | pa.Array) -> pa.Array:
         """Smallest value; NaN counts as the largest number, as in Spark."""
-        return self._extreme(column, "min")
+        return self._for_all(self._extreme(column, "min"))
 
     def max(self, column: str | pa.Array) -> pa.Array:
         """Largest value; NaN counts as the largest number, as in Spark."""
-        return self._extreme(column, "max")
+        return self._for_all(self._extreme(column, "max"))
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
         """Value, maybe null, of the first row: by `order_by`, null last; else as rows arrived, in no fixed order."""
-        return self._column(column).take(pa.array(self._picked(order_by, last=False)))
+        return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=False))))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
         """Value, maybe null, of the last row: by `order_by`, null first; else as rows arrived, in no fixed order."""
-        return self._column(column).take(pa.array(self._picked(order_by, last=True)))
+        return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
+
+    def _for_all(self, of_rows: pa.Array) -> pa.Array:
+        """Return the values of keys that have rows, and null for the others."""
+        if not self._empty:
+            return of_rows
+        return pa.concat_arrays([of_rows, pa.nulls(self._empty, of_rows.type)])
 
     def _numbers(self, column: str | pa.Array) -> pa.Array:
         values = self._column(column)

@@ -62,7 +62,7 @@ class Loop:
         table = pa.table({"key": keys, "v": pa.array([v for _, v in rows], pa.int64())})
         # A poor hash, so that keys which share one are usual.
         hashes = pa.array([sum(repr(key).encode()) % 5 for key, _ in rows], pa.int64())
-        times = BatchTimes(processing_ms=now, watermark_ms=now, earliest_timer_ms=self.earliest_ms)
+        times = BatchTimes(processing_ms=now, watermark_ms=now, earliest_timer_ms=self.earliest_ms, previous_ms=None)
         batch = ShardInput("op", 0, 0, table, table.select(["key"]), hashes, times)
         output = []
         with self.store.begin(self.pointer) as transaction:

@@ -19,8 +19,9 @@ from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
-from holdfast.spark_integration.keyed.timeouts import NEVER, NoTimeouts, Timeouts
-from holdfast.spark_integration.keyed.timers import Timers, timers_schema
+from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
+from holdfast.spark_integration.tables.key_timers import NEVER
+from holdfast.spark_integration.tables.timers import Timers, timers_schema
 
 KEY_TYPES = pa.schema([("user", pa.string())])
 USERS: list[str | None] = ["ann", "bob", "cem", "", None]

@@ -18,7 +18,9 @@ from holdfast.clock import new_id
 from holdfast.errors import ClosedError, InvalidArgumentError, SchemaMismatchError
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.vectorised.batch import ShardState, group_rows
+from holdfast.spark_integration.tables.key_rows import KeyRows
+from holdfast.spark_integration.vectorised.batch import group_rows
+from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.testing.state_rows import TYPES, VALUE_TYPES, hash_of, plain
 
 KEYS = pa.schema([("user", pa.string())])
@@ -40,7 +42,7 @@ class Shard:
         hashes = np.array([hash_of(plain(user)) for user in users], np.uint64)
         found, self.shown, self.groups = group_rows(rows, self.schema.conform(rows, "key"), hashes, self.keys)
         self.transaction = self.store.begin(self.pointer)
-        self.state = ShardState(self.transaction, found, self.state_types)
+        self.state = ShardState(KeyRows(self.transaction, STATE_TABLE, found), self.state_types)
 
     def commit(self) -> None:
         self.pointer = self.transaction.commit()

@@ -1,0 +1,1 @@
+"""State tables that several APIs share: timers, and rows that expire."""

@@ -1,0 +1,189 @@
+"""One state table as a micro-batch's keys see it: a row for each key, kept until it is deleted or until it expires.
+
+A row that expires carries the time in a column of its own, `EXPIRES`. A second table has the keys in the order of that
+time, as timers have theirs (`holdfast.spark_integration.tables.timers`), so that evicting costs by what has expired::
+
+    state                                    state.expiring
+    user   n   expires_ms                    hash                     user   key_hash
+    "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← a step after it, at most
+    "bob"  1   1 700 003 599 807             1 700 003 600 000 + 2⁶³  "bob"  …
+
+A row that is written again would have to move in the second table: its old place is left where it is, and is found out
+of date when its time comes. Times there are rounded up to a step, about `1 / STEPS` of the time to live, so that a row
+which is written in every micro-batch gets a new place once a step only. Steps are powers of two: where the time to live
+was changed, a place that is no multiple of the step now is one of before, and is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import BoolArray, IntArray, take
+from holdfast.backends.base import Found
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables.timers import Timers, timers_schema
+
+#: The value column that says when a row expires, in ms since 1970.
+EXPIRES = "expires_ms"
+STEPS = 64
+_EVICTED_AT_ONCE = 65_536
+
+
+class KeyRows:
+    """The rows of a micro-batch's keys in a table whose rows stay until they are deleted.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    table : str
+    keys : Keys, shape (n,)
+
+    Notes
+    -----
+    Threads: one at a time, as the transaction. What is written can be read back at once.
+    """
+
+    def __init__(self, transaction: Transaction, table: str, keys: Keys) -> None:
+        self._transaction = transaction
+        self._table = table
+        self._keys = keys
+        self._found: Found | None = None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self) -> Found:
+        """Return the row of each key."""
+        if self._found is None:
+            self._found = self._transaction.get(self._table, self._keys)
+        return self._found
+
+    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+        """Set the row of every key, or of those at `rows`; `values` has one row for each of these."""
+        self._transaction.put(self._table, self._at(rows), values)
+        self._found = None
+
+    def delete(self, rows: IntArray | None = None) -> None:
+        """Remove the row of every key, or of those at `rows`."""
+        self._transaction.delete(self._table, self._at(rows))
+        self._found = None
+
+    def _at(self, rows: IntArray | None) -> Keys:
+        return self._keys if rows is None else self._keys.take(rows)
+
+
+class Expiry:
+    """When rows of a table expire, and which have by now; all times are Spark's processing time, in ms since 1970.
+
+    Parameters
+    ----------
+    table : str
+    ttl_ms : int
+        How long a row lives after it was last written; more than 0.
+    now_ms : int
+        Of the micro-batch. A row has expired once ``expires_ms <= now_ms``, as in Spark's ``transformWithState``.
+    evicted_until_ms : int or None
+        All rows that had expired by then are gone; None where nobody knows.
+    """
+
+    def __init__(self, table: str, ttl_ms: int, now_ms: int, evicted_until_ms: int | None) -> None:
+        self.table = table
+        self.index = index_of(table)
+        self.now_ms = now_ms
+        self.expires_ms = now_ms + ttl_ms
+        self._step_ms = 1 << max(0, (ttl_ms // STEPS).bit_length() - 1)
+        self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
+
+    def place_of(self, expires_ms: IntArray) -> IntArray:
+        """Return where rows that expire at these times stand in the index: at most a step later, never earlier."""
+        return -(-expires_ms // self._step_ms) * self._step_ms
+
+    def evict(self, transaction: Transaction) -> None:
+        """Remove the rows that have expired."""
+        index = Timers(transaction, self.index)
+        for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
+            found = transaction.get(self.table, due.keys)
+            expires_ms = _expires(found)
+            expired = np.flatnonzero(found.exists & (expires_ms <= self.now_ms))
+            if len(expired):
+                transaction.delete(self.table, due.keys.take(expired))
+            index.remove(due.keys, due.due_ms)
+            misplaced = np.flatnonzero((expires_ms > self.now_ms) & (due.due_ms % self._step_ms != 0))
+            index.add(due.keys.take(misplaced), self.place_of(expires_ms[misplaced]))
+
+    def earliest(self, transaction: Transaction) -> int | None:
+        """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""
+        return Timers(transaction, self.index).earliest(self.now_ms + 1)
+
+
+class ExpiringKeyRows:
+    """The rows of a micro-batch's keys in a table whose rows expire; as `KeyRows` else.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    expiry : Expiry
+    keys : Keys, shape (n,)
+    """
+
+    def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys) -> None:
+        self._rows = KeyRows(transaction, expiry.table, keys)
+        self._index = Timers(transaction, expiry.index)
+        self._expiry = expiry
+        self._keys = keys
+        # Where each key stands in the index, as far as is known: 0, where nothing can stand, if it is not.
+        self._places: IntArray = np.zeros(len(keys), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self) -> Found:
+        """Return the row of each key; one that has expired is absent."""
+        found = self._rows.get()
+        expires_ms = _expires(found)
+        self._places = np.where(found.exists, self._expiry.place_of(expires_ms), self._places)
+        return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
+
+    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+        """Set the row of every key, or of those at `rows`: it lives from now on."""
+        expires_ms = self._expiry.expires_ms
+        self._rows.put(values.append_column(EXPIRES, pa.repeat(pa.scalar(expires_ms, pa.int64()), len(values))), rows)
+        rows = np.arange(len(self._keys)) if rows is None else rows
+        place = int(self._expiry.place_of(np.array([expires_ms], np.int64))[0])
+        moved = rows[self._places[rows] != place]
+        self._index.add(self._keys.take(moved), np.full(len(moved), place, np.int64))
+        self._places[moved] = place
+
+    def delete(self, rows: IntArray | None = None) -> None:
+        """Remove the row of every key, or of those at `rows`."""
+        self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
+
+
+def index_of(table: str) -> str:
+    """Return the name of the table that has the keys of `table` in the order in which they expire."""
+    return f"{table}.expiring"
+
+
+def expiring_tables(table: str, key_types: pa.Schema, value_types: pa.Schema) -> Mapping[str, TableSchema]:
+    """Return the schemas of a table whose rows expire: its own, and its index."""
+    with_time = value_types.append(pa.field(EXPIRES, pa.int64()))
+    return {
+        table: TableSchema.of(table, key_types, with_time),
+        index_of(table): timers_schema(index_of(table), key_types),
+    }
+
+
+def _expires(found: Found) -> IntArray:
+    expires_ms: IntArray = found.values.column(found.values.num_columns - 1).fill_null(0).to_numpy()
+    return expires_ms
+
+
+def _without_expired(found: Found, live: BoolArray) -> Found:
+    values = found.values.select(found.values.schema.names[:-1])
+    if (live != found.exists).any():
+        values = take(values, pa.array(np.arange(len(live)), mask=~live))
+    return Found(live, values)

@@ -1,0 +1,120 @@
+"""At most one timer for each key.
+
+Two tables say the same: `timers` by key, so that a new timer finds the old one, and `timers_by_due` in the order of
+time (`holdfast.spark_integration.tables.timers`). A key with a timer need not have a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
+
+TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
+_DUE = "due_ms"
+#: In arrays of due times: no timer. No timer can be due then.
+NEVER = -1
+_TAKEN_AT_ONCE = 65_536
+
+
+class KeyTimers:
+    """The timers of all keys of a shard in one micro-batch; times are in ms since 1970.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    earliest_ms : int or None
+        No timer is due before it; None where the shard has none.
+    is_exact : bool
+        Whether a timer is due at that very time; False where the time may be that of something else.
+
+    Notes
+    -----
+    Threads: one at a time, as the transaction.
+    """
+
+    def __init__(self, transaction: Transaction, earliest_ms: int | None, *, is_exact: bool = True) -> None:
+        self._transaction = transaction
+        self._by_due = Timers(transaction, TIMERS_BY_DUE)
+        self._earliest_ms = earliest_ms
+        self._is_exact = is_exact
+
+    @staticmethod
+    def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
+        """Return the schemas of the two tables for keys of these types."""
+        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE, pa.int64())]))
+        return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
+
+    def get(self, keys: Keys) -> IntArray:
+        """Return when the timer of each key is due; `NEVER` where it has none."""
+        if self._earliest_ms is None:
+            return np.full(len(keys), NEVER)
+        found = self._transaction.get(TIMERS, keys)
+        due_ms: IntArray = found.values.column(0).fill_null(NEVER).to_numpy()
+        return due_ms
+
+    def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
+        """Write the timers that differ.
+
+        Parameters
+        ----------
+        keys : Keys, shape (n,)
+            Each at most once.
+        old_ms : numpy.ndarray of int64, shape (n,)
+            As `get` gives them now.
+        new_ms : numpy.ndarray of int64, shape (n,)
+            `NEVER` for no timer.
+        """
+        changed = new_ms != old_ms
+        gone, new = np.flatnonzero(changed & (old_ms != NEVER)), np.flatnonzero(changed & (new_ms != NEVER))
+        self._by_due.remove(keys.take(gone), old_ms[gone])
+        self._by_due.add(keys.take(new), new_ms[new])
+        cleared = np.flatnonzero(changed & (new_ms == NEVER))
+        if len(cleared):
+            self._transaction.delete(TIMERS, keys.take(cleared))
+        if len(new):
+            self._transaction.put(TIMERS, keys.take(new), pa.table({_DUE: pa.array(new_ms[new])}))
+            earliest_new_ms = int(new_ms[new].min())
+            if self._earliest_ms is None or earliest_new_ms < self._earliest_ms:
+                self._earliest_ms = earliest_new_ms
+        self._is_exact &= not len(gone)
+
+    def fire(self, before_ms: int) -> DueTimers | None:
+        """Remove the timers that are due before a time, and return them all; None where there is none."""
+        found = list(self.due(before_ms, _TAKEN_AT_ONCE))
+        if not found:
+            return None
+        due = DueTimers(
+            Keys(
+                np.concatenate([some.keys.hashes for some in found]),
+                pa.concat_batches([some.keys.columns for some in found]),
+            ),
+            np.concatenate([some.due_ms for some in found]),
+        )
+        self.change(due.keys, due.due_ms, np.full(len(due), NEVER))
+        assert self._earliest_ms is not None
+        self._earliest_ms = max(self._earliest_ms, before_ms)
+        return due
+
+    def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
+        """Yield the timers that are due before a time, as they are now; at most so many at once."""
+        if self._earliest_ms is not None:
+            yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
+
+    def earliest(self, none_before_ms: int) -> int | None:
+        """Return when the earliest timer is due that there is now.
+
+        Parameters
+        ----------
+        none_before_ms : int
+            The caller knows that no timer is due before it any more; a time of long ago if it knows nothing.
+        """
+        if self._earliest_ms is None or self._is_exact:
+            return self._earliest_ms
+        return self._by_due.earliest(max(self._earliest_ms, none_before_ms))

@@ -1,0 +1,49 @@
+"""Arrays that a user's function gives: one value for each key of the micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
+from holdfast.errors import InvalidArgumentError
+
+
+def array_of(values: Any, what: str, keys: int) -> pa.Array:
+    """Return `values` as an array with one value for each key.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are no array, or not as many as there are keys.
+    """
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        try:
+            values = pa.array(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise InvalidArgumentError(
+                f"{what} must be an array with one value for each key: {exc}", given=type(values).__name__
+            ) from exc
+    if len(values) != keys:
+        raise InvalidArgumentError(f"{what} must have one value for each key", values=len(values), keys=keys)
+    return one_chunk(values)
+
+
+def rows_where(where: object, keys: int) -> IntArray:
+    """Return the numbers of the keys for which `where` is true; null counts as false.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is not boolean, or not one value for each key.
+    """
+    given = array_of(where, "where", keys)
+    if pa.types.is_null(given.type):
+        given = given.cast(pa.bool_())
+    if not pa.types.is_boolean(given.type):
+        raise InvalidArgumentError("where must be boolean", given=str(given.type))
+    mask: BoolArray = pc.fill_null(given, False).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(mask)

@@ -1,0 +1,87 @@
+"""State of one shard's keys in one micro-batch, for a vectorised function."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration.spark_types import owned
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, KeyRows
+from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
+
+
+class ShardState:
+    """State of the micro-batch's keys, read and written for all of them at once.
+
+    Rows stand in the order of `ShardBatch.keys`. What is written can be read back at once, and is kept only
+    if the whole micro-batch succeeds.
+    """
+
+    def __init__(self, rows: KeyRows | ExpiringKeyRows, schema: pa.Schema) -> None:
+        self._rows = rows
+        self._schema = schema
+
+    def get(self) -> pa.Table:
+        """Return the state: one row for each key, all null where the key has none.
+
+        Returns
+        -------
+        pyarrow.Table
+            Shape (keys, state columns).
+        """
+        return pa.Table.from_batches([self._rows.get().values]).cast(self._schema)
+
+    def exists(self) -> pa.Array:
+        """Tell for each key whether it has state; a key whose state is all null has."""
+        return pa.array(self._rows.get().exists)
+
+    def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
+        """Set the state of every key, or of those where `where` is true, to what the columns hold now.
+
+        Parameters
+        ----------
+        table : pyarrow.Table, optional
+            The state columns, one row for each key. Instead, each column can be given by name.
+        where : array of bool, shape (keys,), optional
+            Keys whose state to set; null counts as false.
+        **columns : array, shape (keys,)
+            Every state column, by name; one that is called ``where`` can be given in a table only.
+
+        Raises
+        ------
+        SchemaMismatchError
+            A state column is missing or unknown, or a value does not fit its type.
+        InvalidArgumentError
+            Not one value for each key, or neither a table nor columns.
+        """
+        if table is None:
+            table = self._table(columns)
+        elif columns:
+            raise InvalidArgumentError("give the state as a table or by column, not both")
+        elif not isinstance(table, (pa.Table, pa.RecordBatch)):
+            raise InvalidArgumentError("state must be a pyarrow.Table, or given by column", given=type(table).__name__)
+        if table.num_rows != len(self._rows):
+            raise InvalidArgumentError(
+                "state must have one row for each key", rows=table.num_rows, keys=len(self._rows)
+            )
+        if where is None:
+            own = [owned(column) for column in table.columns]
+            self._rows.put(pa.table(own, schema=table.schema))
+        else:
+            rows = rows_where(where, len(self._rows))
+            self._rows.put(pa.table(table).take(pa.array(rows)), rows)
+
+    def delete(self, where: object = None) -> None:
+        """Remove the state of every key, or of those where `where` is true."""
+        self._rows.delete(None if where is None else rows_where(where, len(self._rows)))
+
+    def _table(self, columns: dict[str, object]) -> pa.Table:
+        if sorted(columns) != sorted(self._schema.names):
+            raise SchemaMismatchError(
+                "state must be given in all its columns and no others",
+                missing=sorted(set(self._schema.names) - set(columns)),
+                unexpected=sorted(set(columns) - set(self._schema.names)),
+            )
+        return pa.table(
+            {name: array_of(columns[name], f"state column {name!r}", len(self._rows)) for name in self._schema.names}
+        )

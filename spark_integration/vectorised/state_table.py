@@ -1,0 +1,80 @@
+"""How a user declares state: columns, and how long a row lives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.types import StructType
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+from holdfast.spark_integration.tables.key_rows import EXPIRES
+from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
+from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
+
+_LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """One state table of an operator: a row for each key.
+
+    Attributes
+    ----------
+    stateStructType : StructType or str
+        Its columns.
+    ttlDurationMs : int, optional
+        A row expires so many milliseconds of Spark's processing time after it was last written. It is invisible from
+        then on, and removed the next time the shard is called. None for never.
+
+    Examples
+    --------
+    >>> seen = holdfast.StateTable("id string", ttlDurationMs=3_600_000)
+    """
+
+    stateStructType: StructType | str
+    ttlDurationMs: int | None = None
+
+
+Declared = StructType | str | StateTable
+
+
+def declared_states(states: Declared | Mapping[str, Declared]) -> dict[str, StateColumns]:
+    """Return the state tables that an operator declares, by name; one without a name is `STATE_TABLE`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A schema, a name or a time to live is wrong.
+    """
+    if not isinstance(states, Mapping):
+        return {STATE_TABLE: _columns(states, "stateStructType")}
+    if not states:
+        raise InvalidArgumentError("stateStructType names no table: give at least one")
+    for name in states:
+        if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
+            raise InvalidArgumentError(
+                f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "
+                f"at most 64 long, and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
+            )
+    return {name: _columns(state, f"stateStructType[{name!r}]") for name, state in states.items()}
+
+
+def _columns(declared: Declared, what: str) -> StateColumns:
+    table = declared if isinstance(declared, StateTable) else StateTable(declared)
+    types = arrow_schema(parse_struct(table.stateStructType, what), what)
+    ttl_ms = table.ttlDurationMs
+    if ttl_ms is None:
+        return StateColumns(types, None)
+    if type(ttl_ms) is not int or not 0 < ttl_ms <= _LONGEST_TTL_MS:
+        raise InvalidArgumentError(
+            f"{what}: ttlDurationMs must be a whole number of milliseconds, at least 1 and at most 10,000 years",
+            given=ttl_ms,
+        )
+    if EXPIRES in types.names:
+        raise InvalidArgumentError(f"{what}: a table with ttlDurationMs has a column {EXPIRES!r} of holdfast's own")
+    return StateColumns(types, ttl_ms)

@@ -1,0 +1,100 @@
+"""Timers of one shard's keys in one micro-batch, for a vectorised function."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import IntArray, order_rows
+from holdfast.backends.run import Keys
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
+from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
+
+
+class ShardTimers:
+    """Timers of the micro-batch's keys, at most one for each, read and set for all of them at once.
+
+    Rows stand in the order of `ShardBatch.keys`. A timer is due once its time has passed: in event time, the watermark
+    is later; in processing time, the micro-batch was planned later. A timer that is due brings its key into the
+    micro-batch, with or without rows, and is gone: only one that is set again brings the key back.
+
+    Times are in ms since 1970, as in `ShardBatch.watermark_ms`.
+    """
+
+    def __init__(self, timers: KeyTimers, keys: Keys, due: DueTimers | None) -> None:
+        self._timers = timers
+        self._keys = keys
+        self._due_ms = np.full(len(keys), NEVER) if due is None else _due_of(keys, due)
+
+    @property
+    def due_ms(self) -> pa.Array:
+        """When the timer was due that brought the key into this micro-batch; null where none did; int64, (keys,)."""
+        return _shown(self._due_ms)
+
+    def get(self) -> pa.Array:
+        """Return when each key's timer is due; null where it has none, as after it was due; int64, (keys,)."""
+        return _shown(self._timers.get(self._keys))
+
+    def set(self, times: object, where: object = None) -> None:
+        """Set the timer of every key, or of those where `where` is true, in place of the one it has.
+
+        Parameters
+        ----------
+        times : array of timestamp or of integers in ms since 1970, shape (keys,)
+            Null for no timer. A time that has passed is due in the shard's next micro-batch. Timestamps are rounded
+            down to the millisecond.
+        where : array of bool, shape (keys,), optional
+            Null counts as false.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Neither timestamps nor integers, a time before 1970, or not one for each key.
+        """
+        new_ms = _milliseconds(array_of(times, "timers", len(self._keys)))
+        if where is None:
+            self._change(np.arange(len(self._keys)), new_ms)
+        else:
+            rows = rows_where(where, len(self._keys))
+            self._change(rows, new_ms[rows])
+
+    def delete(self, where: object = None) -> None:
+        """Remove the timer of every key, or of those where `where` is true; none is fine."""
+        rows = np.arange(len(self._keys)) if where is None else rows_where(where, len(self._keys))
+        self._change(rows, np.full(len(rows), NEVER))
+
+    def _change(self, rows: IntArray, new_ms: IntArray) -> None:
+        keys = self._keys.take(rows)
+        self._timers.change(keys, self._timers.get(keys), new_ms)
+
+
+def _due_of(keys: Keys, due: DueTimers) -> IntArray:
+    """Return when each key's timer was due, `NEVER` where none was; every key of `due` is one of `keys`."""
+    both = pa.concat_batches([keys.columns, due.keys.columns])
+    order = order_rows(np.concatenate([keys.hashes, due.keys.hashes]), both)
+    own = order.rows[np.flatnonzero(order.first)][np.cumsum(order.first) - 1]  # of each place the key's first row
+    is_due = order.rows >= len(keys)
+    due_ms = np.full(len(keys), NEVER)
+    due_ms[own[is_due]] = due.due_ms[order.rows[is_due] - len(keys)]
+    return due_ms
+
+
+def _shown(times_ms: IntArray) -> pa.Array:
+    return pa.array(times_ms, mask=times_ms == NEVER)
+
+
+def _milliseconds(times: pa.Array) -> IntArray:
+    if pa.types.is_timestamp(times.type):
+        times = pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
+    elif not (pa.types.is_integer(times.type) or pa.types.is_null(times.type)):
+        raise InvalidArgumentError(
+            "timers must be timestamps, or integers in milliseconds since 1970", given=str(times.type)
+        )
+    earliest = pc.min(times).as_py()
+    if earliest is not None and earliest < 0:
+        raise InvalidArgumentError("a timer cannot be due before 1970", earliest_ms=earliest)
+    times_ms: IntArray = times.cast(pa.int64()).fill_null(NEVER).to_numpy()
+    return times_ms

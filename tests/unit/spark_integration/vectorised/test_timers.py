@@ -1,0 +1,168 @@
+"""Timers of vectorised operators: which keys come when, and what a function sees of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
+from holdfast.spark_integration.vectorised.batch import ShardBatch
+from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, users_of
+
+FOR_EVER = {"state": StateColumns(COUNT, None)}
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> OperatorShard:
+    return OperatorShard(tmp_path, FOR_EVER, "EventTime")
+
+
+def set_all(*times: int | None) -> Any:
+    return lambda batch: batch.timers.set(pa.array(times, pa.int64()))
+
+
+def test_a_timer_that_is_due_brings_its_key_without_rows(shard: OperatorShard) -> None:
+    """Its count is 0, its other reductions are null, and its state is there."""
+
+    def first(batch: ShardBatch) -> None:
+        batch.state.put(n=[5])
+        batch.timers.set([100])
+
+    def later(batch: ShardBatch) -> None:
+        assert users_of(batch) == ["bob", "ann"], "first the keys that have rows"
+        assert batch.groups.count().to_pylist() == [2, 0]
+        assert batch.groups.count("v").to_pylist() == [2, 0]
+        for reduced in (batch.groups.sum("v"), batch.groups.min("v"), batch.groups.max("v"), batch.groups.mean("v")):
+            assert reduced.is_valid().to_pylist() == [True, False]
+        assert batch.groups.first("v").to_pylist() == [0, None]
+        assert batch.groups.last("v", order_by="v").to_pylist() == [1, None]
+        assert len(batch.groups) == 2
+        assert batch.groups.index.tolist() == [0, 0]
+        assert batch.state.get()["n"].to_pylist() == [None, 5]
+        assert batch.timers.due_ms.to_pylist() == [None, 100]
+
+    shard.run(["ann"], 0, first)
+    assert shard.earliest_ms == 100
+    shard.run(["bob", "bob"], 101, later)
+    assert shard.earliest_ms is None
+
+
+def test_a_timer_is_due_once_its_time_has_passed(shard: OperatorShard) -> None:
+    shard.run(["ann"], 0, set_all(100))
+    assert shard.run([], 100, users_of) == []
+    assert shard.run([], 101, users_of) == ["ann"]
+    assert shard.run([], 102, users_of) == [], "it is gone"
+    assert shard.stored("timers") == shard.stored("timers_by_due") == []
+
+
+def test_a_key_has_one_timer_the_last_that_was_set(shard: OperatorShard) -> None:
+    shard.run(["ann", "bob"], 0, lambda batch: batch.timers.set([50] * 2))
+    shard.run(["ann"], 1, set_all(200))
+    assert shard.run(["ann"], 2, lambda batch: batch.timers.get().to_pylist()) == [200]
+    assert shard.run([], 60, users_of) == ["bob"]
+    assert shard.run([], 300, users_of) == ["ann"]
+
+
+def test_null_and_delete_remove_timers(shard: OperatorShard) -> None:
+    shard.run(["ann", "bob", "cem"], 0, lambda batch: batch.timers.set([50] * 3))
+
+    def remove(batch: ShardBatch) -> None:
+        by_user = {"ann": None, "bob": 60}
+        batch.timers.set([by_user[user] for user in users_of(batch)])  # type: ignore[index]
+
+    shard.run(["ann", "bob"], 1, remove)
+    shard.run(["cem"], 2, lambda batch: batch.timers.delete())
+    assert shard.earliest_ms == 60
+    assert shard.run([], 1000, users_of) == ["bob"]
+
+
+def test_a_mask_chooses_keys(shard: OperatorShard) -> None:
+    def some(batch: ShardBatch) -> None:
+        batch.timers.set([10, 20], where=pc.equal(batch.keys["user"], "ann"))
+        batch.timers.delete(where=pc.equal(batch.keys["user"], "bob"))
+
+    shard.run(["ann", "bob"], 0, some)
+    assert shard.run([], 1000, users_of) == ["ann"]
+
+
+def test_a_time_that_has_passed_is_due_in_the_next_micro_batch(shard: OperatorShard) -> None:
+    """Also where timers were due in this one: the shard knows of no earlier time."""
+    shard.run(["ann"], 0, set_all(100))
+    shard.run([], 200, set_all(7))
+    assert shard.earliest_ms == 7
+    assert shard.run([], 201, lambda batch: batch.timers.due_ms.to_pylist()) == [7]
+
+
+def test_timestamps_are_times_rounded_down(shard: OperatorShard) -> None:
+    """A column of event times can be given as it is."""
+    at = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=1_999)
+    shard.run(["ann"], 0, lambda batch: batch.timers.set(pa.array([at], pa.timestamp("us", "Europe/Berlin"))))
+    assert shard.earliest_ms == 1
+    shard.run(["ann"], 0, lambda batch: batch.timers.set(pa.array([at.replace(tzinfo=None)], pa.timestamp("ns"))))
+    assert shard.earliest_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [
+        (["soon"], "must be timestamps, or integers in milliseconds"),
+        ([1.5], "must be timestamps, or integers in milliseconds"),
+        ([-1], "cannot be due before 1970"),
+        ([1, 2], "one value for each key"),
+        (7, "must be an array"),
+    ],
+)
+def test_what_is_no_time_is_refused(shard: OperatorShard, times: Any, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=text):
+        shard.run(["ann"], 0, lambda batch: batch.timers.set(times))
+    assert shard.earliest_ms is None
+
+
+def test_an_operator_without_timers_says_how_to_have_them(tmp_path: Path) -> None:
+    shard = OperatorShard(tmp_path, FOR_EVER, "None")
+    with pytest.raises(InvalidArgumentError, match="timeMode='EventTime'"):
+        shard.run(["ann"], 0, lambda batch: batch.timers.get())
+
+
+users = st.lists(st.sampled_from(["ann", "bob", "cem", "", None]), max_size=4)
+times = st.one_of(st.none(), st.integers(0, 60))
+micro_batches = st.lists(st.tuples(users, st.integers(0, 20), st.lists(times, min_size=5, max_size=5)), max_size=8)
+
+
+@given(micro_batches)
+def test_timers_do_as_a_dict_of_them_does(script: list[tuple[list[str | None], int, list[int | None]]]) -> None:
+    """Whatever comes and goes: each key is called for rows or a timer, sees its due time, and leaves one timer."""
+    with tempfile.TemporaryDirectory() as folder:
+        shard = OperatorShard(Path(folder), FOR_EVER, "ProcessingTime")
+        model: dict[str | None, int] = {}
+        now = 0
+        for rows, passes, new in script:
+            now += passes
+            due = {user: at for user, at in model.items() if at < now}
+            for user in due:
+                del model[user]
+
+            def step(batch: ShardBatch, due: Any = due, rows: Any = rows, new: Any = new) -> None:
+                seen = users_of(batch)
+                assert sorted(map(repr, seen)) == sorted(map(repr, set(rows) | set(due)))
+                assert batch.timers.due_ms.to_pylist() == [due.get(user) for user in seen]
+                assert batch.timers.get().to_pylist() == [model.get(user) for user in seen]
+                batch.timers.set(pa.array(new[: len(seen)], pa.int64()))
+                for user, at in zip(seen, new, strict=False):
+                    model.pop(user, None)
+                    if at is not None:
+                        model[user] = at
+
+            shard.run(rows, now, step)
+            assert shard.earliest_ms == min(model.values(), default=None)
+            assert {row["user"]: row["due_ms"] for row in shard.stored("timers")} == model
+            assert len(shard.stored("timers_by_due")) == len(model)

@@ -1,0 +1,143 @@
+"""State that expires: invisible at once, gone with the shard's next call, and found by its time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
+from holdfast.spark_integration.vectorised.batch import ShardBatch
+from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, counts_of
+
+TTL_MS = 1000
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> OperatorShard:
+    return OperatorShard(tmp_path, {"state": StateColumns(COUNT, TTL_MS)}, "ProcessingTime")
+
+
+def put(n: int) -> Any:
+    return lambda batch: batch.state.put(n=[n] * batch.keys.num_rows)
+
+
+def test_a_row_is_invisible_from_its_time_on(shard: OperatorShard) -> None:
+    shard.run(["ann"], 0, put(1))
+    assert shard.run(["ann"], TTL_MS - 1, counts_of) == {"ann": 1}
+    assert shard.run(["ann"], TTL_MS, counts_of) == {}
+
+
+def test_what_has_expired_shows_no_value(shard: OperatorShard) -> None:
+    shard.run(["ann"], 0, put(1))
+    assert shard.run(["ann"], TTL_MS, lambda batch: batch.state.get()) == pa.table({"n": pa.nulls(1, pa.int64())})
+
+
+def test_writing_begins_a_new_life_and_reading_does_not(shard: OperatorShard) -> None:
+    shard.run(["ann", "bob"], 0, put(1))
+    shard.run(["ann"], 600, put(2))
+    assert shard.run(["ann", "bob"], 1200, counts_of) == {"ann": 2}
+    assert shard.run(["ann"], 1600, counts_of) == {}
+
+
+def test_what_has_expired_is_removed_when_the_shard_is_called(shard: OperatorShard) -> None:
+    """With processing time Spark calls the shard for it: the earliest time that it is told is that of the index."""
+    shard.run(["ann", "bob"], 0, put(1))
+    shard.run(["bob"], 500, put(2))
+    assert shard.earliest_ms is not None
+    assert TTL_MS <= shard.earliest_ms <= TTL_MS + TTL_MS // 64
+    shard.run([], shard.earliest_ms, lambda batch: None)
+    assert [row["user"] for row in shard.stored("state")] == ["bob"]
+    shard.run([], 3 * TTL_MS, lambda batch: None)
+    assert shard.stored("state") == shard.stored("state.expiring") == []
+    assert shard.earliest_ms is None
+
+
+def test_a_row_written_in_every_micro_batch_moves_once_a_step(shard: OperatorShard) -> None:
+    """What a refresh costs: one row of the index for each step of the time, not for each micro-batch."""
+
+    def refresh(batch: ShardBatch) -> None:
+        batch.state.put(n=pc.add(pc.coalesce(batch.state.get()["n"], 0), 1))
+
+    for now in range(32):
+        shard.run(["ann"], now, refresh)
+    assert shard.run(["ann"], 32, counts_of) == {"ann": 32}
+    assert len(shard.stored("state.expiring")) <= 32 // 8 + 1
+
+
+def test_several_tables_live_for_times_of_their_own(tmp_path: Path) -> None:
+    states = {"short": StateColumns(COUNT, 10), "long": StateColumns(COUNT, 100), "ever": StateColumns(COUNT, None)}
+    shard = OperatorShard(tmp_path, states, "None")
+
+    def put_all(batch: ShardBatch) -> None:
+        for state in batch.states.values():
+            state.put(n=[1])
+
+    shard.run(["ann"], 0, put_all)
+    for now, expected in ((50, ["long", "ever"]), (500, ["ever"])):
+        shard.run(["ann"], now, lambda batch: None)
+        assert [name for name in states if shard.stored(name)] == expected
+    assert shard.earliest_ms is None, "without processing time Spark cannot be asked for a call"
+
+
+def test_a_clock_that_is_put_back_loses_nothing(shard: OperatorShard) -> None:
+    """Rows written meanwhile expire before the time until which was evicted already."""
+    shard.run(["ann"], 5000, put(1))
+    shard.run(["bob"], 100, put(2))
+    assert shard.run(["ann", "bob"], 200, counts_of) == {"ann": 1, "bob": 2}
+    shard.run([], 2000, lambda batch: None)
+    assert [row["user"] for row in shard.stored("state")] == ["ann"]
+
+
+@pytest.mark.parametrize("ttls", [(64, 6400), (6400, 64), (1000, 1001), (50, 70)])
+def test_another_time_to_live_holds_for_what_is_written_from_then_on(tmp_path: Path, ttls: tuple[int, int]) -> None:
+    """The steps of the index change with it; whatever was placed before is found all the same."""
+    first, second = ttls
+    shard = OperatorShard(tmp_path, {"state": StateColumns(COUNT, first)}, "ProcessingTime")
+    shard.run(["ann", "bob"], 3, put(1))
+    shard.with_states({"state": StateColumns(COUNT, second)})
+    shard.run(["ann"], 4, lambda batch: counts_of(batch) and batch.state.put(n=[2]))
+    shard.run([], 3 + first - 1, lambda batch: None)
+    assert "bob" in [row["user"] for row in shard.stored("state")]
+    for now in (3 + first + 200, 4 + second + 200, 4 + first + second + 400):
+        shard.run([], now, lambda batch: None)
+    assert shard.stored("state") == shard.stored("state.expiring") == []
+
+
+users = st.lists(st.sampled_from(["ann", "bob", "cem", None]), max_size=4)
+actions = st.sampled_from(["put", "delete", "read"])
+micro_batches = st.lists(st.tuples(users, st.integers(0, 90), actions, st.integers(1, 300)), max_size=10)
+
+
+@given(micro_batches)
+def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None], int, str, int]]) -> None:
+    """Whatever is written, when, with whatever time to live: nothing shows too long, goes too early or stays behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        shard = OperatorShard(Path(folder), {"state": StateColumns(COUNT, 1)}, "ProcessingTime")
+        model: dict[str | None, tuple[int, int]] = {}
+        now = 50
+        for n, (rows, passes, action, ttl_ms) in enumerate(script):
+            now += passes
+            shard.with_states({"state": StateColumns(COUNT, ttl_ms)})
+
+            def step(batch: ShardBatch, action: str = action, now: int = now, ttl_ms: int = ttl_ms, n: int = n) -> None:
+                seen = batch.keys.column("user").to_pylist()
+                expected = {user: model[user][0] for user in seen if user in model and model[user][1] > now}
+                assert counts_of(batch) == expected
+                if action == "put":
+                    batch.state.put(n=[n] * len(seen))
+                    model.update(dict.fromkeys(seen, (n, now + ttl_ms)))
+                elif action == "delete":
+                    batch.state.delete()
+                    for user in seen:
+                        model.pop(user, None)
+
+            shard.run(rows, now, step)
+        shard.run([], 10_000, lambda batch: None)
+        assert shard.stored("state") == shard.stored("state.expiring") == []
