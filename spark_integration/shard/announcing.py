@@ -109,4 +109,4 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
                 f"free space in spark.holdfast.checkpoint.dir, or speed it up, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
-        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
+        _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)
