@@ -1,7 +1,7 @@
-"""Functions that see one key at a time: the chains of an aircraft's flights, and running statistics.
+"""The chains of an aircraft's flights, by functions of one key and of all keys at once, and running statistics.
 
-Both are written for Spark's ``applyInPandasWithState``, and run unchanged on Spark and on holdfast; docs/sessions.md
-walks through them.
+Those of one key are written for Spark's ``applyInPandasWithState``, and run unchanged on Spark and on holdfast;
+docs/sessions.md walks through all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator
 from math import sqrt
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.state import GroupState
@@ -56,14 +59,65 @@ def follow(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupSta
 
 def chains(flights: DataFrame) -> DataFrame:
     """Return each aircraft's chains of flights when they have ended: after four hours without a departure."""
-    legs = flights.where("tailnum is not null").select(
-        "seq", "tailnum", "dest", "departure", F.unix_millis("departure").alias("departure_ms")
-    )
     return (
-        holdfast.stream(legs.withWatermark("departure", "1 hour"))
+        holdfast.stream(_legs(flights))
         .groupBy("tailnum")
         .applyInPandasWithState(follow, CHAINS, CHAIN, "append", "EventTimeTimeout", name="chains")
     )
+
+
+def follow_all(batch: holdfast.ShardBatch) -> pa.Table:
+    """Do what `follow` does, for all aircraft of a shard at once."""
+    parts = pa.concat_tables([_open_chains(batch), _single_legs(batch)])
+    parts = parts.take(pc.sort_indices(parts, [(name, "ascending") for name in ("key", "last_ms", "seq")]))
+    key, first_ms, last_ms = (parts[name].to_numpy() for name in ("key", "first_ms", "last_ms"))
+    begins = np.ones(len(parts), np.bool_)
+    begins[1:] = (key[1:] != key[:-1]) | (first_ms[1:] - last_ms[:-1] > GAP_MS)
+    found = (
+        parts.append_column("chain", pa.array(np.cumsum(begins)))
+        .group_by("chain", use_threads=False)
+        .aggregate([("legs", "sum"), ("first_ms", "min"), ("last_ms", "max"), ("airports", "list"), ("key", "min")])
+    )
+    chains = pa.table(
+        [found["legs_sum"], found["first_ms_min"], found["last_ms_max"], pc.binary_join(found["airports_list"], " ")],
+        names=list(Chain._fields),
+    )
+    of_key = found["key_min"].to_numpy()
+    is_last = np.append(of_key[1:] != of_key[:-1], [True] * (len(of_key) > 0))
+    newest = chains.filter(pa.array(is_last))  # one for each key, in the order of the keys
+    has_rows = pc.greater(batch.groups.count(), 0)
+    batch.state.put(newest)
+    batch.state.delete(where=pc.invert(has_rows))
+    batch.timers.set(pc.add(newest["last_ms"], GAP_MS), where=has_rows)
+    has_ended = pa.array(~is_last | ~has_rows.to_numpy(zero_copy_only=False)[of_key])
+    return chains.append_column("tailnum", batch.keys["tailnum"].take(pa.array(of_key))).filter(has_ended)
+
+
+def _open_chains(batch: holdfast.ShardBatch) -> pa.Table:
+    chains = batch.state.get().append_column("key", pa.array(np.arange(batch.keys.num_rows)))
+    return chains.append_column("seq", pa.array(np.full(len(chains), -1))).filter(batch.state.exists())
+
+
+def _single_legs(batch: holdfast.ShardBatch) -> pa.Table:
+    rows, ones = batch.rows, np.ones(batch.rows.num_rows, np.int64)
+    columns = [ones, rows["departure_ms"], rows["departure_ms"], rows["dest"], batch.groups.index, rows["seq"]]
+    return pa.table(columns, names=[*Chain._fields, "key", "seq"])
+
+
+def vectorised_chains(flights: DataFrame) -> DataFrame:
+    """Return the same chains as `chains`, by a function that sees all aircraft of a shard at once."""
+    return (
+        holdfast.stream(_legs(flights))
+        .groupBy("tailnum")
+        .applyInArrowWithState(follow_all, CHAINS, CHAIN, "append", name="chains", timeMode="EventTime")
+    )
+
+
+def _legs(flights: DataFrame) -> DataFrame:
+    legs = flights.where("tailnum is not null").select(
+        "seq", "tailnum", "dest", "departure", F.unix_millis("departure").alias("departure_ms")
+    )
+    return legs.withWatermark("departure", "1 hour")
 
 
 def add_delays(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

@@ -1,9 +1,8 @@
-"""The timeouts of ``applyInPandasWithState``: at most one timer a key, and what each call leaves of it.
+"""The timeouts of ``applyInPandasWithState``: at most one timer per key.
 
-What a call leaves is decided by a `TimeoutRule`. Spark documents that each call clears the timeout of its key, unless
-the function sets one. What Spark's own operator does is decided by whether there is something to write: where a
-function neither updates, nor removes, nor sets a timeout, the old one stays, and one that has fired fires again in
-every micro-batch.
+The `TimeoutRule` decides which timeout a call leaves behind. Spark documents that each call clears its key's timeout
+unless the function sets one. But Spark's own operator acts only if there is something to write: if the function neither
+updates, removes nor sets a timeout, the old one stays, and one that has fired fires again in every micro-batch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.spark_integration.tables.timers import DueTimers
 
 
 class NoTimeouts:
-    """What an operator has that was defined without timeouts."""
+    """Stands in for `Timeouts` in an operator without them."""
 
     def get(self, keys: Keys) -> IntArray:
         """See `Timeouts.get`."""
@@ -48,7 +47,7 @@ class Timeouts:
     transaction : Transaction
     rule : {"documented", "spark"}
     earliest_ms : int or None
-        No timer is due before it; None where the shard has none.
+        No timer is due earlier; None if the shard has no timer.
     """
 
     def __init__(self, transaction: Transaction, rule: TimeoutRule, earliest_ms: int | None) -> None:
@@ -61,20 +60,20 @@ class Timeouts:
         return KeyTimers.tables(key_types)
 
     def get(self, keys: Keys) -> IntArray:
-        """Return when the timer of each key is due; `NEVER` where it has none."""
+        """Return when each key's timer is due; `NEVER` if it has none."""
         return self._timers.get(keys)
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
-        """Write what calls have left.
+        """Write the timeouts that calls leave behind.
 
         Parameters
         ----------
         keys : Keys, shape (n,)
             One call each.
         old_ms : numpy.ndarray of int64, shape (n,)
-            As `get` gave them.
+            As returned by `get`.
         set_ms : numpy.ndarray of int64, shape (n,)
-            What the calls have set; `NEVER` where they have not.
+            The timeouts set by the calls; `NEVER` where none was set.
         is_written : numpy.ndarray of bool, shape (n,)
             Whether the call updated or removed the state.
         """
@@ -82,10 +81,10 @@ class Timeouts:
         self._timers.change(keys, old_ms, np.where(stays, old_ms, set_ms))
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers that are due before a time, as they are now; at most so many at once."""
+        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
         return self._timers.due(before_ms, timers_each)
 
     def earliest(self, fired_before_ms: int) -> int | None:
-        """Return when the earliest timer is due that there is now, once those before a time have fired."""
-        # Fired timers are gone, so nothing is due before: unless they stay.
+        """Return when the earliest timer is due, after those before `fired_before_ms` have fired."""
+        # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
         return self._timers.earliest(NEVER if self._keeps_untouched else fired_before_ms)

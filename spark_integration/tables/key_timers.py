@@ -1,7 +1,7 @@
-"""At most one timer for each key.
+"""At most one timer per key.
 
-Two tables say the same: `timers` by key, so that a new timer finds the old one, and `timers_by_due` in the order of
-time (`holdfast.spark_integration.tables.timers`). A key with a timer need not have a state.
+Two tables hold them: `timers` by key, so that a new timer finds the old one, and `timers_by_due` by time
+(`holdfast.spark_integration.tables.timers`). A key with a timer need not have state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_s
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
 _DUE = "due_ms"
-#: In arrays of due times: no timer. No timer can be due then.
+#: No timer, in arrays of due times; times that can be set are not negative.
 NEVER = -1
 _TAKEN_AT_ONCE = 65_536
 
@@ -30,13 +30,13 @@ class KeyTimers:
     ----------
     transaction : Transaction
     earliest_ms : int or None
-        No timer is due before it; None where the shard has none.
+        No timer of the shard is due earlier; None if the shard has no timer.
     is_exact : bool
-        Whether a timer is due at that very time; False where the time may be that of something else.
+        Whether a timer is due at that very time. False if the time may be that of something else.
 
     Notes
     -----
-    Threads: one at a time, as the transaction.
+    Threads: one at a time, like the transaction.
     """
 
     def __init__(self, transaction: Transaction, earliest_ms: int | None, *, is_exact: bool = True) -> None:
@@ -47,12 +47,12 @@ class KeyTimers:
 
     @staticmethod
     def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of the two tables for keys of these types."""
+        """Return the schemas of both tables, for keys of these types."""
         by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE, pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def get(self, keys: Keys) -> IntArray:
-        """Return when the timer of each key is due; `NEVER` where it has none."""
+        """Return when each key's timer is due; `NEVER` if it has none."""
         if self._earliest_ms is None:
             return np.full(len(keys), NEVER)
         found = self._transaction.get(TIMERS, keys)
@@ -60,14 +60,14 @@ class KeyTimers:
         return due_ms
 
     def change(self, keys: Keys, old_ms: IntArray, new_ms: IntArray) -> None:
-        """Write the timers that differ.
+        """Replace each timer that differs.
 
         Parameters
         ----------
         keys : Keys, shape (n,)
             Each at most once.
         old_ms : numpy.ndarray of int64, shape (n,)
-            As `get` gives them now.
+            As returned by `get`.
         new_ms : numpy.ndarray of int64, shape (n,)
             `NEVER` for no timer.
         """
@@ -86,7 +86,7 @@ class KeyTimers:
         self._is_exact &= not len(gone)
 
     def fire(self, before_ms: int) -> DueTimers | None:
-        """Remove the timers that are due before a time, and return them all; None where there is none."""
+        """Remove the timers due before `before_ms` and return them; None if there are none."""
         found = list(self.due(before_ms, _TAKEN_AT_ONCE))
         if not found:
             return None
@@ -103,17 +103,17 @@ class KeyTimers:
         return due
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers that are due before a time, as they are now; at most so many at once."""
+        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
         if self._earliest_ms is not None:
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:
-        """Return when the earliest timer is due that there is now.
+        """Return when the earliest timer is due.
 
         Parameters
         ----------
         none_before_ms : int
-            The caller knows that no timer is due before it any more; a time of long ago if it knows nothing.
+            The caller knows that no timer is due earlier; `NEVER` if it does not know.
         """
         if self._earliest_ms is None or self._is_exact:
             return self._earliest_ms

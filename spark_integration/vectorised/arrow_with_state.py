@@ -1,9 +1,9 @@
-"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, in Arrow columns.
+"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, on Arrow columns.
 
 ::
 
     rows ─▶ grouped by key ──┐
-                             ├─▶ function(batch) ─▶ output            what has expired is evicted after it
+                             ├─▶ function(batch) ─▶ output ─▶ evict what has expired
     timers that are due ─────┘      │      ▲
                                     ▼      │
                                states, timers
@@ -57,13 +57,13 @@ class StateColumns:
 
 @dataclass(frozen=True)
 class ArrowWithState:
-    """The step that ``applyInArrowWithState`` makes.
+    """The `ShardFunction` of ``applyInArrowWithState``.
 
     Attributes
     ----------
     function : callable
     key_types, output_types : pyarrow.Schema
-        As the function sees and returns them.
+        In the types that the function sees and returns.
     states : mapping of str to StateColumns
         By table.
     time_mode : {"None", "ProcessingTime", "EventTime"}

@@ -27,20 +27,20 @@ class ShardBatch:
     rows : pyarrow.Table
         The input rows with all their columns, in no particular order.
     keys : pyarrow.Table
-        The distinct keys of these rows, one row each; then those that have no rows, but a timer that is due.
+        The distinct keys of these rows, one row each; after them, keys without rows whose timer is due.
     groups : Groups
         Which row belongs to which key, and reductions over each key's rows.
     states : mapping of str to ShardState
-        State of these keys by table, to read and to write.
+        State of these keys by table, to read and write.
     shard : int
         Number of the shard.
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not tell it: in jobs that a thread of the user
-        starts in ``foreachBatch``, and there over Spark Connect.
+        Spark's micro-batch; None in a batch query, and where Spark does not tell: in ``foreachBatch`` over Spark
+        Connect, and in jobs started there by a thread of the user's own.
     watermark_ms : int or None
-        Event-time watermark in ms since 1970; None where the input has none.
+        Event-time watermark in ms since 1970; None if the input has none.
     processing_ms : int
-        When the micro-batch was planned, in ms since 1970; the same when it is run again.
+        When the micro-batch was planned, in ms since 1970; the same if it runs again.
     """
 
     rows: pa.Table
@@ -55,7 +55,7 @@ class ShardBatch:
 
     @property
     def state(self) -> ShardState:
-        """State of these keys, to read and to write, where the operator has one table for it.
+        """State of these keys, to read and write, if the operator has one unnamed table.
 
         Raises
         ------
@@ -68,15 +68,15 @@ class ShardBatch:
 
     @property
     def timers(self) -> ShardTimers:
-        """Timers of these keys, to read and to set.
+        """Timers of these keys, to read and set.
 
         Raises
         ------
         InvalidArgumentError
-            The operator was defined without them.
+            The operator was defined without timers.
         """
         if self._timers is None:
-            raise InvalidArgumentError("the operator has no timers: give timeMode='EventTime' or 'ProcessingTime'")
+            raise InvalidArgumentError("the operator has no timers: pass timeMode='EventTime' or 'ProcessingTime'")
         return self._timers
 
 
@@ -92,12 +92,12 @@ def group_rows(
         Normalised, in storage types.
     hashes : numpy.ndarray of uint64, shape (n,)
     key_types : pyarrow.Schema
-        In which to show keys to the function.
+        In which the function sees keys.
 
     Returns
     -------
     tuple
-        The distinct keys for look-ups, ascending by hash; the same as the function sees them; the groups.
+        The distinct keys for look-ups, ascending by hash; the same keys as the function sees them; the groups.
     """
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]

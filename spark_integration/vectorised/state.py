@@ -13,8 +13,8 @@ from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
 class ShardState:
     """State of the micro-batch's keys, read and written for all of them at once.
 
-    Rows stand in the order of `ShardBatch.keys`. What is written can be read back at once, and is kept only
-    if the whole micro-batch succeeds.
+    Rows are in the order of `ShardBatch.keys`. Reads see earlier writes. Writes are kept only if the whole
+    micro-batch succeeds.
     """
 
     def __init__(self, rows: KeyRows | ExpiringKeyRows, schema: pa.Schema) -> None:
@@ -22,7 +22,7 @@ class ShardState:
         self._schema = schema
 
     def get(self) -> pa.Table:
-        """Return the state: one row for each key, all null where the key has none.
+        """Return the state: one row per key, all null if the key has none.
 
         Returns
         -------
@@ -32,27 +32,27 @@ class ShardState:
         return pa.Table.from_batches([self._rows.get().values]).cast(self._schema)
 
     def exists(self) -> pa.Array:
-        """Tell for each key whether it has state; a key whose state is all null has."""
+        """Return for each key whether it has state, be it all null."""
         return pa.array(self._rows.get().exists)
 
     def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
-        """Set the state of every key, or of those where `where` is true, to what the columns hold now.
+        """Set the state of every key, or of those where `where` is true, to the current values of the columns.
 
         Parameters
         ----------
         table : pyarrow.Table, optional
-            The state columns, one row for each key. Instead, each column can be given by name.
+            The state columns, one row per key. Or pass each column by name.
         where : array of bool, shape (keys,), optional
             Keys whose state to set; null counts as false.
         **columns : array, shape (keys,)
-            Every state column, by name; one that is called ``where`` can be given in a table only.
+            Every state column, by name; one called ``where`` can only be passed in a table.
 
         Raises
         ------
         SchemaMismatchError
             A state column is missing or unknown, or a value does not fit its type.
         InvalidArgumentError
-            Not one value for each key, or neither a table nor columns.
+            Not one value per key, or neither a table nor columns.
         """
         if table is None:
             table = self._table(columns)
@@ -78,7 +78,7 @@ class ShardState:
     def _table(self, columns: dict[str, object]) -> pa.Table:
         if sorted(columns) != sorted(self._schema.names):
             raise SchemaMismatchError(
-                "state must be given in all its columns and no others",
+                "state must be given with all its columns and no others",
                 missing=sorted(set(self._schema.names) - set(columns)),
                 unexpected=sorted(set(columns) - set(self._schema.names)),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -29,9 +30,10 @@ def rows_of(frame: pd.DataFrame) -> set[tuple[Any, ...]]:
     return set(frame[["tailnum", *sessions.Chain._fields]].itertuples(index=False, name=None))
 
 
-def test_chains_end_after_four_hours(lab: Lab) -> None:
+@pytest.mark.parametrize("chains", [sessions.chains, sessions.vectorised_chains], ids=["by key", "vectorised"])
+def test_chains_end_after_four_hours(lab: Lab, chains: Callable[[DataFrame], DataFrame]) -> None:
     """Each chain has come out once or is still in the state; what pandas finds and what is there are the same."""
-    batches = lab.run(sessions.chains(source(lab)), mode="append")
+    batches = lab.run(chains(source(lab)), mode="append")
     ended = pd.DataFrame([row for batch in batches for row in batch])
     still_open = holdfast.read_state(lab.spark, lab.folder / "query", "chains").to_pandas()
     expected = flights_by_pandas.expected_chains(FLIGHTS, sessions.GAP_MS)
