@@ -111,6 +111,12 @@ class Groups:
         """Last row's value, null or not: last by `order_by`, null first, or else by arrival, in no fixed order."""
         return self._for_all(self._column(column).take(pa.array(self._picked(order_by, last=True))))
 
+    def _for_all(self, with_rows: pa.Array) -> pa.Array:
+        """Return the values of the keys that have rows, then null for each of the others."""
+        if not self._empty:
+            return with_rows
+        return pa.concat_arrays([with_rows, pa.nulls(self._empty, with_rows.type)])
+
     def _numbers(self, column: str | pa.Array) -> pa.Array:
         values = self._column(column)
         kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
