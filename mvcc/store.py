@@ -127,7 +127,8 @@ class CommitLog(Protocol):
         """Return a version: the writes since its newest ancestor in `held`, else all of it.
 
         It may be an older one, on the way to that version; see `RestoredVersion`. Its files are gone after the
-        context, unless a backend has taken them.
+        context, unless a backend has taken them. Where they cannot be opened, raise that `CorruptionError` in the
+        context: the next restore does without them, if there is a way.
 
         Raises
         ------
@@ -232,12 +233,9 @@ class VersionedStore:
         What does not fit into memory at once is made by way of older versions. Each of those is one of the lineage,
         whole and true; it goes when the next one stands. Where the restore fails, the last one stays.
         """
-        assert self._log is not None
         on_the_way: Pointer | None = None
         while True:
-            with self._log.restore(pointer, held) as restored:
-                if restored.frozen is not None:
-                    self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
+            with self._opened(pointer, held) as restored:
                 try:
                     is_new = self._make(restored)
                 except (NotFoundError, CorruptionError) as exc:
@@ -249,6 +247,29 @@ class VersionedStore:
             if restored.pointer == pointer:
                 return None
             held, on_the_way = [restored.pointer], restored.pointer if is_new else None
+
+    @contextmanager
+    def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
+        """Give what the log returns of a version, its frozen base taken over.
+
+        Where the backend cannot open that, the log learns it and is asked again.
+        """
+        assert self._log is not None
+        refused: set[Pointer] = set()
+        while True:
+            frozen: FrozenVersion | None = None
+            try:
+                with self._log.restore(pointer, held) as restored:
+                    frozen = restored.frozen
+                    if frozen is not None:
+                        self._backend.thaw(frozen.pointer, frozen.folder)
+                    frozen = None
+                    yield restored
+                    return
+            except CorruptionError:
+                if frozen is None or frozen.pointer in refused:
+                    raise
+                refused.add(frozen.pointer)
 
     def _make(self, restored: RestoredVersion) -> bool:
         """Make the version that the log returned; return whether it is new here."""
