@@ -18,13 +18,11 @@ Invariants
 * **never empty**: a pointer whose state cannot be found is an error; only ``begin(None)`` is empty state.
 * **durable first**: where there is a commit log, `Transaction.commit` returns a pointer only after the log
   has the commit.
-* **readers never block**: views, pins and uploads take no lock that a writer waits for.
+* **readers never block**: views and uploads take no lock that a writer waits for.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -155,9 +153,6 @@ class VersionedStore:
     def __init__(self, backend: Backend, log: CommitLog | None = None) -> None:
         self._backend = backend
         self._log = log
-        self._pins: Counter[Pointer] = Counter()
-        # Between pins and prune only: transactions and views never take it.
-        self._pins_lock = threading.Lock()
 
     def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
         """Begin a transaction on the version that `pointer` names.
@@ -320,37 +315,22 @@ class VersionedStore:
             self.read_at(base).close()
         raise _dropped_by_others(base)
 
-    @contextmanager
-    def pin(self, pointer: Pointer) -> Iterator[View]:
-        """Protect a version from `prune` while the context lasts; returns a view of it."""
-        with self._pins_lock:
-            self._pins[pointer] += 1
-        try:
-            with self.read_at(pointer) as view:
-                yield view
-        finally:
-            with self._pins_lock:
-                self._pins[pointer] -= 1
-                self._pins += Counter()  # forgets those at zero
-
     def prune(self, accepted: Pointer) -> list[Pointer]:
         """Drop versions that no later transaction will begin at.
 
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted and starts its next transaction from. It, all later and all pinned
-            versions stay. If older ones are needed after all, the commit log has them.
+            The version that the query has accepted and starts its next transaction from. It and all later ones stay.
+            If older ones are needed after all, the commit log has them. A view that is open stays good.
 
         Returns
         -------
         list of Pointer
             What was dropped.
         """
-        with self._pins_lock:
-            held = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
-            going = [p for p in held if p not in self._pins]
-            self._backend.drop(going)
+        going = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
+        self._backend.drop(going)
         return going
 
 
