@@ -176,6 +176,13 @@ def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
     return claimant
 
 
+def latest_claims(folder: PrefixedStorage, query_id: str) -> list[ListedClaim]:
+    """Return the newest claim of each of a query's latest runs."""
+    claims = sorted((c for c in list_claims(folder)[0] if c.query_id == query_id), key=lambda c: c.modified_ms)
+    newest = {c.run_id: c for c in claims if claims[-1].modified_ms - c.modified_ms < ALIVE_MS}
+    return list(newest.values())
+
+
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     """Return how many versions back an operator's query may return, as far as storage tells.
 
@@ -184,11 +191,8 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     Raises
     ------
     CorruptionError
-        A claim is damaged.
+        A claim cannot be read: it may say a larger number.
     """
     folder = claims_of(storage, record.operator)
-    claims = [c for c in list_claims(folder)[0] if c.query_id == record.query_id]
-    last_ms = max((claim.modified_ms for claim in claims), default=0)
-    newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
-    claimants = [read_claim(folder, claim) for claim in newest.values()]
+    claimants = [read_claim(folder, claim) for claim in latest_claims(folder, record.query_id)]
     return max([record.retained_versions, *(one.retained_versions for one in claimants if one is not None)])

@@ -33,7 +33,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
-_SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
+_SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
