@@ -19,6 +19,7 @@ ALIVE_MS = 5 * 60_000
 """An older claim belongs to a run that ended, was killed, or was idle."""
 
 KIND = "claim"
+EPOCH_MAX = 10**8 - 1
 _NAME = re.compile(
     r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
 )
@@ -151,14 +152,14 @@ def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
     Raises
     ------
     CorruptionError
-        It is damaged, or contradicts its name.
+        It is damaged, of a newer format, or contradicts its name.
     """
     source = f"{folder.url}/{claim.key}"
     try:
         stored = stored_file.decode(folder.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
     except NotFoundError:
         return None
-    fields = Fields(stored.header, source, *_FIELDS)
+    fields = Fields.of_notice(stored.header, source, *_FIELDS)
     fields.text("operator"), fields.number("started_ms")
     claimant = Claimant(
         fields.text("query_id"),

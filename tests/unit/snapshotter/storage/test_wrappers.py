@@ -1,4 +1,4 @@
-"""The limit of upload bytes per second: what passes in a time, in which order, and what a cancelled upload leaves."""
+"""The limit of upload bytes per second: what passes in a time, and in which order."""
 
 from __future__ import annotations
 
