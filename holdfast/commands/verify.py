@@ -31,7 +31,10 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
     from an older snapshot and the commits since. The exit status is 1 if there is any.
     """
     with opened(url, options, operator) as target:
-        damages: list[Damage] = []
+        damages = [
+            Damage(f"{name}/operator", "is missing, although there are shards", ("all of the operator",))
+            for name in target.listing.without_record()
+        ]
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
         with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
             reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]

@@ -154,6 +154,10 @@ class CheckpointListing:
     operators: Mapping[str, OperatorListing]
     unknown: tuple[ObjectInfo, ...]
 
+    def without_record(self) -> list[str]:
+        """Return the folders that hold commits or snapshots of shards, but no operator record."""
+        return sorted({info.key.partition("/")[0] for info in self.unknown if _is_version(info)})
+
 
 def parse_object(info: ObjectInfo) -> StoredObject:
     """Return what an object below a shard is; one that we would not have named so is unknown."""
@@ -224,6 +228,13 @@ def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:
 
 def _is_record(info: ObjectInfo) -> bool:
     return info.key.endswith("/operator")
+
+
+def _is_version(info: ObjectInfo) -> bool:
+    """Tell whether a key is that of a commit or a snapshot of some shard, whoever the operator is."""
+    _, _, below = info.key.partition("/")
+    folder, _, key = below.partition("/")
+    return bool(_SHARD.fullmatch(folder)) and parse_object(replace(info, key=key)).pointer is not None
 
 
 def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collection[ObjectInfo]) -> NotFoundError:

@@ -129,6 +129,18 @@ def test_verify_finds_objects_that_were_exchanged(root: Path, shard: ShardHistor
     assert all("replaced" in d["problem"] for d in damages)
 
 
+def test_verify_misses_a_record_that_is_gone(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """The folder is no operator any more, and nothing else would say so: others are intact."""
+    put_record(storage, "others")
+    storage.put("notes/shard-0001/readme", b"nothing of ours")
+    assert document("verify", root)["damages"] == []
+    (root / "totals/operator").unlink()
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["key"], damage["lost"]) == ("totals/operator", ["all of the operator"])
+    assert damage["problem"] == "is missing, although there are shards"
+    assert shard
+
+
 def lie_about_the_first(path: Path, lie: str) -> None:
     """Let a commit say another size of the first object of its chain than that has."""
     body, footer = take_apart(path.read_bytes())
