@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 
 pytestmark = pytest.mark.smoke
@@ -52,6 +53,28 @@ def test_java_follows_spark() -> None:
     assert spark_versions.java_versions("4.1.1") == {17, 21}
     assert spark_versions.java_versions("4.2.0") == {17, 21, 25}
     assert spark_versions.java_versions("5.0.0.dev1") == {17, 21, 25}
+
+
+@pytest.mark.parametrize(
+    ("spark", "arrow", "fits"),
+    [
+        ("4.0.0", "25.0.1", True),
+        ("4.0.4", "26.0.0", False),
+        ("4.0.5", "26.0.1", True),
+        ("4.1.0", "26.0.1", False),
+        ("4.1.3.dev2", "27.1.0", False),
+        ("4.1.4", "26.0.1", True),
+        ("4.2.0", "26.0.1", True),
+        ("5.0.0.dev1", "30.0.0", True),
+    ],
+)
+def test_a_pyarrow_on_which_spark_fails_is_refused(spark: str, arrow: str, fits: bool) -> None:
+    """Spark's worker else dies in the first micro-batch, of a float that should be an integer; seen on 4.0.0."""
+    if fits:
+        spark_versions.require_fitting_arrow(arrow, spark)
+        return
+    with pytest.raises(InvalidArgumentError, match=rf"Spark {spark} .*pyarrow {arrow}: install 'pyarrow<26'"):
+        spark_versions.require_fitting_arrow(arrow, spark)
 
 
 def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
