@@ -62,7 +62,8 @@ def call_shard(
         remembered.require(operator.name, hash_of_route(route), operator.shards)
     shard = shard_of_route(route, operator.shards)
     streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None)
-    require_number_of_shards(operator, streaming)
+    if remembered is None:
+        require_number_of_shards(operator, streaming)
     batch_ms = state.getCurrentProcessingTimeMs()
     if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
         return  # it had rows, and has fired what was due; a timer stays that is due again in the next micro-batch
@@ -139,7 +140,10 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of shards if only Spark knows it, as the number of partitions that the query started with.
+    """Check the number of a new shard if only Spark knows it, as the number of partitions that the query started with.
+
+    A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
+    ``foreachBatch`` hides the one that the query started with, so what Spark tells is asked where nothing else is known.
 
     Raises
     ------
