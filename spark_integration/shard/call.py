@@ -140,7 +140,7 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of a new shard where only Spark keeps it: as the number of partitions that the query started with.
+    """Check a new shard's number where only Spark keeps it: as the number of partitions that the query started with.
 
     A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
     ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
