@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import streaming_task
+from holdfast.spark_integration.shard.operator_directory import QUERY_ID
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 QUERY = "f1659f49-483a-4a92-b0de-dfe7e81cf290"
@@ -67,7 +68,19 @@ def test_another_session_within_the_batch_is_no_run(monkeypatch: pytest.MonkeyPa
         "spark.job.tags": f"spark-session-{OTHER}-execution-root-id-14",
         "streaming.sql.batchId": "4",
     }
-    assert found(monkeypatch, elsewhere) == StreamingTask("def-1", "def-1", False, None, None)
+    assert found(monkeypatch, elsewhere) == StreamingTask(f"def-1-{OTHER}", "def-1", False, None, None)
+
+
+def test_one_definition_that_two_queries_run_begins_two_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Spark 4.0, in threads and over Connect: the second one met the state of the first, and failed."""
+    begun = set()
+    for session in (CLONE, OTHER):
+        tags = f"spark-session-{session}-execution-root-id-14"
+        task = found(monkeypatch, {"spark.sql.execution.root.id": "14", "spark.job.tags": tags})
+        assert (task.run_id, task.is_run_known) == ("def-1", False)
+        assert QUERY_ID.fullmatch(task.query_id)
+        begun.add(task.query_id)
+    assert len(begun) == 2
 
 
 @pytest.mark.parametrize("tags", ["", "spark-session-1-execution-root-id-13", f"spark-session-{CLONE}"])
