@@ -61,10 +61,10 @@ def call_shard(
     if remembered is not None:
         remembered.require(operator.name, hash_of_route(route), operator.shards)
     shard = shard_of_route(route, operator.shards)
-    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None)
+    batch_ms = state.getCurrentProcessingTimeMs()
+    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None, batch_ms)
     if remembered is None:
         require_number_of_shards(operator, streaming)
-    batch_ms = state.getCurrentProcessingTimeMs()
     if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
         return  # called already, for its rows, and fired what was due; what is left is due in the next micro-batch
     times = BatchTimes(
