@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import Row, StructType
 
 OLDEST = (4, 0)
 
@@ -206,6 +206,20 @@ def pandas_to_arrow(
         arrow_type = to_arrow_type(field.dataType)
         arrays.append(serializer._create_array(column, arrow_type, arrow_cast=_SPARK >= (4, 1)))  # noqa: SLF001
     return pa.RecordBatch.from_arrays(arrays, schema.names)
+
+
+def rows_to_arrow(rows: list[Any], schema: StructType) -> pa.Table:
+    """Return rows, tuples or dicts as ``createDataFrame`` would take them."""
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    return LocalDataToArrowConversion.convert(rows, schema, False)
+
+
+def arrow_to_rows(table: pa.Table, schema: StructType) -> list[Row]:
+    """Return a table as ``collect`` would give it."""
+    from pyspark.sql.conversion import ArrowTableToRowsConversion
+
+    return ArrowTableToRowsConversion.convert(table, schema)
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -21,13 +22,16 @@ pytestmark = pytest.mark.smoke
 ROOT = Path(__file__).parents[3]
 
 
+def sources() -> Iterator[Path]:
+    for folder in ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
 def test_no_other_module_asks_for_the_version_of_spark() -> None:
     """Else what differs is found in many places, and a new version is a search."""
-    folders = ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration")
     asking = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in folders
-        for path in (ROOT / folder).rglob("*.py")
+        for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
         and ast.unparse(node).endswith(
@@ -90,17 +94,45 @@ def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeyp
     assert partitions((4, 1), in_sparks_thread=False) == 3
 
 
-def test_pyspark_has_the_names_that_frames_are_converted_by() -> None:
+OF_EVERY_SPARK = {
+    "pyspark.sql.conversion": ["LocalDataToArrowConversion.convert", "ArrowTableToRowsConversion.convert"],
+}
+SINCE_42 = {"pyspark.sql.conversion": ["ArrowBatchTransformer.to_pandas", "PandasToArrowConversion.convert"]}
+BEFORE_42 = {
+    "pyspark.sql.pandas.types": ["to_arrow_type"],
+    "pyspark.sql.pandas.serializers": [
+        "ArrowStreamPandasUDFSerializer.arrow_to_pandas",
+        "ArrowStreamPandasUDFSerializer._create_array",
+    ],
+}
+PRIVATE = [
+    (module, name)
+    for names_of in (OF_EVERY_SPARK, SINCE_42 if spark_versions._SPARK >= (4, 2) else BEFORE_42)
+    for module, names in names_of.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE)
+def test_pyspark_has_the_names_that_frames_are_converted_by(module: str, name: str) -> None:
     """They are not public: should a release drop one, this test says which."""
-    names = {"arrow_to_pandas", "_create_array"} if spark_versions._SPARK < (4, 2) else {"to_pandas", "convert"}
-    if spark_versions._SPARK >= (4, 2):
-        conversion = importlib.import_module("pyspark.sql.conversion")
-        owners = [getattr(conversion, name, None) for name in ("ArrowBatchTransformer", "PandasToArrowConversion")]
-        assert None not in owners, "pyspark.sql.conversion lacks a class"
-    else:
-        serializers = importlib.import_module("pyspark.sql.pandas.serializers")
-        owners = [serializers.ArrowStreamPandasUDFSerializer]
-    assert not {name for name in names if not any(hasattr(owner, name) for owner in owners)}
+    owner: object = importlib.import_module(module)
+    for part in name.split("."):
+        owner = getattr(owner, part)
+    assert callable(owner)
+
+
+def test_no_other_module_uses_them() -> None:
+    """Else another release of Spark fails in many places."""
+    modules = {module for names_of in (OF_EVERY_SPARK, SINCE_42, BEFORE_42) for module in names_of}
+    using = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and modules & {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    }
+    assert using == {"spark_integration/spark_versions.py"}
 
 
 def test_frames_are_converted_as_spark_s_worker_does() -> None:
