@@ -1,13 +1,13 @@
-"""Read the state of a query from outside: what its last committed micro-batch left.
+"""Reads the state of a query from outside, as of its last committed micro-batch.
 
-Nothing of the query is touched, whether it runs or not::
+The query may be running or not; nothing of it is changed::
 
     Spark's checkpoint location          spark.holdfast.checkpoint.dir
         state store ──pointers──▶            <operator>/operator           schemas, number of shards
         (data source "statestore")           <operator>/shard-0003/…       each shard, restored at its pointer
 
-A query may have other stateful steps, so Spark's state operators are looked through for the one whose pointers name a
-directory of this operator: ``totals``, or ``totals@<query>`` where another query was there first.
+A query may have other stateful steps, so the operator is the one of Spark's state operators whose pointers name its
+directory: ``totals``, or ``totals@<query>`` if another query took the name first.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     Returns
     -------
     pyarrow.Table
-        One row for each key that has state, in no particular order: the key columns, then the value columns. A value
-        column whose name is already taken by a column before it is called ``value.<name>``.
+        One row per key with state, in no particular order: the key columns, then the value columns. A value column
+        whose name is already taken by an earlier column is called ``value.<name>``.
 
     Raises
     ------
     InvalidArgumentError
         No checkpoint directory is configured, or `query_checkpoint` holds no query with state.
     NotFoundError
-        The query has no operator, or the operator no table, of this name.
+        The query has no operator of this name, or the operator no such table.
     StateLostError, CorruptionError
         An object of the state is missing or damaged.
 
@@ -82,7 +82,7 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
         try:
             rows = _find_pointers(spark, str(query_checkpoint), operator)
         except (InvalidArgumentError, NotFoundError):
-            read_operator(storage, operator)  # says so where nobody has an operator of this name
+            read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
         schema = parts[0][0] if parts else _tables(read_operator(storage, operator), table)[table]
@@ -94,14 +94,13 @@ def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
     settings = Settings.parse(configuration, backend_names())
     if settings.checkpoint_dir is None:
         raise InvalidArgumentError(
-            "state can be read only where it is durable: set spark.holdfast.checkpoint.dir to the directory that "
-            "the query uses"
+            "only durable state can be read: set spark.holdfast.checkpoint.dir to the directory that the query uses"
         )
     return settings, parse_storage_options(settings.storage_values(configuration))
 
 
 _Rows = dict[str, list[PointerRow]]
-"""By directory of the operator the pointers of the shards whose objects lie there."""
+"""The shards' pointers, by the operator's directory that they name."""
 
 
 def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
@@ -123,7 +122,7 @@ def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) ->
 
 
 def _state_operators(spark: SparkSession, query_checkpoint: str) -> list[int]:
-    """Return the numbers of those of Spark's state operators that may hold pointers."""
+    """Return the numbers of Spark's state operators that may hold pointers."""
     from pyspark.errors import PySparkException
 
     try:
@@ -160,7 +159,7 @@ def _restore(
     """Return the schema and the live rows of a table in one of the operator's directories."""
     record = read_operator(storage, directory)
     schemas = _tables(record, table)
-    # Two pools: a shard waits for its requests, and must not take the threads they need.
+    # Two pools: a shard waits for its requests and must not occupy the threads they need.
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
         ThreadPoolExecutor(_REQUESTS_AT_ONCE) as requests,
@@ -179,14 +178,14 @@ def _restore(
 
 
 def _tables(record: OperatorRecord, table: str) -> dict[str, TableSchema]:
-    """Return the operator's tables, of which one must have this name."""
+    """Return the operator's tables; one of them must have this name."""
     schemas = decode_schemas(record.schemas)
     find_table(schemas, table)
     return schemas
 
 
 def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:
-    """Return the live rows of a table, in one run or none; a long chain of commits is merged step by step."""
+    """Return the live rows of a table as one run or none, merging a long chain of commits step by step."""
     rows: list[Run] = []
     reached: list[Pointer] = []
     while reached != [pointer]:

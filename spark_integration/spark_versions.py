@@ -4,17 +4,17 @@
                                    4.0                    4.1                    4.2 and later
 =================================  =====================  =====================  ==========================
 pandas and Arrow in the worker     its serializer         its serializer         ``pyspark.sql.conversion``
-output of another type             refused                cast                   cast
-whole numbers as decimals          refused                by a setting           by a setting
-integers of pandas with nulls      floats                 floats                 nullable, by a setting
-number of state's partitions       shuffle partitions of  a property of the      a property of the
+output of a different type         rejected               cast                   cast
+integers where decimals are due    rejected               by a setting           by a setting
+integers with nulls, in pandas     floats                 floats                 nullable, by a setting
+number of state partitions         shuffle partitions of  a property of the      a property of the
                                    the run's session      run's session          run's session
-binaries of a state                bytearray              bytes                  bytes
+binaries in a state                bytearray              bytes                  bytes
 Java                               17, 21                 17, 21                 17, 21, 25
 =================================  =====================  =====================  ==========================
 
-The conversions are private to Spark. They are called all the same, so that a function sees the frames that Spark's own
-worker would show it, and its output becomes what Spark would make of it.
+The conversions are private to Spark. holdfast calls them all the same, so that a function sees the frames that Spark's
+own worker would show it, and its output becomes what Spark would make of it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ OLDEST = (4, 0)
 
 
 def minor_version(text: str) -> tuple[int, int]:
-    """Return major and minor of a version: (4, 1) for 4.1.0.dev1."""
+    """Return the major and minor number of a version: (4, 1) for 4.1.0.dev1."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def require_supported(version: str) -> None:
-    """Refuse a Spark that is too old, before any import fails by a name that nobody knows.
+    """Reject a Spark that is too old, before some import fails with an obscure error.
 
     Raises
     ------
@@ -60,7 +60,7 @@ _SPARK = minor_version(pyspark.__version__)
 
 
 def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
-    """Return the Java versions that a Spark runs on: the long-term ones."""
+    """Return the long-term Java versions that a version of Spark runs on."""
     return frozenset({17, 21, 25} if minor_version(spark_version) >= (4, 2) else {17, 21})
 
 
@@ -68,19 +68,19 @@ def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
 
 
 def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> int | None:
-    """Return how many partitions Spark's state has, as pinned in the query's offset log; None where it is not known.
+    """Return how many partitions Spark's state has, as pinned in the query's offset log; None if unknown.
 
     Parameters
     ----------
     tell : callable
-        Gives a property of the task by its name, "" for one that is not set.
+        Returns a property of the task by name, "" if it is not set.
     in_sparks_thread : bool
-        Whether the job was started by the thread of the query.
+        Whether the query's own thread started the job.
 
     Notes
     -----
-    Spark 4.0 pins the session's own number of shuffle partitions, which any session may have; so there it is believed
-    in Spark's thread only.
+    Spark 4.0 pins the number in the session's ``spark.sql.shuffle.partitions``, which any other session has too, so
+    there it counts only in the query's own thread.
     """
     if _SPARK >= (4, 1):
         return _number(tell("spark.sql.streaming.internal.stateStore.partitions"))
@@ -92,11 +92,11 @@ def _number(text: str) -> int | None:
 
 
 def start_state_coordinator(spark: SparkSession) -> None:
-    """Start what Spark's reader of state may report to, in a program that runs no query.
+    """Start Spark's state store coordinator, which its state reader may need, in a program that runs no query.
 
-    Spark 4.1 reports the snapshot that a read makes of a long row of deltas to the coordinator of state stores, which
-    only the manager of streaming queries starts: without it the read fails with ``CANNOT_LOAD_STATE_STORE``. Asking for
-    the queries starts it, on every version.
+    When a read on Spark 4.1 snapshots a long chain of deltas, it reports that to the coordinator, which only the
+    streaming query manager starts: without it the read fails with ``CANNOT_LOAD_STATE_STORE``. Listing the queries
+    starts it, on every version.
     """
     _ = spark.streams.active
 
@@ -105,7 +105,7 @@ def start_state_coordinator(spark: SparkSession) -> None:
 
 
 def state_binaries(values: list[bytes | None]) -> list[Any]:
-    """Return binaries of a state as `GroupState.get` gives them: on Spark 4.0 as bytearray."""
+    """Return a state's binaries as `GroupState.get` gives them: on Spark 4.0 as bytearrays."""
     return values if _SPARK >= (4, 1) else [None if value is None else bytearray(value) for value in values]
 
 
@@ -148,7 +148,7 @@ def pandas_to_arrow(
     safecheck: bool,
     int_to_decimal_coercion_enabled: bool,
 ) -> pa.RecordBatch:
-    """Return what Spark's worker makes of a function's output, whose columns come in the order of `schema`.
+    """Convert a function's output, its columns in the order of `schema`, as Spark's worker does.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def pandas_to_arrow(
     serializer = _serializer(timezone, safecheck, int_to_decimal_coercion_enabled)
     arrays = []
     for column, field in zip(columns, schema, strict=True):
-        column.name = field.name  # which the serializer's errors show
+        column.name = field.name  # for the serializer's error messages
         arrow_type = to_arrow_type(field.dataType)
         arrays.append(serializer._create_array(column, arrow_type, arrow_cast=_SPARK >= (4, 1)))  # noqa: SLF001
     return pa.RecordBatch.from_arrays(arrays, schema.names)
@@ -180,7 +180,7 @@ def pandas_to_arrow(
 
 @lru_cache(maxsize=8)
 def _serializer(timezone: str, safecheck: bool, int_to_decimal_coercion_enabled: bool) -> Any:
-    """Return what Spark 4.0 and 4.1 convert with."""
+    """Return the serializer with which Spark 4.0 and 4.1 convert."""
     from pyspark.sql.pandas import serializers
 
     further = {"int_to_decimal_coercion_enabled": int_to_decimal_coercion_enabled} if _SPARK >= (4, 1) else {}

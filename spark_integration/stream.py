@@ -50,7 +50,7 @@ def stream(df: DataFrame) -> StatefulStream:
     """
     if not isinstance(df, DataFrame):
         raise InvalidArgumentError(
-            "holdfast.stream takes a Spark DataFrame, as spark.readStream gives it", given=type(df).__name__
+            "holdfast.stream takes a Spark DataFrame, such as spark.readStream returns", given=type(df).__name__
         )
     return StatefulStream(df)
 
@@ -67,15 +67,15 @@ class StatefulStream:
         Parameters
         ----------
         *keys : str, int or Column
-            Names of columns, their places counted from 1, or expressions; or one sequence of them. Null is a key like
-            any other.
+            Column names, ordinals counted from 1, or expressions; or one sequence of them. Null is a key like any
+            other.
 
         Raises
         ------
         AnalysisException, PySparkTypeError, PySparkIndexError, IndexError
-            As Spark's own method raises them: there is no such column, or something is none.
+            As Spark's own method raises them: no such column, or something that is not a column.
         InvalidArgumentError
-            No key, two of one name that differ, or a type that cannot be grouped by.
+            No key, two different keys of the same name, or a type that cannot be grouped by.
         """
         return GroupedStream(self.df, resolve_keys(self.df, keys))
 
@@ -95,20 +95,20 @@ class GroupedStream:
         outputMode: str,
         name: str | None = None,
     ) -> DataFrame:
-        """Call a vectorised function once for each shard and micro-batch, with state kept between them.
+        """Call a vectorised function once per shard and micro-batch, with state kept in between.
 
         Parameters
         ----------
         func : callable
             Takes a `ShardBatch`: the shard's rows grouped by key, and the state of those keys. Returns a
-            `pyarrow.Table` of the output columns, in any order, or None. It may be called again for the same
-            micro-batch after a failure, with the same state.
+            `pyarrow.Table` of the output columns, in any order, or None. After a failure it may be called again for
+            the same micro-batch, with the same state.
         outputStructType, stateStructType : StructType or str
             Columns that `func` returns, and columns of each key's state.
         outputMode : {"append", "update"}
             As for ``applyInPandasWithState``; the query must be started in the same mode.
         name : str, optional
-            Name of the operator, which identifies its state for ever; by default the function's name. Unique
+            Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
 
         Returns
@@ -160,7 +160,7 @@ class GroupedStream:
         timeoutConf: TimeoutConf,
         name: str | None = None,
     ) -> DataFrame:
-        """Call a function for each key and micro-batch, with state and timeouts: Spark's own, on holdfast.
+        """Call a function once per key and micro-batch, with state and timeouts, as Spark's method of this name does.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class GroupedStream:
             The query must be started in the same mode.
         timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
         name : str, optional
-            Name of the operator, which identifies its state for ever; by default the function's name. Unique
+            Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
 
         Returns
@@ -189,8 +189,8 @@ class GroupedStream:
 
         Notes
         -----
-        Exactly once: state is kept if and only if Spark commits the micro-batch. `func` may be called again after a
-        failure, with the same state. Keys of one shard are called in ascending order.
+        Exactly once: state is kept if and only if Spark commits the micro-batch. After a failure `func` may be called
+        again, with the same state. The keys of a shard are called in ascending order.
         """
         state = declared_struct(stateStructType, "stateStructType")
         require_accepted_by_spark(self.df, func, outputStructType, state, outputMode, timeoutConf)

@@ -1,8 +1,8 @@
-"""pandas frames for each key, cut from rows that were sorted by key, with exactly the columns that Spark makes.
+"""pandas frames for each key, cut from rows sorted by key, with exactly the dtypes that Spark gives them.
 
-Spark converts the rows of each key on their own, and so an integer column is int64 for a key without nulls and float64
-for a key with one. Here the rows of many keys, a slab, are converted together: all keys whose columns have nulls in
-the same places are one conversion, so that every key sees what it would see alone, without a conversion for each.
+Spark converts each key's rows separately, so an integer column is int64 for a key without nulls and float64 for a key
+with one. Here the rows of many keys, a slab, are converted together: one conversion for all keys that have nulls in the
+same columns. Every key sees what it would see alone, without a conversion of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.spark_integration.spark_types import require_utf8
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A slab is in memory three times: as Arrow, as pandas, and in the received rows.
+# A slab is in memory three times: as Arrow, as pandas, and among the received rows.
 SLAB_KEYS = 20_000
 SLAB_ROWS = 65_536
 SLAB_BYTES = 32 << 20
@@ -32,18 +32,18 @@ SLAB_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """The settings of a session on which Spark's conversions between Arrow and pandas depend.
+    """The session settings that govern Spark's conversions between Arrow and pandas.
 
     Attributes
     ----------
     timezone : str
-        Of the session: timestamps are shown in it.
+        The session's: timestamps are shown in it.
     prefer_int_ext_dtype : bool
         Whether integers become pandas' nullable types.
     safecheck : bool
-        Whether output that overflows or loses digits is refused.
+        Whether output that overflows or loses digits is rejected.
     assign_cols_by_name : bool
-        Whether columns of the output are found by name, if they have names, else by position.
+        Whether output columns are matched by name, if they have names, instead of by position.
     int_to_decimal_coercion_enabled : bool
         Whether integers are accepted as decimals.
     """
@@ -56,7 +56,7 @@ class FrameFormat:
 
     @classmethod
     def of_session(cls, session: SparkSession) -> FrameFormat:
-        """Return the settings that a session has now."""
+        """Return a session's current settings."""
 
         def is_on(name: str) -> bool:
             return session.conf.get(f"spark.sql.{name}") == "true"
@@ -70,12 +70,12 @@ class FrameFormat:
         )
 
     def to_series(self, rows: pa.Table) -> list[pd.Series[Any]]:
-        """Return each column as Spark's worker would show it, converted together.
+        """Return each column as Spark's worker would show it.
 
         Raises
         ------
         InvalidArgumentError
-            A column has text that is not UTF-8. Spark's worker fails then, too, and does not say which.
+            A column has text that is not UTF-8. Spark's worker fails on it too, without naming the column.
         """
         columns = [one_chunk(column) for column in rows.columns]
         types = [_in_zone(column.type, self.timezone) for column in columns]
@@ -93,12 +93,12 @@ class FrameFormat:
         return series
 
     def to_frame(self, rows: pa.Table) -> pd.DataFrame:
-        """Return rows as the frame that Spark's worker would make of them."""
+        """Return rows as the frame that Spark's worker would build."""
         return pd.concat(self.to_series(rows), axis=1)
 
 
 def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]:
-    """Return a nullable column of integers as it was: pandas 2 makes some of them by way of float64."""
+    """Return a nullable integer column with all its digits: pandas 2 converts some values by way of float64."""
     if not (pa.types.is_int64(column.type) and column.null_count):
         return series
     values = column.fill_null(0).to_numpy().copy()
@@ -107,19 +107,19 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
 
 
 class KeyFrames:
-    """The rows of a shard in one micro-batch, as frames for each key.
+    """The rows of a shard in one micro-batch, as frames by key.
 
     Parameters
     ----------
     rows : pyarrow.Table
-        All input columns, rows as they arrived.
+        All input columns, in order of arrival.
     order : numpy.ndarray
         Row numbers, sorted by key.
     starts : numpy.ndarray
         Where in `order` each key begins.
     frame_format : FrameFormat
     rows_each : int
-        Rows of the largest frame: a key with more has several.
+        Maximum rows per frame; a key with more has several.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class KeyFrames:
         self._names = pd.Index(rows.column_names, dtype=object)
 
     def slabs(self) -> Iterator[Slab]:
-        """Cut all keys into slabs of consecutive keys; a key with more than `rows_each` rows is one of its own."""
+        """Yield slabs of consecutive keys; a key with more than `rows_each` rows is a slab of its own."""
         first, last = 0, len(self._bounds) - 1
         is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
         while first < last:
@@ -145,11 +145,11 @@ class KeyFrames:
             first = end
 
     def empty(self) -> pd.DataFrame:
-        """Return a frame without rows, as a function gets it for a key that has timed out."""
+        """Return the empty frame that a function gets for a key that has timed out."""
         return pd.DataFrame(columns=self._names.view())
 
     def chunks_of(self, first: int, end: int) -> Iterator[Iterator[pd.DataFrame]]:
-        """Yield for each key from `first` until `end` its frames."""
+        """Yield the frames of each key in [`first`, `end`)."""
         bounds = self._bounds[first : end + 1]
         if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
             yield self._stream(bounds[0], bounds[1])
@@ -166,7 +166,7 @@ class KeyFrames:
 
 @dataclass(frozen=True)
 class Slab:
-    """Consecutive keys, whose frames are made together: ``for chunks in slab`` gives an iterator of frames a key."""
+    """Consecutive keys whose frames are made together; iterating yields, per key, an iterator of frames."""
 
     frames: KeyFrames
     first_key: int
@@ -182,7 +182,7 @@ class Slab:
 
 
 def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
-    """Return some rows of consecutive batches; where Arrow's own would first make one of them all."""
+    """Return some rows of consecutive batches; Arrow's own `take` would first concatenate all of them."""
     if len(batches) == 1:
         return pa.Table.from_batches([batches[0].take(pa.array(rows))])
     starts = np.cumsum([0, *(len(batch) for batch in batches)])
@@ -201,7 +201,7 @@ def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
-    """Return keys as a function gets them: the first value of each key column's pandas series.
+    """Return keys as a function gets them: tuples of the first value of each key column's pandas series.
 
     Parameters
     ----------
@@ -223,13 +223,13 @@ def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...
 
 
 def _scalars(series: pd.Series[Any]) -> list[Any]:
-    """Return what ``series[0]``, ``series[1]`` … give: numpy's scalars, not Python's, where there are such."""
+    """Return ``series[0]``, ``series[1]`` …: numpy's scalars rather than Python's, where numpy has them."""
     values = series.array
     return list(values.to_numpy() if isinstance(series.dtype, np.dtype) and series.dtype.kind not in "mM" else values)
 
 
 def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Yield a frame for each key, where key i has rows ``bounds[i]`` until ``bounds[i + 1]``."""
+    """Yield a frame for each key; key i has the rows from ``bounds[i]`` up to ``bounds[i + 1]``."""
     classes = _null_classes(rows, bounds)
     sizes = np.diff(bounds)
     of_class = []
@@ -243,9 +243,9 @@ def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.Data
 
 
 def _consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
-    """Cut a frame into consecutive frames, each with an index from 0 on.
+    """Cut a frame into consecutive frames, each with an index that starts at 0.
 
-    The index and the labels are shared, and cannot change but for their names: a function may set those.
+    Frames share index and labels, which are immutable except for their names; a name that a function sets is undone.
     """
     codes = np.repeat(np.arange(len(sizes)), sizes)
     index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
@@ -261,7 +261,7 @@ def _consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]
 
 
 def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:
-    """Return for each key a small number that is the same for keys which have nulls in the same places."""
+    """Return a small number per key, equal for keys that have nulls in the same places."""
     nulls = list(itertools.chain.from_iterable(_nulls(one_chunk(column)) for column in rows.columns))
     if not nulls:
         return np.zeros(len(bounds) - 1, np.int64)
@@ -271,7 +271,7 @@ def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:
 
 
 def _nulls(column: pa.Array) -> Iterator[BoolArray]:
-    """Yield, for each part of a column whose nulls pandas shows by another type, the rows that have one."""
+    """Yield a mask of the rows with nulls, for each part of a column whose pandas type depends on them."""
     if pa.types.is_nested(column.type):
         if column.null_count:
             yield column.is_null().to_numpy(zero_copy_only=False)
@@ -295,7 +295,7 @@ def _nested_nulls(column: pa.Array) -> Iterator[BoolArray]:
 
 
 def _in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
-    """Return a type with all its instants in one time zone, as Spark sends them to its workers."""
+    """Return a type with all its timestamps in one time zone, as Spark sends them to its workers."""
     t = data_type
     if pa.types.is_timestamp(t):
         return t if t.tz is None else pa.timestamp(t.unit, timezone)

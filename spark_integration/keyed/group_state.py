@@ -1,6 +1,6 @@
-"""Spark's `GroupState`, made cheap to open for each key of a shard, and asked afterwards what the call changed.
+"""Spark's `GroupState`, cheap to open for each key of a shard, which tells afterwards what the call changed.
 
-It is a subclass, so ``isinstance`` holds, and texts and rules of its errors are Spark's own.
+It is a subclass, so ``isinstance`` holds, and rules and error messages are Spark's own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import ArrayType, BinaryType, MapType, Row, StructType
 
-# Columns whose values may be lists, dicts, bytearrays, arrays of numpy, or objects.
+# Columns whose values may be lists, dicts, bytearrays, numpy arrays or objects.
 _CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
 
-# What Spark hands on as it is. Exact types: numpy's float64 is a float, and pandas' Timestamp a datetime.
+# What Spark passes on unchanged. Exact types: numpy's float64 subclasses float, pandas' Timestamp datetime.
 _PLAIN: frozenset[type] = frozenset(
     {bool, bytes, dt.date, dt.datetime, dt.timedelta, Decimal, float, int, str, type(None)}
 )
@@ -34,9 +34,9 @@ class KeyStates:
     timeout_conf : str
         One of `GroupStateTimeout`.
     processing_time_ms : int
-        Of the micro-batch.
+        The micro-batch's.
     watermark_ms : int or None
-        Of the event time; None where the query has no watermark.
+        None if the query has no watermark.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class KeyStates:
         self._kept = _copier(state_schema)
 
     def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
-        """Return the state of one key; `value` is None where the key has none."""
+        """Return the state of one key; `value` is None if it has none."""
         return KeyState(self._attributes, value, has_timed_out, self._kept)
 
 
 class KeyState(GroupState):
-    """The state of one key during one call, which `KeyStates.open` makes."""
+    """The state of one key during one call; made by `KeyStates.open`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class KeyState(GroupState):
         has_timed_out: bool,
         kept: Callable[[Any], Any] | None,
     ) -> None:
-        # Not Spark's own __init__: thirteen arguments a key.
+        # Not Spark's __init__: thirteen arguments for each key would cost too much.
         self.__dict__.update(attributes)
         self._value = value  # type: ignore[assignment]
         self._defined = value is not None
@@ -97,19 +97,19 @@ class KeyState(GroupState):
 
     @property
     def value(self) -> tuple[Any, ...]:
-        """The value to keep, as it is now: what the function does later to a list in it is not seen."""
+        """The value to store, copied: what the function does to a list in it later has no effect."""
         values = tuple(self._value)
         return values if self._kept is None else tuple(map(self._kept, values))
 
     @property
     def timer_ms(self) -> int | None:
-        """The timeout that the call has set, in milliseconds since 1970."""
+        """The timeout set by the call, in ms since 1970; None if it set none."""
         due_ms = self._timeout_timestamp
         return None if due_ms == GroupState.NO_TIMESTAMP else int(due_ms)
 
 
 def _python_value(value: Any) -> Any:
-    """Return what Spark's `update` makes of a value of numpy or pandas."""
+    """Convert a numpy or pandas value as Spark's `update` does."""
     if isinstance(value, np.generic):
         return value.tolist()
     if hasattr(value, "to_pytimedelta"):
@@ -118,7 +118,7 @@ def _python_value(value: Any) -> Any:
 
 
 def _copier(schema: StructType) -> Callable[[Any], Any] | None:
-    """Return what makes a copy of values which the function could change later; None if there are no such columns."""
+    """Return a function that copies values which could change later; None if no column has such values."""
     return _copied if any(isinstance(f.dataType, _CHANGEABLE) for f in schema) else None
 
 

@@ -1,6 +1,6 @@
-"""The rows of a shard in the order in which its keys are called: ascending, as Spark sorts them.
+"""Sorts a shard's rows by key, in the order in which the keys are called: ascending, as Spark sorts them.
 
-Null comes first and NaN last; arrays stand in some order that is always the same.
+Null comes first and NaN last; arrays have some fixed order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LARGEST = np.int64(np.iinfo(np.int64).max)
 
 
 class KeyOrder(NamedTuple):
-    """Rows sorted by key; those of one key in their order of arrival.
+    """Rows sorted by key; rows of one key keep their order of arrival.
 
     Attributes
     ----------
     rows : numpy.ndarray of int64, shape (n,)
-        The row that stands at each place.
+        Row numbers in sorted order.
     starts : numpy.ndarray of int64, shape (keys,)
-        The place at which each key begins.
+        Where in `rows` each key begins.
     """
 
     rows: IntArray
@@ -34,11 +34,11 @@ class KeyOrder(NamedTuple):
 
     @classmethod
     def of(cls, keys: Keys) -> KeyOrder:
-        """Sort the keys of rows.
+        """Sort rows by their keys.
 
         Notes
         -----
-        Rows are brought together by hash, and only then the distinct keys sorted by value.
+        Groups the rows by hash first, then sorts only the distinct keys by value.
         """
         by_hash = order_rows(keys.hashes, keys.columns)
         starts = np.flatnonzero(by_hash.first)
@@ -49,7 +49,7 @@ class KeyOrder(NamedTuple):
         return cls(by_hash.rows[places], new_starts)
 
     def first_rows(self, first_key: int, keys: int) -> IntArray:
-        """Return the first row of each of some consecutive keys."""
+        """Return the first row of each of `keys` consecutive keys."""
         return self.rows[self.starts[first_key : first_key + keys]]
 
 
@@ -64,12 +64,12 @@ def _sort(keys: pa.RecordBatch) -> IntArray:
 
 
 def _sortable(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield columns that Arrow sorts as Spark sorts this one."""
+    """Yield columns that Arrow sorts the way Spark sorts this one."""
     t = column.type
     if pa.types.is_null(t):
         return
     if column.null_count:
-        yield column.is_valid()  # false is before true
+        yield column.is_valid()  # false sorts before true
     if pa.types.is_struct(t):
         for part in column.flatten():
             yield from _sortable(part)
@@ -82,7 +82,7 @@ def _sortable(column: pa.Array) -> Iterator[pa.Array]:
 
 
 def _sortable_floats(column: pa.Array) -> pa.Array:
-    """Return floats as integers in the same order, NaN last: Arrow would put it next to null."""
+    """Return floats as integers in the same order, NaN last; Arrow itself would put NaN next to null."""
     bits = column.cast(pa.float64()).fill_null(0.0).to_numpy().view(np.int64)
     ordered = np.where(bits < 0, bits ^ _LARGEST, bits)
     return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))

@@ -1,7 +1,7 @@
-"""The frames that a function returns, checked as Spark checks them, and gathered into Arrow batches.
+"""Checks the frames that a function returns, as Spark does, and gathers them into Arrow batches.
 
-Frames of many keys are converted together, column by column: those with the same labels and dtypes are one conversion,
-so that a frame with a null in it does not turn the integers of another into floats.
+Frames of many keys are converted together, column by column, but only those with the same labels and dtypes: a null in
+one frame must not turn another's integers into floats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
-# A function's frames are let go after so many: their memory, still in the cache, is what the next ones are made in.
+# Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
 GATHERED_FRAMES = 256
 #: A private method of pandas' frames; see `column_arrays`.
 PRIVATE_ARRAYS = "_iter_column_arrays"
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
 
 class OutputFrames:
-    """Gathers the frames of many keys, and converts them together.
+    """Gathers the frames of many keys and converts them together.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ class OutputFrames:
         Of the output.
     frame_format : FrameFormat
     rows_each : int
-        A batch is given out when it has more rows.
+        A batch is yielded once it has more rows than this.
 
     Attributes
     ----------
     failed_key : tuple or None
-        After an error in converting frames, the key whose frame it was: others are converted together with it.
+        After a failed conversion, the key whose frame caused it.
     """
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
@@ -57,20 +57,20 @@ class OutputFrames:
         self._alike: dict[tuple[Any, ...], _AlikeFrames] = {}
 
     def add_all(self, returned: object, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Take what the function returned for a key, as it is iterated; yield batches that are full.
+        """Iterate over what the function returned for a key; yield batches as they fill.
 
         Raises
         ------
         PySparkTypeError
             Not an iterable of frames.
         PySparkRuntimeError
-            A frame has another number of columns, or other names, than the output.
+            A frame's columns differ from the output's in number or name.
         PySparkTypeError, PySparkValueError
-            Values of a type that cannot become the output's, or that it cannot hold.
+            A value cannot be converted to the output's type, or does not fit it.
         SchemaMismatchError
             Nulls where the output declares NOT NULL.
         InvalidArgumentError
-            Text that is not UTF-8, in a column of pyarrow's.
+            Text that is not UTF-8, in a column backed by pyarrow.
         """
         for frame in _iterable(returned):
             self._check(frame)
@@ -112,7 +112,7 @@ class OutputFrames:
         self._rows += len(frame)
 
     def _places(self, labels: tuple[Any, ...]) -> list[int]:
-        """Return where in a frame with these labels each column of the output stands."""
+        """Return, for each column of the output, its position in a frame with these labels."""
         names = self._schema.names
         if not labels or not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
             return list(range(len(labels)))
@@ -129,10 +129,10 @@ class OutputFrames:
         return [labels.index(name) for name in names]
 
     def _converted(self, frames: _AlikeFrames) -> pa.RecordBatch:
-        """Convert frames together; where they do not fit, halves of them, down to the one that does not by itself."""
+        """Convert frames together; if that fails, halve them until the frame that fails by itself is found."""
         try:
             return self._convert(frames)
-        except Exception:  # of pandas, of Arrow, or of the values themselves
+        except Exception:  # raised by pandas, by Arrow, or by the values themselves
             if len(frames.keys) == 1:
                 self.failed_key = frames.keys[0]
                 raise
@@ -140,7 +140,7 @@ class OutputFrames:
 
     def _convert(self, frames: _AlikeFrames) -> pa.RecordBatch:
         batch = self._by_spark(frames)
-        if frames.are_of_arrow:  # text of Python's is UTF-8
+        if frames.are_of_arrow:  # Python's own text is always UTF-8
             require_utf8(batch, "the output")
         for column, field in zip(batch.columns, self._arrow, strict=True):
             if column.null_count and not field.nullable:
@@ -169,8 +169,8 @@ class OutputFrames:
 def column_arrays(frame: pd.DataFrame) -> list[Any]:
     """Return the arrays of a frame's columns.
 
-    The public way makes a Series of each column: some 20 µs, as much as all the rest of the loop takes for a key. So
-    pandas' own is called while it is there.
+    The public way builds a Series per column and costs about 20 µs, as much as the rest of the loop spends on a key.
+    So this uses pandas' private method as long as it exists.
     """
     private = getattr(frame, PRIVATE_ARRAYS, None)
     if private is not None:
@@ -180,7 +180,7 @@ def column_arrays(frame: pd.DataFrame) -> list[Any]:
 
 
 class _AlikeFrames:
-    """Frames with the same labels and dtypes, as the arrays of their columns; `keys` says whose each of them is."""
+    """Frames with the same labels and dtypes, as arrays of their columns; `keys` has the key of each frame."""
 
     def __init__(self, places: list[int]) -> None:
         self.keys: list[tuple[Any, ...]] = []
@@ -196,11 +196,11 @@ class _AlikeFrames:
 
     @property
     def are_of_arrow(self) -> bool:
-        """Whether some column comes in memory of Arrow's."""
+        """Whether any column is backed by Arrow."""
         return any(_is_of_arrow(column) for column in self._arrays())
 
     def add(self, columns: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
-        """Take a frame of a key, whose rows have the numbers from `start` on."""
+        """Add a key's frame, whose rows are numbered from `start`."""
         self.keys.append(key)
         self._starts.append(start)
         self._sizes.append(size)
@@ -209,7 +209,7 @@ class _AlikeFrames:
             self._gather()
 
     def halves(self) -> Iterator[_AlikeFrames]:
-        """Yield the first half of the frames, and the second."""
+        """Yield the first half of the frames, then the second."""
         columns, middle = self._arrays(), len(self.keys) // 2
         row = sum(self._sizes[:middle])
         for some, rows in ((slice(middle), slice(row)), (slice(middle, None), slice(row, None))):
@@ -219,12 +219,12 @@ class _AlikeFrames:
             yield half
 
     def columns(self) -> list[pd.Series[Any]]:
-        """Return the columns of the output, with the rows of all frames, as Spark's worker has them."""
+        """Return the output's columns over all frames, as Spark's worker would have them."""
         columns = self._arrays()
         return _gathered_by_spark([columns[place] for place in self._places])
 
     def row_numbers(self) -> IntArray:
-        """Return for each row its number among the rows of all frames."""
+        """Return each row's number among the rows of all frames."""
         sizes = np.asarray(self._sizes)
         firsts = np.cumsum(sizes) - sizes
         numbers: IntArray = np.arange(sizes.sum()) + np.repeat(np.asarray(self._starts) - firsts, sizes)
@@ -243,23 +243,23 @@ class _AlikeFrames:
 
 
 def _gathered_by_spark(columns: list[Array]) -> list[pd.Series[Any]]:
-    """Return columns in the dtypes in which Spark's worker converts them.
+    """Return columns in the dtypes from which Spark's worker converts them.
 
-    It puts the frames of all keys below each other, and below them one without rows whose columns are objects. That
-    makes objects of integers, truth values, and columns of nothing but nulls: so True is no bigint, while an int is a
-    decimal or a date. What pandas makes of it is left to pandas.
+    The worker concatenates the frames of all keys and appends one without rows, whose columns are objects. That turns
+    integers, booleans and all-null columns into objects: so True is no bigint, while an int is a decimal or a date. The
+    same concatenation is made here, so pandas decides here too.
     """
     series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
     frame = pd.DataFrame({at: one for at, one in series.items() if not _is_of_arrow(one.array)}, copy=False)
     without_rows = pd.DataFrame(dict.fromkeys(frame.columns), index=[])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # that pandas 3 will count the frame without rows
+        warnings.simplefilter("ignore", FutureWarning)  # pandas 3 will take the empty frame's dtypes into account
         gathered = pd.concat([frame, without_rows], ignore_index=True)
     return [gathered[at] if at in gathered else series[at] for at in series]
 
 
 def _in_one_piece(column: Any) -> Array:
-    """Return a column that Arrow can take as one array: of several pieces, as they all are in Spark, it makes none."""
+    """Return a column in a single chunk; Spark's worker has several in an Arrow-backed column and fails on them."""
     if not _is_of_arrow(column):
         return cast("Array", column)
     return cast("Array", type(column)(column.__arrow_array__().combine_chunks()))
@@ -270,13 +270,13 @@ def _is_of_arrow(column: Array) -> bool:
 
 
 def _joined(frames: list[list[Array]]) -> list[Array]:
-    """Return the columns of frames with the same dtypes, one frame below the other."""
+    """Concatenate frames with the same dtypes, column by column."""
     return [_one_column(columns) for columns in zip(*frames, strict=True)]
 
 
 def _one_column(columns: tuple[Array, ...]) -> Array:
     if isinstance(columns[0].dtype, np.dtype):
-        # Much less than pd.concat for each piece, and the same where all dtypes are.
+        # Much cheaper per frame than pd.concat; the result is the same, since all dtypes are.
         return np.concatenate([np.asarray(column) for column in columns])
     return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array
 

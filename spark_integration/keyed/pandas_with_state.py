@@ -1,14 +1,14 @@
-"""``applyInPandasWithState``: the user's function is called for each key, with its rows as pandas frames.
+"""``applyInPandasWithState``: calls the user's function once per key, with the key's rows as pandas frames.
 
 ::
 
     rows ─▶ sorted by key ─▶ slabs of keys ─▶ for each key: function(key, frames, state) ─▶ output
                                ▲        │
-              states, timers ──┘        └──▶ states, timers         one look-up and one write for each slab
+              states, timers ──┘        └──▶ states, timers         one look-up and one write per slab
                                                   │
-                               slabs of keys  ◀───┘  timers that are due, once all keys with rows have been called
+                               slabs of keys  ◀───┘  timers that are due, after all keys with rows
 
-Keys are called in ascending order, null first and NaN last; those that have timed out in the order in which they did.
+Keys with rows are called in ascending order, null first and NaN last; then keys that have timed out, earliest first.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd
 
 @dataclass(frozen=True)
 class PandasWithState:
-    """The step that ``applyInPandasWithState`` makes.
+    """The `ShardFunction` of ``applyInPandasWithState``.
 
     Attributes
     ----------
     function : callable
     key_types : pyarrow.Schema
-        As Spark exchanges them with Python.
+        In the types that Spark exchanges with Python.
     state, output : StructType
     timeout_conf : str
     timeout_rule : {"documented", "spark"}
     frame_format : FrameFormat
     rows_each : int
-        Rows of the largest frame.
+        Maximum rows per frame.
     shown_keys : list of int
-        Which key column each value of a key's tuple is: one that was given twice is shown twice.
+        The key column behind each value of a key's tuple; a key given twice appears twice.
     shown_columns : list of str
-        Columns of the frames: one that was selected twice is shown twice.
+        Columns of the frames; a column selected twice appears twice.
     """
 
     function: PandasFunction
@@ -93,7 +93,7 @@ class PandasWithState:
 
 
 class _KeyCalls:
-    """Calls the function for one key after another, slab by slab: what it changes is written once a slab."""
+    """Calls the function key by key and writes its changes once per slab."""
 
     def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
@@ -110,18 +110,18 @@ class _KeyCalls:
     def with_rows(
         self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]
     ) -> Iterator[pa.RecordBatch]:
-        """Call the function for keys that have rows."""
+        """Call the function for keys with rows."""
         return self._call_each(keys, shown, chunks, self._timeouts.get(keys), has_timed_out=False)
 
     def timed_out(self, empty_frame: Callable[[], pd.DataFrame]) -> Iterator[pa.RecordBatch]:
-        """Call the function for keys whose timer is due, with a list of one frame without rows."""
+        """Call the function for keys whose timer is due, with one empty frame each."""
         for due in self._timeouts.due(self._fired_before_ms, SLAB_KEYS):
             shown = pa.Table.from_batches([due.keys.columns]).cast(self._step.key_types)
             chunks = ([empty_frame()] for _ in range(len(due)))
             yield from self._call_each(due.keys, shown, chunks, due.due_ms, has_timed_out=True)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the output that has not been yielded yet."""
+        """Yield the remaining output."""
         try:
             yield from self._output.finish()
         except Exception as exc:
@@ -130,7 +130,7 @@ class _KeyCalls:
             raise
 
     def earliest_timer_ms(self) -> int | None:
-        """Return when the earliest timer is due that there is now."""
+        """Return when the earliest remaining timer is due."""
         return self._timeouts.earliest(self._fired_before_ms)
 
     def _call_each(
@@ -169,17 +169,17 @@ class _KeyCalls:
 
 
 class _Changes:
-    """What the calls for some keys have changed.
+    """What the calls for one slab have changed.
 
     Attributes
     ----------
     keys : list of tuple
     put, deleted : list of int
-        Numbers of keys whose value was set, or is to be deleted.
+        Positions in `keys` of the values to set and to delete.
     values : list of tuple
         The new values, in the order of `put`.
     timers_ms : numpy.ndarray of int64, shape (keys,)
-        The timeouts that the calls have set; `NEVER` where they have not.
+        The timeouts set by the calls; `NEVER` where none was set.
     is_written : numpy.ndarray of bool, shape (keys,)
         Whether the call updated or removed the value.
     """
@@ -193,7 +193,7 @@ class _Changes:
         self.is_written: BoolArray = np.zeros(len(keys), np.bool_)
 
     def take(self, at: int, state: KeyState, *, existed: bool) -> None:
-        """Take over what one call has changed."""
+        """Record the changes of one call."""
         change, timer_ms = state.changed_value, state.timer_ms
         if change is not None:
             self.is_written[at] = True

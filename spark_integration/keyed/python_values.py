@@ -1,9 +1,9 @@
-"""Arrow columns to the Python values that `GroupState` gives and takes, and back, a column at a time.
+"""Converts between Arrow columns and the Python values that `GroupState` gives and takes, a column at a time.
 
 Spark keeps a state as a row of the JVM: ``StructType.toInternal`` turns what the function gave to ``update`` into
-plain values, and ``StructType.fromInternal`` makes the row that ``get`` returns. So a timestamp is a datetime without
-zone in the local time of the worker's process, and a struct inside a state is a `Row`. The same is done here; but a
-value that does not fit its column, of which Spark makes a null without a word, is an error.
+plain values, and ``StructType.fromInternal`` makes the row that ``get`` returns. So a timestamp is a naive datetime in
+the worker process's local time, and a struct inside a state is a `Row`. This module does the same, except that a value
+that does not fit its column is an error, where Spark silently stores null.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
-# The JVM's decimals have at most 38 digits, and round half up.
+# The JVM's decimals have at most 38 digits and round half up.
 _DECIMALS = Context(prec=38, rounding=ROUND_HALF_UP)
-# What Spark's conversions, Arrow's and Python's own raise for a value of a wrong type.
+# What conversions by Spark, Arrow and Python raise for a value of the wrong type.
 _MISFITS = (ArithmeticError, AttributeError, TypeError, ValueError, pa.ArrowException)
 
 
 class StateValueError(SchemaMismatchError):
-    """A state that a function gave to ``update`` does not fit the state's schema.
+    """A state passed to ``update`` does not fit the state's schema.
 
     Attributes
     ----------
     row : int
-        Which of the rows it is; the caller knows whose, and says so.
+        Index of the row; the caller knows its key and adds it to the error.
     """
 
     def __init__(self, message: str, /, row: int = -1, **facts: object) -> None:
@@ -78,7 +78,7 @@ class RowValues:
     Raises
     ------
     InvalidArgumentError
-        A column's type cannot be kept.
+        A column's type cannot be stored.
     """
 
     def __init__(self, schema: StructType) -> None:
@@ -91,12 +91,12 @@ class RowValues:
         Parameters
         ----------
         batch : pyarrow.RecordBatch or pyarrow.Table
-            The columns of the schema in its order, in these types or those in which they are stored.
+            The schema's columns in its order, in its types or in storage types.
 
         Raises
         ------
         InvalidArgumentError
-            A column has text that is not UTF-8, which a vectorised operator may have kept.
+            A column has text that is not UTF-8, which a vectorised operator may have stored.
         """
         try:
             columns = [_to_python(one_chunk(c), f.dataType) for c, f in zip(batch.columns, self._fields, strict=True)]
@@ -106,12 +106,12 @@ class RowValues:
         return list(zip(*columns, strict=True))
 
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Return rows that were given to `GroupState.update` as columns.
+        """Return rows passed to `GroupState.update` as columns.
 
         Raises
         ------
         StateValueError
-            A row has too many or too few values, or one that does not fit its column.
+            A row has too many or too few values, or a value does not fit its column.
         """
         width = len(self._fields)
         for at, row in enumerate(rows):
@@ -128,7 +128,7 @@ class RowValues:
 
 
 def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
-    """Return the values as ``fromInternal`` gives them."""
+    """Return the values as ``fromInternal`` would."""
     made: list[Any]
     if isinstance(data_type, StructType):
         make = Row(*data_type.names)
@@ -139,14 +139,14 @@ def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
     elif isinstance(data_type, MapType):
         entries = column.cast(pa.large_list(pa.struct([column.type.key_field, column.type.item_field])))
         keys, items = entries.flatten().flatten()
-        # A bytearray, as Spark 4.0 has it, is no key of a dict.
+        # A bytearray, which Spark 4.0 uses, cannot be a dict's key.
         shown = _plain(keys) if isinstance(data_type.keyType, BinaryType) else _to_python(keys, data_type.keyType)
         pairs = zip(shown, _to_python(items, data_type.valueType), strict=True)
         made = [dict(some) for some in _stretches(entries, list(pairs))]
     elif isinstance(data_type, BinaryType):
         return spark_versions.state_binaries(_plain(column))
     elif isinstance(data_type, TimestampType):
-        # Spark's own conversion: only the process knows its local time, summer time included.
+        # Spark's own conversion, since it depends on this process's local time zone and its summer time.
         return [data_type.fromInternal(micros) for micros in _plain(column.view(pa.int64()))]
     else:
         return _plain(column)
@@ -163,7 +163,7 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
-    """Return the elements of each row of a list column, given all of them; empty where the row is null."""
+    """Split the flat elements of a list column by row; a null row has none."""
     ends = itertools.accumulate(pc.list_value_length(column).fill_null(0).to_pylist())
     return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]
 
@@ -182,7 +182,7 @@ def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType
 
 
 def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) -> pa.Array:
-    """Return a column of what `update` accepts."""
+    """Return a column of values that `update` accepts."""
     usual, convert = _CONVERTERS[type(data_type)]
     if not usual.issuperset(map(type, values)):
         values = [_converted(value, usual, convert) for value in values]
@@ -208,7 +208,7 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
 
 
 def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]) -> Any:
-    """Return a value in a class of which Arrow makes what Spark does."""
+    """Return a value as a class that Arrow converts the way Spark does."""
     if isinstance(value, np.generic):
         value = value.tolist()
     if type(value) in usual:
@@ -217,7 +217,7 @@ def _converted(value: Any, usual: frozenset[type], convert: Callable[[Any], Any]
 
 
 def _fields_of(value: Any, struct: StructType) -> Sequence[Any]:
-    """Return the values of a struct's fields, given in any way that Spark takes."""
+    """Return the values of a struct's fields, given in any form that Spark accepts."""
     if value is None:
         return (None,) * len(struct)
     if isinstance(value, dict):
@@ -243,7 +243,7 @@ def _mask(values: Sequence[Any]) -> pa.Array | None:
 
 
 def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) -> StateValueError:
-    """Say which is the first value that does not fit, and why."""
+    """Return the error for the first value that does not fit."""
     for row, value in enumerate(values):
         try:
             _build([value], field.dataType, arrow_type)
@@ -254,11 +254,11 @@ def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) 
                 given=type(value).__name__,
                 row=row,
             )
-    raise AssertionError("the values fit one by one, and not together")
+    raise AssertionError("the values fit one by one but not together")
 
 
 def _text(value: Any) -> str:
-    """Return text; of truth values and numbers what the JVM writes for them."""
+    """Return a value as text; booleans and numbers are written as the JVM writes them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -269,7 +269,7 @@ def _text(value: Any) -> str:
 
 
 def _text_of_double(value: float) -> str:
-    """Return what ``Double.toString`` writes: an exponent from 10**7 on and below 10**-3."""
+    """Return what ``Double.toString`` writes: with an exponent from 10**7 up and below 10**-3."""
     if not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -279,7 +279,7 @@ def _text_of_double(value: float) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    """Return an integer; a float is one if it has no fraction, and NaN is null. Arrow would cut the fraction off."""
+    """Return an integer; a float must have no fraction (Arrow would truncate it), and NaN is null."""
     if _is_nan(value):
         return None
     whole = int(value)
@@ -334,7 +334,7 @@ def _wall_clock(value: Any) -> dt.datetime:
 
 
 def _sequence(value: Any) -> list[Any] | None:
-    """Return the elements of an array. The JVM's bytes have signs; a text is one value, and a dict no sequence."""
+    """Return the elements of an array. Bytes are signed, as in the JVM; text and mappings are no sequences."""
     if _is_nan(value):
         return None
     if isinstance(value, (bytes, bytearray)):
@@ -351,12 +351,12 @@ def _mapping(value: Any) -> dict[Any, Any] | None:
 
 
 def _other(value: Any) -> Any:
-    """Return what Arrow, or Spark's own conversion, takes or refuses."""
+    """Leave the value to Arrow or to Spark's own conversion, which take or reject it."""
     return None if _is_nan(value) else value
 
 
 _NONE = type(None)
-# By type: the classes of most values, of which Arrow makes what Spark does, and what converts others.
+# By type: the usual classes, which Arrow converts the way Spark does, and a function that converts others to them.
 _CONVERTERS: dict[type[DataType], tuple[frozenset[type], Callable[[Any], Any]]] = {
     ArrayType: (frozenset({list, tuple, _NONE}), _sequence),
     BinaryType: (frozenset({bytes, bytearray, _NONE}), _other),

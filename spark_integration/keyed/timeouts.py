@@ -1,12 +1,11 @@
-"""The timeouts of ``applyInPandasWithState``: at most one timer a key.
+"""The timeouts of ``applyInPandasWithState``: at most one timer per key.
 
-Two tables say the same: `timers` by key, so that a new timeout finds the old one, and `timers_by_due` in the order of
-time (`holdfast.spark_integration.keyed.timers`). A key with a timer need not have a state.
+Two tables hold them: `timers` by key, so that a new timeout finds the old one, and `timers_by_due` by time
+(`holdfast.spark_integration.keyed.timers`). A key with a timer need not have state.
 
-What a call leaves is decided by a `TimeoutRule`. Spark documents that each call clears the timeout of its key, unless
-the function sets one. What Spark's own operator does is decided by whether there is something to write: where a
-function neither updates, nor removes, nor sets a timeout, the old one stays, and one that has fired fires again in
-every micro-batch.
+The `TimeoutRule` decides which timeout a call leaves behind. Spark documents that each call clears its key's timeout
+unless the function sets one. But Spark's own operator acts only if there is something to write: if the function neither
+updates, removes nor sets a timeout, the old one stays, and one that has fired fires again in every micro-batch.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from holdfast.spark_integration.keyed.timers import DueTimers, Timers, timers_sc
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
 _DUE = "due_ms"
-#: In arrays of due times: no timer. Times that can be set are positive.
+#: No timer, in arrays of due times; times that can be set are positive.
 NEVER = -1
 
 
 class NoTimeouts:
-    """What an operator has that was defined without timeouts."""
+    """Stands in for `Timeouts` in an operator without them."""
 
     def get(self, keys: Keys) -> IntArray:
         """See `Timeouts.get`."""
@@ -55,7 +54,7 @@ class Timeouts:
     transaction : Transaction
     rule : {"documented", "spark"}
     earliest_ms : int or None
-        No timer is due before it; None where the shard has none.
+        No timer is due earlier; None if the shard has no timer.
     """
 
     def __init__(self, transaction: Transaction, rule: TimeoutRule, earliest_ms: int | None) -> None:
@@ -67,12 +66,12 @@ class Timeouts:
 
     @staticmethod
     def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of the two tables for keys of these types."""
+        """Return the schemas of both tables, for keys of these types."""
         by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE, pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def get(self, keys: Keys) -> IntArray:
-        """Return when the timer of each key is due; `NEVER` where it has none."""
+        """Return when each key's timer is due; `NEVER` if it has none."""
         if self._earliest_ms is None:
             return np.full(len(keys), NEVER)
         found = self._transaction.get(TIMERS, keys)
@@ -80,16 +79,16 @@ class Timeouts:
         return due_ms
 
     def settle(self, keys: Keys, old_ms: IntArray, set_ms: IntArray, is_written: BoolArray) -> None:
-        """Write what calls have left.
+        """Write the timeouts that calls leave behind.
 
         Parameters
         ----------
         keys : Keys, shape (n,)
             One call each.
         old_ms : numpy.ndarray of int64, shape (n,)
-            As `get` gave them.
+            As returned by `get`.
         set_ms : numpy.ndarray of int64, shape (n,)
-            What the calls have set; `NEVER` where they have not.
+            The timeouts set by the calls; `NEVER` where none was set.
         is_written : numpy.ndarray of bool, shape (n,)
             Whether the call updated or removed the state.
         """
@@ -110,14 +109,14 @@ class Timeouts:
         self._some_removed |= bool(len(gone))
 
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers that are due before a time, as they are now; at most so many at once."""
+        """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
         if self._earliest_ms is not None:
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, fired_before_ms: int) -> int | None:
-        """Return when the earliest timer is due that there is now, once those before a time have fired."""
+        """Return when the earliest timer is due, after those before `fired_before_ms` have fired."""
         if self._earliest_ms is None or not self._some_removed:
             return self._earliest_ms
-        # Fired timers are gone, so nothing is due before: unless they stay.
+        # Fired timers are gone, so nothing is due before that time, unless the rule keeps them.
         first_ms = self._earliest_ms if self._keeps_untouched else max(self._earliest_ms, fired_before_ms)
         return self._by_due.earliest(first_ms)

@@ -1,6 +1,6 @@
-"""Timers of keys in the order in which they are due.
+"""Timers of keys, in the order in which they are due.
 
-A table has its rows in the order of a 64-bit hash; this one has the due time in its place::
+A table's rows are sorted by a 64-bit hash; this table has the due time in the hash's place::
 
     hash                 key.user   value.key_hash
     due_ms + 2**63       …          hash of the key
@@ -8,9 +8,9 @@ A table has its rows in the order of a 64-bit hash; this one has the due time in
     0x800001…90          "ann"      0x01…
     0x800001…90          "bob"      0x1f…            ← due at the same time: by key
 
-So what is due is one stretch at the beginning, and firing costs by what is due, not by how many timers there are. A key
-may have any number of timers, each at another time. What fires is deleted, and a backend may have to step over what
-was deleted: a caller that knows a time before which there is no timer says so, and pays for nothing below it.
+So the timers that are due form one range at the beginning, and firing costs by what is due, not by what is registered.
+A key may have any number of timers at different times. Timers that fire are deleted, and a backend may have to step
+over deleted rows: a caller that knows a time before which there is no timer passes it and skips them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEY_HASH = "key_hash"
 
 
 def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
-    """Return the schema of a table of timers for keys of these types."""
+    """Return the schema of a timer table for keys of these types."""
     return TableSchema.of(table, key_types, pa.schema([(_KEY_HASH, pa.uint64())]))
 
 
@@ -43,7 +43,7 @@ class DueTimers:
     Attributes
     ----------
     keys : Keys, shape (n,)
-        With the hashes of the keys, for look-ups.
+        With the hashes of the keys themselves, for look-ups.
     due_ms : numpy.ndarray of int64, shape (n,)
         Ascending.
     """
@@ -60,7 +60,7 @@ class Timers:
 
     Notes
     -----
-    Threads: one at a time, as the transaction.
+    Threads: one at a time, like the transaction.
     """
 
     def __init__(self, transaction: Transaction, table: str) -> None:
@@ -68,20 +68,20 @@ class Timers:
         self._table = table
 
     def add(self, keys: Keys, due_ms: IntArray) -> None:
-        """Add a timer for each key; one that is there already stays."""
+        """Add a timer for each key, beside those it has."""
         if len(keys):
             values = pa.table({_KEY_HASH: pa.array(keys.hashes, pa.uint64())})
             self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), values)
 
     def remove(self, keys: Keys, due_ms: IntArray) -> None:
-        """Remove the timer that each key has at this time; none is fine."""
+        """Remove each key's timer at its time, if there is one."""
         if len(keys):
             self._transaction.delete(self._table, Keys(_to_hash(due_ms), keys.columns))
 
     def due(self, first_ms: int, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
-        """Yield the timers due in [first_ms, before_ms), the earliest first, at most so many at once.
+        """Yield the timers due in [first_ms, before_ms), earliest first, at most `timers_each` at once.
 
-        Timers may be added and removed meanwhile; what is yielded is what there was when the iteration began.
+        Timers added or removed during the iteration do not change what it yields.
         """
         if first_ms < before_ms:
             for run in self._transaction.scan(self._table, _bound(first_ms), _bound(before_ms - 1)):
@@ -89,7 +89,7 @@ class Timers:
                     yield _timers(chunk)
 
     def earliest(self, first_ms: int) -> int | None:
-        """Return when the earliest timer is due that is due at or after `first_ms`; None where there is none."""
+        """Return when the earliest timer at or after `first_ms` is due; None if there is none."""
         for run in self._transaction.scan(self._table, _bound(first_ms), MAX_HASH):
             if len(run):
                 return int(_to_ms(run.hashes[:1])[0])
@@ -106,7 +106,7 @@ def _bound(time_ms: int) -> int:
 
 
 def _to_hash(due_ms: npt.NDArray[np.int64]) -> HashArray:
-    """Return times as unsigned numbers in the same order."""
+    """Return times as unsigned integers in the same order."""
     return np.ascontiguousarray(due_ms).view(np.uint64) ^ _ZERO
 
 

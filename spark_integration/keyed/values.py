@@ -1,4 +1,4 @@
-"""Value state: one row of Python values for each key, read and written for many keys at once."""
+"""Value state: one row of Python values per key, read and written for many keys at once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class ValueState:
     ----------
     transaction : Transaction
     table : str
-        Holds the variable: its value columns are those of `rows`.
+        The variable's table; its value columns are those of `rows`.
     rows : RowValues
         Converts between those columns and Python.
 
     Notes
     -----
-    Threads: one at a time, as the transaction. What is written can be read back at once.
+    Threads: one at a time, like the transaction. Reads see earlier writes.
     """
 
     def __init__(self, transaction: Transaction, table: str, rows: RowValues) -> None:
@@ -32,7 +32,7 @@ class ValueState:
         self._rows = rows
 
     def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
-        """Return the value of each key; None where it has none."""
+        """Return each key's value, or None."""
         found = self._transaction.get(self._table, keys)
         if found.exists.all():
             return list(self._rows.to_tuples(found.values))
@@ -45,7 +45,7 @@ class ValueState:
         Raises
         ------
         StateValueError
-            A value does not fit the columns; its attribute ``row`` says which one.
+            A value does not fit the columns; the error's ``row`` is its index in `values`.
         """
         if values:
             self._transaction.put(self._table, keys, self._rows.to_arrow(values))

@@ -1,1 +1,1 @@
-"""From a definition on the driver to a plan in Spark."""
+"""Turns definitions into Spark plans, on the driver."""

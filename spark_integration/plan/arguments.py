@@ -1,4 +1,4 @@
-"""Checks the arguments of an API when the step is defined; what Spark refuses fails with Spark's own error."""
+"""Checks an API's arguments when the step is defined; what Spark rejects fails with Spark's own error."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from holdfast.spark_integration.transport.transport import quoted
 
 
 def operator_name(func: object, name: str | None) -> str:
-    """Return the operator's name, which must be usable as a folder's name.
+    """Return the operator's name, which must be a valid folder name.
 
     Raises
     ------
     InvalidArgumentError
-        It is not given and the function has none, or it cannot be a folder's name.
+        Neither the caller nor the function names it, or it is not a valid folder name.
     """
     chosen = getattr(func, "__name__", "") if name is None else name
     if not isinstance(chosen, str) or not OPERATOR_NAME.fullmatch(chosen):
         raise InvalidArgumentError(
-            f"{chosen!r} cannot name an operator: give one in name=, of letters, digits, '_', '.' and '-', "
-            "beginning with a letter or digit, at most 100 long"
+            f"{chosen!r} cannot name an operator: pass name= with letters, digits, '_', '.' and '-', beginning with a "
+            "letter or digit, at most 100 characters"
         )
     return chosen
 
 
 def declared_struct(schema: StructType | str, what: str) -> StructType:
-    """Return a schema given to one of Spark's own APIs; raise Spark's errors.
+    """Return a schema passed to one of Spark's own APIs; raise Spark's errors.
 
     Raises
     ------
     ParseException
-        No DDL string.
+        The string is not valid DDL.
     PySparkTypeError
-        Neither a `StructType` nor a string, or a string that is a type of another kind.
+        Neither a `StructType` nor a string, or a string that describes another type.
     InvalidArgumentError
-        It has no columns.
+        The schema has no columns.
     """
     parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, StructType):
@@ -57,10 +57,10 @@ def require_accepted_by_spark(
     output_mode: str,
     timeout_conf: str,
 ) -> None:
-    """Raise what Spark raises for these arguments: its own ``applyInPandasWithState`` is defined, and dropped."""
+    """Raise what Spark raises for these arguments: define its own ``applyInPandasWithState`` and discard it."""
     if not isinstance(output_mode, str):
         raise _wrong_argument("outputMode", "str", output_mode)
-    # Grouped by any column: Spark refuses expressions as keys here; holdfast accepts them.
+    # Any column will do as the key: Spark rejects expressions here, holdfast accepts them.
     grouped = df.groupBy(quoted(df.columns[0]))
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
 

@@ -1,4 +1,4 @@
-"""From a definition on the driver to a plan in Spark: what all stateful steps have in common.
+"""Turns the definition of a stateful step into a Spark plan, for all APIs alike.
 
 ::
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Definition:
-    """One stateful step, as it is defined on the driver.
+    """One stateful step, as defined on the driver.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Definition:
     output_mode : str
     timeout_conf : str
     transport : {"packed", "rows"} or None
-        The default where the settings name none; None for `rows`, if it can carry the columns.
+        The default if the settings name none; None for `rows`, if it can carry the columns, else `packed`.
     settings : Settings
     """
 
@@ -67,12 +67,12 @@ class Definition:
     settings: Settings
 
     def plan(self) -> DataFrame:
-        """Return the data frame of the step's output.
+        """Return the DataFrame of the step's output.
 
         Raises
         ------
         InvalidArgumentError
-            The input has a column that cannot be sent, or the state one that cannot be kept.
+            A column of the input cannot be sent, or one of the state cannot be stored.
         """
         self.function.tables()
         session, stored = self.df.sparkSession, self._stored_shards()
@@ -99,7 +99,7 @@ class Definition:
                 shard, output.sent_schema, POINTER_STATE, self.output_mode, self.timeout_conf
             )
         else:
-            # Spark refuses applyInPandasWithState here.
+            # Spark rejects applyInPandasWithState on a batch DataFrame.
             sent = groups.applyInPandas(whole_shard, output.sent_schema)
         return output.receive(sent)
 
@@ -125,7 +125,7 @@ class Definition:
         return stored_shards(self.df.sparkSession, settings, self.name)
 
     def _columns(self) -> dict[str, StructField]:
-        """The columns of the input by name: a column selected twice travels once."""
+        """The input's columns by name: a column selected twice travels once."""
         return {field.name: field for field in self.df.schema}
 
     def _expressions(self) -> list[Key]:

@@ -16,7 +16,7 @@ def event_time_of(df: DataFrame) -> StructField | None:
     Raises
     ------
     AnalysisException
-        There are several, as after a join: Spark's own operators refuse them, once the query is started.
+        There are several, as after a join; Spark's own operators reject them when the query starts.
     """
     fold = name_folding(df)
     marked: dict[str, StructField] = {}
@@ -27,7 +27,7 @@ def event_time_of(df: DataFrame) -> StructField | None:
         names = ", ".join(field.name for field in marked.values())
         raise AnalysisException(
             "More than one event time columns are available. Please ensure there is at most one event time column per "
-            f"stream, as by df.drop of the others. event time columns: ({names})",
+            f"stream: drop the others with df.drop. event time columns: ({names})",
             errorClass="MULTIPLE_EVENT_TIME_COLUMNS",
             messageParameters={"eventTimeCols": f"({names})"},
         )
@@ -35,7 +35,7 @@ def event_time_of(df: DataFrame) -> StructField | None:
 
 
 def with_watermark(output: StructType, df: DataFrame) -> StructType:
-    """Return the output's columns, the event time under its input's name with the watermark that it has there."""
+    """Return the output's columns; the event-time column, if it keeps its name, keeps the input's watermark."""
     event_time = event_time_of(df)
     return StructType(
         [

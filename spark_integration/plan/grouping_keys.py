@@ -1,8 +1,8 @@
 """The keys of a ``groupBy``: which columns or expressions, and the columns that carry them to the shards.
 
-What a key is, Spark decides: names, ordinals and expressions are resolved by its analyser, and what it refuses is
-refused in its words. Two things go beyond it: a name may be a column's bare name, whatever characters that has, and a
-key may be an expression.
+Spark decides what a key is: its analyser resolves names, ordinals and expressions, and rejects them with its own
+errors. Two things go beyond it: a name may be a column's bare name, whatever characters it contains, and a key may be
+an expression.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEY_EXPRESSION = "__holdfast_key_"
 
 @dataclass(frozen=True)
 class Key:
-    """A grouping key: the expression, and the column that carries it."""
+    """A grouping key: its expression, and the column that carries it."""
 
     field: StructField
     expression: Column
@@ -33,7 +33,7 @@ class Key:
 
     @property
     def is_expression(self) -> bool:
-        """Whether a column of its own carries the key, besides those of the input."""
+        """Whether an extra column, beside those of the input, carries the key."""
         return self.column.startswith(_KEY_EXPRESSION)
 
 
@@ -46,7 +46,7 @@ class Grouping:
     keys : list of Key
         Each once.
     given : list of int
-        For each key that the user gave, its place in `keys`: one that was given twice stands here twice.
+        Index in `keys` of each key that the user gave; a key given twice appears twice.
     """
 
     keys: list[Key]
@@ -54,14 +54,14 @@ class Grouping:
 
 
 def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
-    """Return the keys that a user gives to ``groupBy``: names, ordinals or columns, or one sequence of them.
+    """Resolve the keys that a user gives to ``groupBy``: names, ordinals or columns, or one sequence of them.
 
     Raises
     ------
     PySparkTypeError, PySparkIndexError, IndexError, AnalysisException
-        As Spark's own ``groupBy``: no key at all is meant, or there is no such column.
+        As Spark's own ``groupBy`` raises them: something that cannot be a key, or no such column.
     InvalidArgumentError
-        No key, several columns for one, two keys of one name, or a type that cannot be grouped by.
+        No key, several columns for one key, two keys of one name, or a type that cannot be grouped by.
     """
     if len(keys) == 1 and isinstance(keys[0], Sequence) and not isinstance(keys[0], str):
         keys = keys[0]
@@ -69,7 +69,7 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
         raise InvalidArgumentError("groupBy needs at least one key column")
     names, distinct = df.columns, list(dict.fromkeys(df.columns))
     by_name = [quoted(key) if isinstance(key, str) and key in distinct else key for key in keys]
-    df.groupBy(by_name)  # type: ignore[arg-type]  # refuses what is no key
+    df.groupBy(by_name)  # type: ignore[arg-type]  # rejects what cannot be a key
     columns = [_as_column(names, key) for key in by_name]
     fields = df.select(*map(quoted, distinct), *columns).schema.fields[len(distinct) :]
     if len(fields) != len(columns):
@@ -88,20 +88,20 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
 
 
 def _as_column(names: list[str], key: object) -> Column:
-    """Return a key that Spark has accepted as a column."""
+    """Return a key, which Spark has accepted, as a column."""
     if isinstance(key, int):
         return quoted(names[key - 1])
     return F.col(key) if isinstance(key, str) else key  # type: ignore[return-value]
 
 
 def _input_column(df: DataFrame, names: list[str], key: Column, name: str) -> str | None:
-    """Return which column of the input a key of this name is; None where it is another expression."""
+    """Return the input column that a key of this name is; None if it is some other expression."""
     fold = name_folding(df)
     spelt = [n for n in names if n == name] or [n for n in names if fold(n) == fold(name)]
     if not spelt:
         return None
     try:
-        # A name that stands twice is ambiguous, unless both are one and the same column.
+        # A name that occurs twice is ambiguous, unless both are the same column.
         _ = df.select(*map(quoted, spelt), key).select(quoted(name)).schema
     except AnalysisException as exc:
         if exc.getCondition() != "AMBIGUOUS_REFERENCE":
@@ -115,5 +115,5 @@ def _require_names(keys: list[Key]) -> None:
     repeated = sorted({n for n in names if names.count(n) > 1})
     if repeated:
         raise InvalidArgumentError(
-            "two keys that differ have one name: give one another, as in F.col('a.b').alias('b2')", repeated=repeated
+            "two different keys have the same name: rename one, as in F.col('a.b').alias('b2')", repeated=repeated
         )

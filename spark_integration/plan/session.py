@@ -1,4 +1,4 @@
-"""What a data frame's session is set to: holdfast's own settings, checked, and Spark's that bear on a definition."""
+"""The settings of a DataFrame's session: holdfast's own, checked, and those of Spark's that affect a definition."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
-    """Return the settings of the data frame's session; warn where the state will not be durable.
+    """Return the settings of the DataFrame's session; warn if the state will not be durable.
 
     Parameters
     ----------
     df : DataFrame
     stacklevel : int
-        For the warning: how many calls above this one the user's stands.
+        For the warning: how many calls up the user's is.
 
     Raises
     ------
@@ -33,17 +33,17 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     _check_storage(settings, configuration, is_remote=not hasattr(df.sparkSession, "sparkContext"))
     if settings.checkpoint_dir is None and df.isStreaming:
         warnings.warn(
-            "the state of this query is not durable: it is lost with the executors, and the query then fails; set "
-            "spark.holdfast.checkpoint.dir to a directory that all executors reach",
+            "the state of this query is not durable: when an executor is lost, its state is too, and the query fails; "
+            "set spark.holdfast.checkpoint.dir to a directory that all executors reach",
             stacklevel=stacklevel + 1,
         )
     return settings
 
 
 def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_remote: bool) -> None:
-    """Open the durable storage, which asks it for nothing, so that unknown schemes and options are found at once.
+    """Open the durable storage, without a request, so that unknown schemes and options fail at definition.
 
-    A Spark Connect client may lack what the executors have, packages and credentials, so there nothing is opened.
+    A Spark Connect client may lack the executors' packages and credentials, so it opens nothing.
     """
     if settings.checkpoint_dir is not None and not is_remote:
         options = parse_storage_options(settings.storage_values(configuration))
@@ -51,11 +51,11 @@ def _check_storage(settings: Settings, configuration: Mapping[str, str], *, is_r
 
 
 def rows_each(df: DataFrame) -> int:
-    """Return how many rows an Arrow batch between Spark and Python has at most."""
+    """Return the maximum rows of an Arrow batch between Spark and Python."""
     configured = int(str(df.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")))
     return configured if configured > 0 else 2**31 - 1
 
 
 def name_folding(df: DataFrame) -> Callable[[str], str]:
-    """Return a function that makes names equal which the data frame's session takes for one."""
+    """Return a function that folds the case of names, if the DataFrame's session ignores it."""
     return str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower

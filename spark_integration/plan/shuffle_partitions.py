@@ -1,17 +1,17 @@
-"""Whether a session has far more shuffle partitions than task slots, as an unconfigured Spark has with its 200.
+"""Whether a session has far more shuffle partitions than task slots, as with Spark's default of 200.
 
 Each shuffle partition is a task of every micro-batch, however few rows there are, and a streaming query never merges
-them: Spark plans it without adaptive execution. Spark keeps the number with which a query first starts.
+them: Spark plans it without adaptive execution. A query keeps the number that it first started with.
 
-How many tasks run at once follows from the configuration, which a Spark Connect session has too::
+The number of task slots follows from the configuration, which a Spark Connect session has too::
 
     local, local[4], local-cluster[2,4,1024]    1, 4, 2 * 4
     local[*]                                    the driver's cores: its default parallelism, unless that is configured
     dynamic allocation                          maxExecutors * executor.cores
     otherwise                                   executor.instances * executor.cores; standalone: cores.max at most
 
-divided by ``spark.task.cpus``. Where a figure is missing, as on a standalone cluster that gives all its cores, it is
-unknown, and nothing is said.
+divided by ``spark.task.cpus``. If a figure is missing, as on a standalone cluster that gives all its cores, the number
+is unknown and there is no warning.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 _KEY = "spark.sql.shuffle.partitions"
-# From here on a micro-batch of few rows takes more than a second: a task takes 0.1 to 0.15 s, its state store included.
+# Beyond this, a micro-batch of few rows takes more than a second: a task takes 0.1 to 0.15 s with its state store.
 _FAR_MORE = 8
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
 
 def shuffle_partitions(session: SparkSession) -> int:
-    """Return the number that a query has if it first starts now."""
+    """Return the number that a query gets if it first starts now."""
     return int(str(session.conf.get(_KEY)))
 
 
 def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
-    """Warn where the session has far more shuffle partitions than task slots.
+    """Warn if the session has far more shuffle partitions than task slots.
 
     Parameters
     ----------
     session : SparkSession
     stacklevel : int
-        How many calls above this one the user's stands.
+        How many calls up the user's is.
     """
     configuration = dict(session.conf.getAll)
     partitions = shuffle_partitions(session)
     slots = task_slots(configuration, _default_parallelism(session, configuration))
     if slots is not None and partitions > _FAR_MORE * slots:
         warnings.warn(
-            f"this session has {partitions} shuffle partitions and {slots} task slots: a query that first starts in it "
-            f"runs {partitions} tasks in every micro-batch, and each takes 0.1 s or more, however few its rows. Set "
-            f"{_KEY}={slots}, or a small multiple where the cluster will grow; a query keeps the number that it first "
+            f"this session has {partitions} shuffle partitions for {slots} task slots: a query that first starts in it "
+            f"runs {partitions} tasks in every micro-batch, each of 0.1 s or more, however few its rows. Set "
+            f"{_KEY}={slots}, or a small multiple if the cluster will grow; a query keeps the number that it first "
             "started with",
             stacklevel=stacklevel + 1,
         )
@@ -65,14 +65,14 @@ def _default_parallelism(session: SparkSession, configuration: Mapping[str, str]
 
 
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:
-    """Return how many tasks run at once at most; None where the configuration does not say.
+    """Return how many tasks can run at once; None if the configuration does not say.
 
     Parameters
     ----------
     configuration : mapping of str to str
         Of the session.
     local_cores : int or None
-        What ``local[*]`` takes, where it is known.
+        The cores that ``local[*]`` uses, if known.
     """
     cores = _cores(configuration, local_cores)
     return None if cores is None else max(cores // (_number(configuration, "spark.task.cpus") or 1), 1)

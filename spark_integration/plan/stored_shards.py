@@ -1,4 +1,4 @@
-"""The number of shards with which an operator's state was written, as one of the executors finds it."""
+"""The number of shards that an operator's state was written with, looked up by an executor."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def stored_shards(session: SparkSession, settings: Settings, operator: str) -> int | None:
-    """Return the number of shards in an operator's record; None where there is no record, or none can be read.
+    """Return the number of shards in an operator's record; None if there is no record or it cannot be read.
 
-    A job of one task, because only executors are sure to have the credentials and the network for the storage. A
-    storage that cannot be read is not an error here: the query fails by itself, unless the number is the stored one.
+    Runs a job of one task, because only executors are sure to have the storage's credentials and network. Storage that
+    cannot be read is no error here: the query itself will fail, unless the number happens to be the stored one.
     """
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

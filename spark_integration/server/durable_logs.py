@@ -17,7 +17,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage
 from holdfast.spark_integration.client.messages import Committed
 
-#: Where a storage lies and how it is opened; may hold credentials.
+#: A storage's URL and options; may hold credentials.
 _Place = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -48,8 +48,7 @@ class DurableLogs:
 
     Notes
     -----
-    Threads: any. A storage, with its options, is kept while somebody uses it, or a shard is known that does
-    (`close_unused`).
+    Threads: any. A storage stays open while it is in use or a known shard needs it (`close_unused`).
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class DurableLogs:
 
     @contextmanager
     def log_of(self, message: Committed) -> Iterator[ObjectCommitLog | None]:
-        """Return the log of the shard that a commit was made in, for the context; None where nothing is durable.
+        """Open the log of a commit's shard for the context; None if nothing is durable.
 
         Raises
         ------
@@ -103,7 +102,7 @@ class DurableLogs:
             return LimitedStorage(storage, self._bandwidth[1])
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Return by URL how many requests and bytes went to and came from each storage that is open."""
+        """Return the requests made to each open storage and the bytes sent and received, by URL."""
         found: dict[str, Counter[str]] = {}
         with self._lock:
             for opened in self._opened.values():

@@ -1,8 +1,8 @@
 """What the state server does after commits, which no micro-batch should wait for.
 
-It drops versions that the query no longer needs, merges large runs, removes leftovers of killed attempts, and lets go
-of shards that are no longer used here (`holdfast.spark_integration.server.shard_use`). Snapshots
-have a thread of their own: `holdfast.spark_integration.server.snapshotting`.
+It drops versions that the query no longer needs, merges large runs, removes leftovers of killed attempts, and drops
+shards that are no longer used here (`holdfast.spark_integration.server.shard_use`). Snapshots have a thread of their
+own: `holdfast.spark_integration.server.snapshotting`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_queue import ShardQueue
 from holdfast.spark_integration.server.shard_use import ShardUse
 
-#: How long people can look at what an ended process left, or what was set aside. Nothing of it is in use.
+#: How long leftovers of ended processes, and files that were set aside, can be inspected. Nothing of it is in use.
 LEFTOVER_KEPT_MS = 10 * 60_000
 LEFTOVER_EVERY_MS = 60_000
 
@@ -42,7 +42,7 @@ class Housekeeping:
     logs : DurableLogs
     use : ShardUse
     forget : callable
-        Called with the directory of each shard that is let go, before its state is removed.
+        Called with the directory of each dropped shard, before its state is removed.
     now_ms : callable
         Returns the time in ms since 1970.
 
@@ -92,7 +92,7 @@ class Housekeeping:
             _log.info("nothing to do for %r: %s", message, exc)
         except HoldfastError:
             self.counters["errors"] += 1
-            _log.exception("housekeeping failed for %r; it is tried again after the next commit", message)
+            _log.exception("housekeeping failed for %r; will retry after the next commit", message)
 
     def _keep(self, message: Committed, backend: Backend) -> None:
         if message.accepted is not None:
@@ -108,7 +108,7 @@ class Housekeeping:
                     self.counters["leftovers"] += log.snapshots.remove_leftovers(before_ns)
 
     def tidy_up(self) -> None:
-        """Let go of unused shards, forget those that are gone, and close unneeded storages; called now and then."""
+        """Drop unused shards, forget those that are gone, and close unneeded storages; called now and then."""
         self._let_go(self._use.idle())
         for directory in list(self._known):
             if not Path(directory).exists():
@@ -131,7 +131,7 @@ class Housekeeping:
                 self.counters["let_go"] += 1
                 self._forget(directory)
                 operator_dirs.remove_if_empty(Path(directory).parent)
-                _log.info("let go of %s, which is no longer used here", directory)
+                _log.info("dropped %s, which is no longer used here", directory)
 
     def _forget(self, directory: str) -> None:
         self.queue.forget(directory)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, SHARD_PREFIX
 
-#: The run at work, and one that may still be ending.
+#: The current run, and one that may still be ending.
 RUNS_KEPT = 2
 
 
 def remove_if_empty(operator_directory: Path) -> None:
     """Remove the directory of an operator that has no shards left here; if its query has none, the query's too.
 
-    A query notes its runs under the operator's name even if the operator's shards lie in another directory; see
+    A query notes its runs under the operator's name even if the operator's shards are in another directory; see
     `holdfast.spark_integration.shard.operator_directory`.
     """
     query = operator_directory.parent

@@ -10,7 +10,7 @@ from holdfast.spark_integration.client.messages import Committed
 
 
 class ShardQueue:
-    """A queue with at most one announcement per shard; a newer one takes the older one's place.
+    """A queue with at most one announcement per shard; a newer one replaces an older one.
 
     Notes
     -----
@@ -24,7 +24,7 @@ class ShardQueue:
         self._ending = False
 
     def put(self, message: Committed) -> None:
-        """Queue a commit; it takes the place of an older one of its shard."""
+        """Queue a commit in place of an older one of the same shard."""
         with self._changed:
             self._waiting[message.shard.directory] = message
             self._changed.notify_all()

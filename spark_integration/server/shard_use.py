@@ -1,19 +1,19 @@
 """Which of an executor's shards are still in use here, and which have moved away or belong to a query that has ended.
 
-Spark does not tell an executor that it has moved a shard elsewhere. All that shows it is that an operator's calls go on
+Spark does not tell an executor that it has moved a shard elsewhere. The only sign is that an operator's calls continue
 without the shard::
 
     operator's calls here    0 1 2 3 0 1 2 3 0 1 3 0 1 3 0 1 3 …        shard 2 was called last
                                                └── a round ─┘           after so many rounds without it: it goes
 
-A **round** is as many calls as the operator has shards here. Measured in rounds, a shard that is called rarely because
-all of them are is not idle. A shard is let go after `IDLE_ROUNDS` without a call; when it comes back, it is restored.
-So of N calls at most N / `IDLE_ROUNDS` pay for a restore that keeping everything would have saved.
+A **round** is as many calls as the operator has shards here. Measured in rounds, a shard is not idle if it is called
+rarely because all of them are. A shard is dropped after `IDLE_ROUNDS` without a call; when it comes back, it is
+restored. So of N calls at most N / `IDLE_ROUNDS` pay for a restore that keeping everything would have saved.
 
 An operator that is not called here at all has ended, has moved away as a whole, or waits for rows. Its shards in RAM go
-after `SILENT_MS`; those on disk stay for a day, as those of a dead executor do.
+after `SILENT_MS`; those on disk stay for a day, like those of a dead executor.
 
-Only what is durable is let go. Without a checkpoint directory nothing is: there is no other copy.
+Only durable state is dropped. Without a checkpoint directory nothing is: there is no other copy.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ SILENT_MS = 15 * 60_000
 
 @dataclass
 class _Operator:
-    """One operator of one query, as far as it is at work on this executor.
+    """One operator of one query, on this executor.
 
     Attributes
     ----------
     kept_ms : int
-        How long its shards stay when it is not called.
+        How long its shards stay if it is not called.
     called_ms : int
-        When it was called last.
+        Time of its last call.
     calls : int
     shards : OrderedDict of str to int
-        By directory, how many calls there were when it was called last; longest ago first.
+        By directory, the number of calls at the shard's last call; least recent first.
     """
 
     kept_ms: int
@@ -74,7 +74,7 @@ class ShardUse:
 
     Notes
     -----
-    Threads: any. Cost of a call: constant, but for the first one of an operator, which lists its folder.
+    Threads: any. Cost of a call: constant, except for an operator's first call, which lists its folder.
     """
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
@@ -105,7 +105,7 @@ class ShardUse:
             return [directory for operator in self._operators.values() for directory in operator.idle(now_ms)]
 
     def idle_beside(self, directory: str) -> list[str]:
-        """Return those of the operator that a shard belongs to; costs what it returns."""
+        """Return the idle shards of the operator that a shard belongs to; costs what it returns."""
         with self._lock:
             operator = self._operators.get(Path(directory).parent)
             return [] if operator is None else operator.idle(self._now_ms())

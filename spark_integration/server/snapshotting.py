@@ -1,17 +1,16 @@
-"""Snapshots in the background, and what they make superfluous: uploads that no micro-batch waits for.
+"""Snapshots in the background, and clean-ups: uploads that no micro-batch waits for.
 
-A shard whose snapshot fails is tried again after a later commit, after a while that doubles with each failure. Commits
-go on meanwhile, and their chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`).
-Each failure is counted, logged with its cause, and recorded in durable storage
-(`holdfast.snapshotter.upkeep.troubles`).
+A failed snapshot is retried after a later commit, with a pause that doubles. Commits continue meanwhile, and their
+chain grows; a worker that finds it too long asks for a snapshot and waits (`write_now`). Each failure is counted,
+logged with its cause, and recorded in durable storage (`holdfast.snapshotter.upkeep.troubles`).
 
-Before every few snapshots of a shard, what no version needs that the query may return to is deleted. How many there
-were since the last clean-up stands in the snapshots, so that it is known in every process: a job that runs a minute an
-hour cleans up as often as one that never ends.
+Every few snapshots of a shard, a clean-up first deletes what no version needs that the query may return to. The
+snapshots themselves record how many there were since the last clean-up, so every process knows: a job that runs a
+minute an hour cleans up as often as one that never ends.
 
-What is snapshotted is the newest version, although Spark may still drop it: for RocksDB that is much cheaper than the
-one before, which has to be made again from what was written since. The snapshot of a version that is dropped is in no
-later lineage, and deleted like all that such attempts leave.
+The newest version is snapshotted, although Spark may still drop it: for RocksDB that is much cheaper than the one
+before, which would have to be rebuilt from what was written since. The snapshot of a dropped version is in no later
+lineage, and is deleted like everything that such attempts leave behind.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from holdfast.spark_integration.server.shard_queue import ShardQueue
 RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 #: A clean-up lists all objects of the shard.
 CLEAN_UP_EVERY_SNAPSHOTS = 4
-#: A version that is gone before its turn came is no failure, unless that goes on.
+#: A version that is gone before its turn is no failure, unless that happens this many times in a row.
 MISSED_IS_FAILURE = 8
 
 _log = logging.getLogger(__name__)
@@ -201,7 +200,7 @@ class Snapshotting:
         in_a_row = self._tell(message, progress, "snapshot", exc)
         pause_ms = min(RETRY_AFTER_MS << min(in_a_row - 1, 20), RETRY_AFTER_MS_MAX)
         progress.retry_ms = self._monotonic_ms() + pause_ms
-        _log.warning("no snapshot for %r; it is tried again in %d ms at the earliest", message, pause_ms)
+        _log.warning("no snapshot for %r; will retry in %d ms at the earliest", message, pause_ms)
 
     def _tell(self, message: Committed, progress: _Progress, what: What, exc: HoldfastError) -> int:
         """Log a failure and record it in durable storage; return the number of failures in a row."""
@@ -216,7 +215,7 @@ class Snapshotting:
                     troubles = Troubles(log.objects)
                     troubles.tell(what, exc, in_a_row, socket.gethostname(), self._now_ms())
         except HoldfastError as unheard:
-            _log.warning("nor can %s tell it: %s", message.checkpoint_dir, unheard)
+            _log.warning("the failure cannot be recorded in %s either: %s", message.checkpoint_dir, unheard)
         return in_a_row
 
     # Clean-ups.
@@ -228,7 +227,7 @@ class Snapshotting:
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
-            _log.warning("%s cleans up, since nobody knows when that was done last: %s", message.prefix, exc)
+            _log.warning("%s cleans up, since the record of its last clean-up cannot be read: %s", message.prefix, exc)
             before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
         below = None
         # Failed attempts leave objects too, and may never lead to a snapshot.
@@ -242,16 +241,16 @@ class Snapshotting:
     def _retain(
         self, message: Committed, log: ObjectCommitLog, progress: _Progress, chain: Iterable[ChainEntry]
     ) -> int | None:
-        """Delete what is not needed; return the version below which it did so, or None if it did not.
+        """Delete what is not needed; return the version number below which nothing is left, or None if it failed.
 
-        `chain` is that of the announced version, which begins as that of the accepted one does: it is what is known
-        here though the query may have gone on.
+        `chain` is the announced version's, which begins like the accepted one's. The accepted version itself may be
+        gone here, since the query goes on meanwhile.
         """
         if message.accepted is None:
             return None
         if progress.headers is None:
             progress.headers = Headers(log.objects)
-        progress.headers.shard = log.objects  # the storage may have been opened again
+        progress.headers.shard = log.objects  # the storage may have been reopened
         try:
             done = run_retention(
                 *(log.objects, message.accepted, chain),

@@ -1,4 +1,4 @@
-"""A shard's call announces its commit to the executor's state server, and may wait for a snapshot.
+"""Announces a shard's commit to the executor's state server, and may wait for a snapshot.
 
 The announcement is asynchronous: the server then drops old versions, merges runs and writes snapshots. A micro-batch
 waits only if the chain of commits has grown too long, until a snapshot shortens it.
@@ -18,14 +18,14 @@ from holdfast.spark_integration.shard.store import ShardStore
 from holdfast.spark_integration.shard.task_storage import storage_options
 
 ANNOUNCE_TIMEOUT_SECONDS = 2.0
-#: How long a micro-batch waits for a snapshot where the chain of commits is too long.
+#: How long a micro-batch waits for a snapshot when the chain of commits is too long.
 SNAPSHOT_TIMEOUT_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | None, committed: Pointer) -> Committed:
-    """Return what the state server must know of a commit."""
+    """Return what the state server must know about a commit."""
     settings = operator.settings
     return Committed(
         shard=opened.shard,
@@ -67,7 +67,7 @@ def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> N
     Raises
     ------
     HoldfastError
-        There is no server, or it did not manage in time; the message says why.
+        There is no server, or the snapshot failed or took too long.
     """
     client = client_of(opened.executor_directory)
     client.require_server()
@@ -79,13 +79,13 @@ def _start_server(client: StateClient) -> None:
     try:
         client.start_server()
     except HoldfastError as exc:
-        _log.warning("no state server can be started; it is tried again later: %s", exc)
+        _log.warning("no state server can be started; will retry later: %s", exc)
 
 
 def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
     """Wait for a snapshot of the accepted version if its chain of commits is too long.
 
-    This keeps restores fast, and exposes a storage that rejects snapshots early.
+    This keeps restores fast, and shows early that storage rejects snapshots.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
     if opened.log is None or view is None:
         return
     lineage = Lineage.of(view.properties)
-    if opened.policy.is_overdue(lineage):  # else notes, which can only shorten the chain, need not be read
+    if opened.policy.is_overdue(lineage):  # notes can only shorten the chain: read them only if it looks too long
         lineage = opened.log.snapshots.notes.apply_to(lineage)
     if not opened.policy.is_overdue(lineage):
         return
@@ -109,4 +109,4 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
                 f"free space in spark.holdfast.checkpoint.dir, or speed it up, then restart the query ({exc.message})",
                 shard=opened.prefix,
             ) from exc
-        _log.warning("%s goes on without a snapshot: %s", opened.prefix, exc)
+        _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)

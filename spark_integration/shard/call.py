@@ -55,7 +55,7 @@ def call_shard(
     chunks: Iterable[pd.DataFrame],
     state: GroupState,
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch; what ``applyInPandasWithState`` calls."""
+    """Run one shard of one micro-batch, called by ``applyInPandasWithState``."""
     remembered = PointerRow.read(state.get) if state.exists else None
     route = int(key[0])
     if remembered is not None:
@@ -65,7 +65,7 @@ def call_shard(
     require_number_of_shards(operator, streaming)
     batch_ms = state.getCurrentProcessingTimeMs()
     if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
-        return  # it had rows, and has fired what was due; a timer stays that is due again in the next micro-batch
+        return  # called already, for its rows, and fired what was due; what is left is due in the next micro-batch
     times = BatchTimes(
         processing_ms=batch_ms,
         watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
@@ -139,18 +139,18 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of shards if only Spark knows it, as the number of partitions that the query started with.
+    """Check the number of shards where only Spark keeps it: as the number of partitions that the query started with.
 
     Raises
     ------
     SchemaMismatchError
-        The operator was defined for another one, and neither a setting nor a checkpoint directory says which.
+        The operator was defined for another number, and neither a setting nor a checkpoint directory fixes it.
     """
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
             "the query began with another number of shuffle partitions, and so of shards: set spark.holdfast.shards "
-            f"to {pinned}, or set spark.holdfast.checkpoint.dir, which keeps the number",
+            f"to {pinned}, or set spark.holdfast.checkpoint.dir, which remembers the number",
             operator=operator.name,
             began_with=pinned,
             defined_for=operator.shards,
@@ -158,7 +158,7 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:
-    """Yield frames to send: the output once it is more than `HELD_BACK_BYTES`, what is left after the commit."""
+    """Yield frames to send: whenever output exceeds `HELD_BACK_BYTES`, and the rest after the commit."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
@@ -173,8 +173,8 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
 def call_batch_shard(
     operator: Operator, transport: Transport, output: Output, key: tuple[Any, ...], rows: pd.DataFrame
 ) -> pd.DataFrame:
-    """Run one shard of a batch query; what ``applyInPandas`` calls. State is empty before, and dropped after."""
-    # The task's properties do not tell: a batch query inside foreachBatch inherits those of the streaming query.
+    """Run one shard of a batch query, called by ``applyInPandas``. State starts empty and is dropped at the end."""
+    # The task's properties are no help: a batch query inside foreachBatch inherits those of the streaming query.
     shard = shard_of_route(int(key[0]), operator.shards)
     received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
     batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None))

@@ -1,4 +1,4 @@
-"""A file in which the processes of an executor share the claim that one of them made."""
+"""A file through which the processes of an executor share a claim that one of them made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.snapshotter.ownership.claims import Tenure
 
 
 class ClaimNote:
-    """A file with the claim, whose modification time is the claim's; locked while the claim is made or renewed.
+    """A file with the claim; its modification time is the claim's. Locked while the claim is made or renewed.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class ClaimNote:
 
     Notes
     -----
-    Processes: any; a lock is released when its process ends.
+    Processes: any number; a lock is released when its process ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class ClaimNote:
             os.close(file)
 
     def write(self, tenure: Tenure) -> None:
-        """Record a claim or its renewal as of now; call it with the lock held.
+        """Record a claim or its renewal as of now; the caller holds the lock.
 
         Raises
         ------
@@ -72,20 +72,20 @@ class ClaimNote:
             self.path.write_text(json.dumps(asdict(tenure)))
 
     def tenure(self) -> Tenure:
-        """Return what was noted.
+        """Return the recorded claim.
 
         Raises
         ------
         UnavailableError
-            Local storage is failing, or the note has gone.
+            Local storage is failing, or the note is gone.
         """
         with local_files.writing(self.path):
             found = _parsed(self.path.read_text())
-        if found is None:  # another process is just writing it
+        if found is None:  # another process is writing it
             with self.locked() as found:
                 pass
         if found is None:
-            raise UnavailableError("the note of this run's claim has gone, and is made again", path=str(self.path))
+            raise UnavailableError("the note of this run's claim is gone; a retry writes it again", path=str(self.path))
         return found
 
 

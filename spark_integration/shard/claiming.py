@@ -1,4 +1,4 @@
-"""A run of a query claims its operators' directories before it uses them: once an executor, checked once a process.
+"""Claims an operator's directory for a run before the run uses it: once per executor, checked once per process.
 
 The processes of an executor share a claim through `holdfast.spark_integration.shard.claim_note`;
 `holdfast.snapshotter.ownership.claims` says what a claim is.
@@ -41,9 +41,9 @@ class _Done:
     Attributes
     ----------
     claimed : set
-        The stored record was checked, and the directory claimed where the run is known.
+        Runs whose stored record was checked and, where the run is known, whose directory was claimed.
     declared : set
-        The record is stored.
+        Runs whose record is stored.
     """
 
     claimed: set[_Run] = field(default_factory=set)
@@ -70,8 +70,8 @@ def keep_claim(
     """Claim the operator's directory before it is used, and renew the claim when due; see `ownership.claims`.
 
     Once per run, the first process of an executor tests the storage and claims; the others check the operator's
-    record. This happens here and not on the driver, because only executors are sure to have the credentials, the
-    network and the local file system that will be used.
+    record. This happens here and not on the driver, because only executors are sure to have the credentials, network
+    and local file system that the run will use.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def keep_claim(
     ConflictError
         Another query, or another operator of this query, uses the directory; or another application runs this query.
     FencedError
-        A newer run of this query does.
+        A newer run of this query uses the directory.
     SchemaMismatchError
         The state was written with other columns or another number of shards.
     """
@@ -106,7 +106,7 @@ def keep_claim(
 
 
 def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Check the stored record, if any, against this operator; once per process and run of the query.
+    """Check the stored record, if any, against this operator, once per process and run of the query.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """`declare_operator`, once in this process for each operator definition and run of the query."""
+    """Call `declare_operator` once per process, operator definition and run of the query."""
     run, done = _run_of(storage, record), _done()
     if run not in done.declared:
         declare_operator(storage, record)
@@ -130,7 +130,7 @@ def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
 
 
 def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> Claimant:
-    """Return who claims in this task; Spark mentions the query's name only in the description of its jobs."""
+    """Return who claims in this task; the query's name is known only from the description of Spark's jobs."""
     context = TaskContext.get()
     description = (context.getLocalProperty("spark.job.description") or "") if context else ""
     name, found, _ = description.partition(f"id = {record.query_id}")
@@ -157,18 +157,18 @@ def _renew(claims: Claims, note: ClaimNote) -> None:
         try:
             renewed = claims.renew(tenure)
         except UnavailableError as exc:
-            # The commit reports it if that matters; an old claim does no harm.
-            _log.warning("the claim was not renewed, and is tried again later: %s", exc)
+            # The commit reports it if it matters; an old claim does no harm.
+            _log.warning("the claim was not renewed; will retry later: %s", exc)
         note.write(renewed)
 
 
 def require_one_definition(operator_directory: Path, run_id: str, definition_id: str) -> None:
-    """Refuse a second operator under one name in one run of a query.
+    """Reject a second operator of the same name in a run of a query.
 
     Raises
     ------
     ConflictError
-        Another operator of this query has the name.
+        Another operator of this query has this name.
     UnavailableError
         Local storage is full or failing.
     """

@@ -1,9 +1,9 @@
-"""The seam between one call for a shard and what an API does in it.
+"""The seam between a shard's call and what an API does in it.
 
 An `Operator` is one stateful step of a query as it travels to the workers: which shard has which keys, where state
-lives. What the step computes is its `ShardFunction`: it declares the tables it needs, and turns a shard's rows of one
-micro-batch into output, reading and writing those tables in a transaction. Beginning, committing, beginning again
-and all that makes state durable is the same for each of them: `holdfast.spark_integration.shard.call`.
+lives. Its `ShardFunction` is what the step computes: it declares the tables it needs, and turns a shard's rows of one
+micro-batch into output, reading and writing those tables in a transaction. Beginning, committing, retrying and
+durability are the same for all of them: `holdfast.spark_integration.shard.call`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from holdfast.settings import Settings
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.transport.transport import HASH
 
-#: The table of the state of each key, in the APIs that have one row for each.
+#: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"
 
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What one micro-batch knows of time, in ms since 1970; the same when it is run again.
+    """The times of one micro-batch, in ms since 1970; the same whenever it is run again.
 
     Attributes
     ----------
     processing_ms : int
         When the micro-batch was planned.
     watermark_ms : int or None
-        Event-time watermark; None where the input has none.
+        Event-time watermark; None if the input has none.
     earliest_timer_ms : int or None
-        No timer of the shard is due before it; None where the shard has no timer.
+        No timer of the shard is due earlier; None if the shard has no timer.
     """
 
     processing_ms: int
@@ -50,12 +50,12 @@ class ShardInput:
     Attributes
     ----------
     operator : str
-        Name of the operator, for errors.
+        Name of the operator, for error messages.
     shard : int
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not tell it.
+        Spark's micro-batch; None in a batch query, and where Spark does not tell.
     rows : pyarrow.Table, shape (n, input columns)
-        In no particular order; none where the shard is called for its timers alone.
+        In no particular order; none if the shard is called for its timers alone.
     shown_keys : pyarrow.Table, shape (n, key columns)
         The key of each row, as Spark gave it.
     hashes : pyarrow.Array of int64, shape (n,)
@@ -72,12 +72,12 @@ class ShardInput:
     times: BatchTimes
 
     def keys(self, schema: TableSchema) -> Keys:
-        """Return the key of each row for look-ups in a table: normalised, in storage types."""
+        """Return each row's key for look-ups in a table: normalised, in storage types."""
         return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
 
 
 class ShardFunction(Protocol):
-    """What an API does with one shard of one micro-batch; travels to the workers, and holds no credentials."""
+    """What an API does with one shard of one micro-batch; travels to the workers and holds no credentials."""
 
     def tables(self) -> Mapping[str, TableSchema]:
         """Return the schemas of the state tables."""
@@ -88,7 +88,7 @@ class ShardFunction(Protocol):
         Returns
         -------
         int or None
-            When the earliest timer is due that the shard has now, in ms since 1970; None where it has none.
+            When the shard's earliest remaining timer is due, in ms since 1970; None if it has none.
 
         Notes
         -----
@@ -104,18 +104,18 @@ class Operator:
     ----------
     name : str
     definition_id : str
-        New for each definition; tells apart two operators of one name.
+        New for each definition; distinguishes two operators of the same name.
     function : ShardFunction
     shards : int
     key_columns : list of str
         Columns of the received table that hold the keys.
     row_columns : list of str
-        Columns of the received table to show to the function as rows.
+        Columns of the received table that the function sees as rows.
     key_names : list of str
-        Of the keys, as the function sees them.
+        Names of the keys, as the function sees them.
     has_watermark : bool
     timeout_conf : str
-        Of the shards, as of the operator that runs them.
+        The operator's, and so that of Spark's operator, which runs the shards.
     settings : Settings
     """
 
@@ -131,7 +131,7 @@ class Operator:
     settings: Settings
 
     def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
-        """Return the rows that a transport brought as the input of one shard."""
+        """Return the rows received from a transport as the input of one shard."""
         return ShardInput(
             operator=self.name,
             shard=shard,

@@ -3,9 +3,9 @@
 ::
 
     spark.holdfast.checkpoint.dir
-        totals/                 of the first query to use the name
-        totals@<query id>/      of any other query with an operator of this name: one data frame started twice, a
-                                checkpoint location that was deleted
+        totals/                 the first query that uses the name
+        totals@<query id>/      any other query with an operator of this name: a DataFrame started twice, a query whose
+                                checkpoint location was deleted
 
 A shard without a pointer chooses; from then on its pointer names the directory, whatever else changes. So two shards
 of a query may choose differently without harm: each finds its own again.
@@ -30,12 +30,12 @@ _Claim = TypeVar("_Claim")
 
 
 def own_directory(operator: str, query_id: str) -> str:
-    """Return the directory that no other query chooses."""
+    """Return the directory that only this query chooses."""
     return f"{operator}@{query_id}"
 
 
 def operator_of(directory: str) -> str | None:
-    """Return the name of the operator whose directory this is; None if it is no such directory."""
+    """Return the operator that a directory's name says it belongs to; None if it is not such a name."""
     name, found, query_id = directory.partition("@")
     if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
         return None
@@ -54,14 +54,14 @@ def begin_directory(
         The operator's name.
     query_id : str
     claim : callable
-        Claims a directory, and raises ConflictError where it is another query's.
+        Claims a directory; raises ConflictError if it is another query's.
     is_run_known : bool
-        Whether the task knows for certain which run it belongs to. Where it does not, it may not join the others.
+        Whether the task knows for certain which run it belongs to. If not, it must not begin under the shared name.
 
     Raises
     ------
     ConflictError
-        Another operator of this query has the name; or another application is at work on the query.
+        Another operator of this query has the name, or another application runs the query.
     FencedError
         A newer run of this query is at work.
     SchemaMismatchError
@@ -75,9 +75,9 @@ def begin_directory(
             return operator, claim(operator)
         except ConflictError as exc:
             # Moving elsewhere helps only against another query: a copy of this one, a newer run, or another of its
-            # operators would be met there, too.
+            # operators would be there, too.
             if exc.facts.get("owner") in (None, query_id):
                 raise
             _log.warning("%s", exc)
-    _log.warning("the directory %r is another query's: the state of query %s goes to %r", operator, query_id, own)
+    _log.warning("the directory %r belongs to another query; the state of query %s goes to %r", operator, query_id, own)
     return own, claim(own)

@@ -1,10 +1,10 @@
-"""What Spark keeps for each shard in the state of its own operator: the row of the query's pointer.
+"""The row that Spark keeps for each shard in its own operator's state: the query's pointer.
 
 The row names its query, its shard, the number of shards and the directory. So whatever a session, a task's properties
 or a definition say later, a call continues with what Spark has pinned, or fails.
 
-Commits that are too small for an object of their own travel in it; see `holdfast.snapshotter.commits`. A row without a
-pointer says that the shard was called, but has no state yet.
+Commits too small for an object of their own travel in the row; see `holdfast.snapshotter.commits`. A row without a
+pointer means that the shard was called but has no state yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POINTER_COLUMNS = {
     "batch_ms": "long",
     "spare": "binary",
 }
-"""By name their type. Spark refuses any other column in an operator's state: later formats use ``spare``."""
+"""Types by name. Spark accepts no further column in an existing operator's state, so later formats use ``spare``."""
 POINTER_STATE = ", ".join(f"{name} {kind}" for name, kind in POINTER_COLUMNS.items())
 _MAX_SHARDS = 1 << 31
 
@@ -41,20 +41,20 @@ class PointerRow(NamedTuple):
     Attributes
     ----------
     query : str
-        The query, as it was known when the shard began; see `holdfast.spark_integration.shard.streaming_task`.
+        The query's id, as known when the shard began; see `holdfast.spark_integration.shard.streaming_task`.
     directory : str or None
-        Where the shard's objects lie, below the checkpoint directory; None where there is none.
+        The operator's directory below the checkpoint directory; None without a checkpoint directory.
     shard, shards : int
         Which shard, of how many.
     pointer : Pointer or None
-        None where the shard has no state yet.
+        None if the shard has no state yet.
     carried : bytes or None
-        The commit of this version, where it is no object of its own.
+        The commit of this version, if it is no object of its own.
     earliest_timer_ms : int or None
-        No timer of the shard is due before it; None where the shard has no timer.
+        No timer of the shard is due earlier; None if the shard has no timer.
     batch_ms : int
-        When the micro-batch was planned that put the row, whether it wrote a version or not: Spark's processing time,
-        in ms since 1970, which is the same whenever and wherever the micro-batch is evaluated.
+        When the micro-batch that put the row was planned, whether it wrote a version or not: Spark's processing time in
+        ms since 1970, the same whenever and wherever the micro-batch is evaluated.
     """
 
     query: str
@@ -68,16 +68,16 @@ class PointerRow(NamedTuple):
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
-        """Return the row that Spark's state gave back, whose binary values are bytes or a bytearray.
+        """Return the row that Spark's state gave back; its binary values are bytes or a bytearray.
 
         Raises
         ------
         CorruptionError
-            It is none, or one of a later release.
+            It is not a pointer's row, or one of a later release.
         """
         if len(row) != len(POINTER_COLUMNS) or row[0] != ROW_FORMAT:
             raise CorruptionError(
-                "Spark's state has a pointer in another format than this release of holdfast reads: start the query "
+                "the pointer in Spark's state has a format that this release of holdfast cannot read: start the query "
                 "with the release that wrote it",
                 format=row[0] if row else None,
                 readable=ROW_FORMAT,
@@ -103,11 +103,11 @@ class PointerRow(NamedTuple):
         Raises
         ------
         SchemaMismatchError
-            It was made for another number of shards, another shard, or another operator.
+            It belongs to another number of shards, another shard, or another operator.
         """
         if self.shards != shards:
             raise SchemaMismatchError(
-                f"the state was made with another number of shards: set spark.holdfast.shards to {self.shards}, or "
+                f"the state was written with another number of shards: set spark.holdfast.shards to {self.shards}, or "
                 "begin with a new checkpoint location and a new operator name",
                 operator=operator,
                 stored=self.shards,
@@ -117,7 +117,7 @@ class PointerRow(NamedTuple):
         if (self.shard, name) != (shard, operator):
             raise SchemaMismatchError(
                 "Spark's state has the pointer of another operator or shard here: give each operator its old name, and "
-                "start the query that its checkpoint location belongs to",
+                "check that the checkpoint location is this query's",
                 stored=f"{name} shard {self.shard}",
                 asked=f"{operator} shard {shard}",
             )
@@ -130,7 +130,7 @@ class PointerRow(NamedTuple):
 
     @property
     def carried_commits(self) -> Mapping[Pointer, bytes]:
-        """By pointer the commit that the row carries, if any."""
+        """The commit that the row carries, if any, by its pointer."""
         return {} if self.carried is None or self.pointer is None else {self.pointer: self.carried}
 
 
@@ -152,6 +152,6 @@ def _is_number(value: object) -> bool:
 def _no_pointer(what: str) -> CorruptionError:
     return CorruptionError(
         "Spark's state has a pointer that holdfast cannot have written: check that the checkpoint location is the "
-        "query's, and that nobody else writes to it",
+        "query's and that nothing else writes to it",
         wrong=what,
     )

@@ -2,7 +2,7 @@
 
 Rows are grouped by key, so all of them must have arrived before the first key is called. Beyond `MEMORY_BYTES` they
 go to an unlinked file on a local disk and are mapped, so that the operating system can evict their pages. The keys, and
-a few numbers per row for the order, stay in memory.
+a few numbers per row for sorting, stay in memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def gather_rows(tables: Iterable[pa.Table], schema: pa.Schema, root: Path) -> pa
     Parameters
     ----------
     tables : iterable of pyarrow.Table
-        Of one schema; taken one after another, and not kept.
+        Of one schema; consumed one at a time.
     schema : pyarrow.Schema
-        What to return where there are none.
+        Of the empty result, if there are no tables.
     root : pathlib.Path
-        A directory on a disk, below which local state goes.
+        A directory on disk, the root of local state.
 
     Returns
     -------
     pyarrow.Table
-        One chunk a column, or one for each table where they are mapped.
+        With one chunk per column or, if mapped, one per table.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The open components of one shard in the running task: its backend, its commits, the store that joins them."""
+"""The open components of one shard in the running task: its backend, its commit log, the store that joins them."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class ShardStore:
 
     @property
     def operator_directory(self) -> str | None:
-        """The name of the operator's directory below the checkpoint directory; None where there is none."""
+        """The name of the operator's directory below the checkpoint directory; None without one."""
         return None if self.record is None else self.record.operator
 
     def begin(self, pointer: Pointer | None, version: int | None) -> Transaction:
-        """Begin at the pointer that the query has accepted, and forget what came before it.
+        """Begin at the pointer that the query has accepted, and prune older versions.
 
         Parameters
         ----------
         pointer : Pointer or None
         version : int or None
-            To commit; None for the one that follows the pointer's.
+            The version to commit; None for the one after the pointer's.
         """
         transaction = self.store.begin(pointer, version)
         try:
             if pointer is not None:
-                # Now, not after the commit: so the new version takes the place of the oldest.
+                # Now, not after the commit, so that the new version can take the oldest one's space.
                 self.store.prune(pointer)
         except BaseException:
             transaction.abort()
@@ -67,10 +67,10 @@ class ShardStore:
         return transaction
 
     def require_no_history(self, batch_id: int | None) -> None:
-        """Check that a shard without a pointer has none because it is new: at its first call, by one listing.
+        """Check, by one listing, that a shard called without a pointer is really new.
 
-        What attempts at this very micro-batch have left proves nothing: it is version ``batch_id + 1``, or 1 where the
-        micro-batch is not known.
+        What earlier attempts at this micro-batch left behind proves nothing: it is version ``batch_id + 1``, or 1 if
+        the micro-batch is not known.
 
         Raises
         ------
@@ -87,9 +87,9 @@ class ShardStore:
         if history:
             raise StateLostError(
                 "Spark's state has no pointer to this shard, which has state of earlier micro-batches: start the query "
-                "from its own checkpoint location, whole. Only where it was set back to a micro-batch before the shard "
-                "began, or a micro-batch that failed was repeated over other input: delete what is stored of the shard "
-                "in the checkpoint directory and on the executors",
+                "from its own, complete checkpoint location. Only if it was rewound to a micro-batch before the shard "
+                "began, or a failed micro-batch was repeated over other input: delete the shard's files in the "
+                "checkpoint directory and on the executors",
                 shard=self.prefix,
                 on_executors=self.shard.directory,
                 micro_batch=batch_id,
@@ -97,12 +97,12 @@ class ShardStore:
             )
 
     def declare(self) -> None:
-        """Store the operator's record, which says whose state this is, before there is any."""
+        """Store the operator's record, which says whose state this is, before any state."""
         if self.log is not None and self.record is not None:
             claiming.declare_once(self.log.storage, self.record)
 
     def carried(self, pointer: Pointer) -> bytes | None:
-        """Return the commit of a version where the pointer's row must carry it."""
+        """Return a version's commit if the pointer's row must carry it."""
         return None if self.log is None else self.log.carried.get(pointer)
 
 
@@ -112,7 +112,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     Parameters
     ----------
     remembered : PointerRow or None
-        What Spark's state has of the shard.
+        The shard's row in Spark's state.
     """
     settings = operator.settings
     tables = dict(operator.function.tables())
@@ -173,10 +173,9 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
 def _claimed_directory(
     operator: Operator, streaming: StreamingTask, remembered: PointerRow | None, storage: ObjectStorage, local: Path
 ) -> tuple[str, Tenure | None]:
-    """Return the name of the shard's directory, and what the run holds there.
+    """Return the name of the shard's directory, and the run's claim to it; None if the run is not known.
 
-    The directory is the one that the shard's pointer names, else one to begin in. It is claimed, unless the run is not
-    known.
+    The directory is the one that the shard's pointer names, or else one to begin in.
     """
 
     def claim(directory: str) -> Tenure | None:

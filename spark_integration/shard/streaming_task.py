@@ -1,21 +1,21 @@
 """Which query, run and micro-batch a task belongs to.
 
 Spark sets these as local properties of its own thread only. An action in a user's thread inside ``foreachBatch``, or
-over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. What a task finds:
+over Spark Connect, has none of them, and ``setJobGroup`` overwrites the run id. Where a task finds each:
 
 ==============  =========================  ====================================================================
-                where Spark's thread runs  elsewhere
+                in Spark's own thread      elsewhere
 ==============  =========================  ====================================================================
 query           ``sql.streaming.queryId``  the shard's pointer, which keeps it; else the run that began the shard
 run             the session that Spark clones for each start of a query: its id is in the tags that Spark gives
-                jobs of SQL, in threads and over Connect too
-micro-batch     ``streaming.sql.batchId``  not known; a version follows the pointer's
-its time        Spark's processing time, which comes with the plan: the same whoever evaluates the micro-batch
+                SQL jobs, in threads and over Connect too
+micro-batch     ``streaming.sql.batchId``  unknown; the version is the one after the pointer's
+its time        Spark's processing time, which is part of the plan: the same whoever evaluates the micro-batch
 ==============  =========================  ====================================================================
 
-A job outside of SQL (``rows.rdd`` in a thread), or of another session, tells nothing. The operator's definition, which
-travels with the plan, then stands in for the run; such a task makes no claim, and starts no shard that others might
-start too.
+A job outside SQL (``rows.rdd`` in a thread), or of another session, reveals nothing. The id of the operator's
+definition, which travels with the plan, then stands in for the run's; such a task makes no claim and begins no shard
+that other tasks might begin too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class StreamingTask:
     Attributes
     ----------
     query_id : str
-        The same after every restart of the query, for a shard that has a pointer.
+        The same after every restart of the query, for a shard with a pointer.
     run_id : str
         New with every start, if known.
     is_run_known : bool
     batch_id : int or None
-        None where it is not known.
+        None if unknown.
     partitions : int or None
-        How many partitions Spark's state has, as pinned in the query's offset log; None where it is not known.
+        Number of partitions of Spark's state, as pinned in the query's offset log; None if unknown.
     """
 
     query_id: str
@@ -64,9 +64,9 @@ class StreamingTask:
         Parameters
         ----------
         definition_id : str
-            Of the operator that runs.
+            Of the running operator.
         pinned_query_id : str or None
-            What the shard's pointer says.
+            From the shard's pointer.
         """
         context = TaskContext.get()
 
@@ -86,7 +86,7 @@ class StreamingTask:
 
 
 def _run_id(tell: Callable[[str], str]) -> str | None:
-    """Return the id of the session in which the outermost execution of this job began: a clone made for the run."""
+    """Return the id of the session of this job's outermost execution, which Spark cloned for the run."""
     sessions = {number: session for session, number in _SESSION_TAG.findall(tell(_TAGS))}
     return sessions.get(tell(_EXECUTION))
 

@@ -1,4 +1,4 @@
-"""A task's durable storage, opened once per process, and the threads for requests to it."""
+"""A task's durable storage, opened once per process, and the threads for its requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _IO_THREADS = 8
 def storage_options(settings: Settings) -> dict[str, str]:
     """Return the values of ``spark.holdfast.storage.*`` from this task's properties.
 
-    They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the
-    driver program, so their usual names are always tried.
+    They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the client
+    program, so the usual names of credentials are always tried.
     """
     context = TaskContext.get()
     values = {}

@@ -1,4 +1,4 @@
-"""Makes Spark call a shard without data when a timer is due: the timeout of the shard's group.
+"""Makes Spark call a shard without data when a timer is due, through the timeout of the shard's group.
 
 A shard's timers live in its tables. Spark knows only the earliest, as the timeout of the shard's group, and so calls
 the shard in exactly those micro-batches that have data for it or in which a timer is due.
@@ -15,7 +15,7 @@ TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 
 
 def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_timer_ms: int | None) -> None:
-    """Set the timeout of a shard's group to its earliest timer, after the group's state was updated."""
+    """Set the timeout of a shard's group to its earliest timer; call it after the group's state was updated."""
     if earliest_timer_ms is None:
         return  # the update has cleared it
     if timeout_conf == "ProcessingTimeTimeout":
@@ -23,6 +23,6 @@ def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_tim
     elif earliest_timer_ms >= state.getCurrentWatermarkMs():
         state.setTimeoutTimestamp(earliest_timer_ms)
     else:
-        # With spark.holdfast.timeouts=spark a timer may stay after it has fired, and is due in every micro-batch. Spark
-        # has no public call that sets a timeout in the past.
+        # With spark.holdfast.timeouts=spark a timer may stay after it has fired and be due in every micro-batch. No
+        # public call of Spark's sets a timeout in the past.
         state._timeout_timestamp = earliest_timer_ms  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Blobs: Arrow data as single values of a Spark row, which is how packed input and output carry many rows at once."""
+"""Blobs: Arrow data as a single value of a Spark row, with which packed input and output carry many rows at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-#: The column that holds them.
+#: The column that holds blobs.
 BLOB = "__holdfast_blob"
-#: About how large one grows.
+#: Approximate maximum size.
 BLOB_BYTES = 32 << 20
 
 

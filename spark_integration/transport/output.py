@@ -25,16 +25,16 @@ class Output(Protocol):
 
     @property
     def sent_schema(self) -> StructType:
-        """The columns that the shard's call gives to Spark."""
+        """The columns that a shard's call returns to Spark."""
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        """Yield output as the frames that ``applyInPandasWithState`` expects, in a worker."""
+        """Yield output as the frames that ``applyInPandasWithState`` expects; runs in a worker."""
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         """Do the same for large output, in frames that Spark's worker passes on instead of gathering them."""
 
     def receive(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the output, on the driver; `frame` is what the shards' calls give."""
+        """Return the rows of the output, given what the shards' calls return; runs on the driver."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RowsOutput:
             yield frame
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        return self.send(batches)  # Spark's worker counts rows, and these are rows
+        return self.send(batches)  # Spark's worker gathers by rows, so large frames pass through
 
     def receive(self, frame: DataFrame) -> DataFrame:
         return frame
@@ -100,7 +100,7 @@ class PackedOutput:
         return pack_output(batches)
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-        # The worker gathers frames until they have more rows than this, however large those are: pad with nulls, which
+        # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
         # `unpack_output` drops.
         for frame in pack_output(batches):
             yield frame.reindex(range(self.rows_each + 1))
@@ -115,7 +115,7 @@ class PackedOutput:
 
 
 def pack_output(batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
-    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one for each blob.
+    """Yield an operator's output as the frames that ``applyInPandasWithState`` expects, one per blob.
 
     Spark pads the state to the number of output rows and converts value by value, so output costs per row. A few
     large blobs avoid that.

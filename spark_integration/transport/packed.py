@@ -1,4 +1,4 @@
-"""The `packed` transport: rows travel as blobs of Arrow data, one or a few for each shard and input partition."""
+"""The `packed` transport: rows travel as blobs of Arrow data, one or a few per shard and input partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PackedTransport:
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : EventTime or None
-        Its newest value travels beside each blob. If it filters rows, each blob holds rows of one event time.
+        Its newest value travels beside each blob. If Spark filters rows by it, each blob holds rows of one event time.
     """
 
     shards: int
@@ -71,7 +71,7 @@ def pack_rows(
     event_time : str or None
         Name of its column.
     cut_by_time : bool, default False
-        Whether each blob is to hold rows of one event time only.
+        Whether each blob must hold rows of one event time only.
     """
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
@@ -111,7 +111,7 @@ def _blobs(
 
 
 def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    """Yield a batch for each event time."""
+    """Yield one batch per event time."""
     together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
     order = np.argsort(moments, kind="stable")
@@ -122,7 +122,7 @@ def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.
 
 
 def _newest(columns: list[pa.Array]) -> pa.Array:
-    """Return the newest event time as an array of one value; among windows, the one that ends last."""
+    """Return the newest event time as an array of one value; of windows, the one that ends last."""
     column = pa.concat_arrays(columns)
     times = moments_of(column)
     place = pc.index(times, pc.max(times)).as_py()

@@ -7,9 +7,9 @@ they are frozen once; newer objects are collected as before.
 
 **Waits.** Spark's JVM writes to a Python worker in several small pieces over a loopback TCP connection. Nagle's
 algorithm holds the second piece back until the first is acknowledged, and the worker's kernel delays that
-acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements, before each
-read, since the kernel soon forgets. ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) does without TCP; then
-there is nothing to do here.
+acknowledgement by 40 ms, since nothing goes the other way. So a worker asks for immediate acknowledgements before each
+read, since the kernel soon forgets. With ``spark.python.unix.domain.socket.enabled`` (Spark 4.1) there is no TCP and
+nothing to do here.
 
 Figures: docs/decisions/0008-fixed-cost.md.
 """
@@ -40,8 +40,8 @@ def prepared(items: Iterable[_Item]) -> Iterator[_Item]:
 
 @kept_per_process(1)
 def freeze_modules() -> None:
-    """Exclude what this process has loaded so far from later collections; happens once per process."""
-    # Collect first: garbage would be frozen too, and kept for ever.
+    """Exclude what this process has loaded so far from later collections, once per process."""
+    # Collect first: garbage would be frozen too, and never freed.
     gc.collect()
     gc.freeze()
 

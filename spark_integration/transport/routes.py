@@ -1,12 +1,12 @@
 """Which shard a key belongs to, and which partition of Spark's shuffle runs a shard.
 
-A shard is a contiguous range of the 64-bit key hash, so that changing the number of shards intersects
-ranges. ``shard = ((hash >>> 32) * S) >>> 32``: the same arithmetic here and in SQL.
+A shard is a contiguous range of the 64-bit key hash, so changing the number of shards means intersecting ranges.
+``shard = ((hash >>> 32) * S) >>> 32``: the same arithmetic here and in SQL.
 
-Spark sends a row to the partition ``pmod(murmur3(route, seed 42), N)``. Of one 4-byte block murmur3 is a bijection:
+Spark sends a row to the partition ``pmod(murmur3(route, seed 42), N)``. On one 4-byte block murmur3 is a bijection:
 each 32-bit number is the hash of exactly one int. **The route of shard i is the int whose hash is i**, so shard i runs
-in partition ``i mod N`` whatever N is: one shard for each partition, or the same number in each. Routes are keys of
-Spark's state, and depend on nothing: no session, no number of partitions, no number of shards.
+in partition ``i mod N`` whatever N is: one shard per partition, or the same number in each. Routes are keys of Spark's
+state and depend on nothing: no session, no number of partitions, no number of shards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def routes_of(shards: int) -> list[int]:
 
 
 def shard_of_route(route: int, shards: int) -> int:
-    """Return the shard that Spark calls under a key of its state.
+    """Return the shard that a key of Spark's state stands for.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def shard_of_route(route: int, shards: int) -> int:
     if shard >= shards:
         raise SchemaMismatchError(
             "Spark calls a shard that the operator does not have: set spark.holdfast.shards to the number that the "
-            "query began with, and start no other operator from its checkpoint location",
+            "query began with, and check that the checkpoint location is this query's",
             route=route,
             shards=shards,
         )
@@ -84,7 +84,7 @@ def shards_of(hashes: HashArray, shards: int) -> npt.NDArray[np.intp]:
 
 
 def shard_column(hash_column: Column, shards: int) -> Column:
-    """Return `shards_of` as a Spark expression on a ``bigint`` hash."""
+    """Return what `shards_of` computes, as a Spark expression on a ``bigint`` hash."""
     high = F.shiftrightunsigned(hash_column, 32)
     return F.shiftrightunsigned(high * F.lit(shards).cast("long"), 32).cast("int")
 

@@ -2,7 +2,7 @@
 
 Spark hands rows to ``applyInPandasWithState`` as pandas frames, which lose what Arrow keeps: a null integer
 becomes a float, a null float becomes NaN, a time beyond 2262 fails, and a wall-clock time is ambiguous when
-clocks go back. So each column travels in a form that pandas carries unharmed, and is decoded in the worker:
+clocks go back. So each column travels in a form that survives pandas, and the worker decodes it:
 
 =====================================  =============================================
 integers, floats, booleans             the value, 0 where null, and a null flag
@@ -52,13 +52,13 @@ def carries(data_type: DataType) -> bool:
 
 @dataclass(frozen=True)
 class RowsTransport:
-    """Rows as Spark ships them, null flags beside them.
+    """Rows as Spark ships them, with null flags.
 
     Attributes
     ----------
     shards : int
     schema : StructType
-        Of the columns to carry; the last one is the hash, which is never null.
+        Of the columns to carry; the last is the hash, which is never null.
     arrow_schema : pyarrow.Schema
         Of the table to receive.
     event_time : EventTime or None

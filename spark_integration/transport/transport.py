@@ -1,14 +1,14 @@
 """How rows reach their shard: the seam.
 
-Spark ships state operators' rows one by one; what a shard wants is columns. A transport turns the user's
-rows into what Spark shuffles by ``route``, and back into columns inside the shard's call:
+Spark ships a state operator's rows one by one, but a shard wants columns. A transport turns the user's rows
+into what Spark shuffles by ``route``, and back into columns inside the shard's call:
 
 * `holdfast.spark_integration.transport.packed`: Python splits each Arrow batch by shard and sends a few blobs of Arrow
   data. One more Python stage, no work per row: best for large batches.
 * `holdfast.spark_integration.transport.rows`: Spark computes the route and sends the rows as they are. No stage before
   the shuffle: best for small batches.
 
-The way back is another seam: `holdfast.spark_integration.transport.output`. Where Spark drops late rows, it does so
+Output has a seam of its own: `holdfast.spark_integration.transport.output`. If Spark drops late rows, it does so
 between `Transport.send` and `Transport.receive`, by the event time that travels beside the rows.
 """
 
@@ -31,15 +31,15 @@ EVENT_TIME = "__holdfast_event_time"
 
 
 def quoted(name: str) -> Column:
-    """Return a column by its bare name, whatever characters that has."""
+    """Return a column by its bare name, whatever characters it contains."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 class Transport(Protocol):
-    """Carries rows from a data frame to the shards."""
+    """Carries rows from a DataFrame to the shards."""
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
-        """Return the frame to group by `ROUTE`, on the driver.
+        """Return the frame to group by `ROUTE`; runs on the driver.
 
         Parameters
         ----------
@@ -50,8 +50,8 @@ class Transport(Protocol):
 
         Notes
         -----
-        Spark infers constraints from aliases: an expression over columns once more for each of them that is renamed
-        after it, doubling their number with each key. So whatever is computed from the keys stands last.
+        Expressions over the keys must come last. Spark infers constraints from aliases: it repeats an expression for
+        each of its columns that is renamed after it, which doubles the number of constraints with each key.
         """
 
     @property
@@ -59,7 +59,7 @@ class Transport(Protocol):
         """The columns of the frame sent."""
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
-        """Yield the rows of one shard and micro-batch, in a worker."""
+        """Yield the rows of one shard and micro-batch; runs in a worker."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class EventTime:
     ----------
     field : StructField
     filters_rows : bool
-        Whether Spark drops rows that are older than the watermark before they reach their shard, as it does for
-        ``EventTimeTimeout``: each row must then travel with its own event time. Otherwise Spark looks for the
-        column's metadata only.
+        Whether Spark drops rows older than the watermark before they reach their shard, as it does for
+        ``EventTimeTimeout``: then each row must travel with its own event time. Otherwise Spark only needs the
+        column's metadata.
     """
 
     field: StructField
@@ -80,5 +80,5 @@ class EventTime:
 
 
 def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return what of an event time Spark compares with the watermark: of a window its end."""
+    """Return the time that Spark compares with the watermark: the column itself or, for windows, their ends."""
     return pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column

@@ -1,1 +1,1 @@
-"""The vectorised layer: functions that see all keys of a shard in Arrow columns."""
+"""The vectorised layer: functions that see all keys of a shard as Arrow columns."""

@@ -1,4 +1,4 @@
-"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, in Arrow columns."""
+"""``applyInArrowWithState``: one call of the user's function for all keys of a shard, on Arrow columns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
 
 @dataclass(frozen=True)
 class ArrowWithState:
-    """The step that ``applyInArrowWithState`` makes.
+    """The `ShardFunction` of ``applyInArrowWithState``.
 
     Attributes
     ----------
     function : callable
     key_types, state_types, output_types : pyarrow.Schema
-        As the function sees and returns them.
+        In the types that the function sees and returns.
     """
 
     function: ArrowFunction

@@ -22,8 +22,8 @@ from holdfast.spark_integration.vectorised.groups import Groups
 class ShardState:
     """State of the micro-batch's keys, read and written for all of them at once.
 
-    Rows stand in the order of `ShardBatch.keys`. What is written can be read back at once, and is kept only
-    if the whole micro-batch succeeds.
+    Rows are in the order of `ShardBatch.keys`. Reads see earlier writes. Writes are kept only if the whole
+    micro-batch succeeds.
     """
 
     def __init__(self, transaction: Transaction, keys: Keys, schema: pa.Schema) -> None:
@@ -38,7 +38,7 @@ class ShardState:
         return self._found
 
     def get(self) -> pa.Table:
-        """Return the state: one row for each key, all null where the key has none.
+        """Return the state: one row per key, all null if the key has none.
 
         Returns
         -------
@@ -48,27 +48,27 @@ class ShardState:
         return pa.Table.from_batches([self._find().values]).cast(self._schema)
 
     def exists(self) -> pa.Array:
-        """Tell for each key whether it has state; a key whose state is all null has."""
+        """Return for each key whether it has state, be it all null."""
         return pa.array(self._find().exists)
 
     def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
-        """Set the state of every key, or of those where `where` is true, to what the columns hold now.
+        """Set the state of every key, or of those where `where` is true, to the current values of the columns.
 
         Parameters
         ----------
         table : pyarrow.Table, optional
-            The state columns, one row for each key. Instead, each column can be given by name.
+            The state columns, one row per key. Or pass each column by name.
         where : array of bool, shape (keys,), optional
             Keys whose state to set; null counts as false.
         **columns : array, shape (keys,)
-            Every state column, by name; one that is called ``where`` can be given in a table only.
+            Every state column, by name; one called ``where`` can only be passed in a table.
 
         Raises
         ------
         SchemaMismatchError
             A state column is missing or unknown, or a value does not fit its type.
         InvalidArgumentError
-            Not one value for each key, or neither a table nor columns.
+            Not one value per key, or neither a table nor columns.
         """
         if table is None:
             table = self._table(columns)
@@ -97,7 +97,7 @@ class ShardState:
     def _table(self, columns: dict[str, object]) -> pa.Table:
         if sorted(columns) != sorted(self._schema.names):
             raise SchemaMismatchError(
-                "state must be given in all its columns and no others",
+                "state must be given with all its columns and no others",
                 missing=sorted(set(self._schema.names) - set(columns)),
                 unexpected=sorted(set(columns) - set(self._schema.names)),
             )
@@ -138,16 +138,16 @@ class ShardBatch:
     keys : pyarrow.Table
         The distinct keys of these rows, one row each.
     groups : Groups
-        Which row belongs to which key, and reductions over each key's rows.
+        Reductions over each key's rows, and the key of each row.
     state : ShardState
-        State of these keys, to read and to write.
+        State of these keys, to read and write.
     shard : int
         Number of the shard.
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not tell it: in jobs that a thread of the user
-        starts in ``foreachBatch``, and there over Spark Connect.
+        Spark's micro-batch; None in a batch query, and where Spark does not tell: in ``foreachBatch`` over Spark
+        Connect, and in jobs started there by a thread of the user's own.
     watermark_ms : int or None
-        Event-time watermark in ms since 1970; None where the input has none.
+        Event-time watermark in ms since 1970; None if the input has none.
     """
 
     rows: pa.Table
@@ -171,12 +171,12 @@ def group_rows(
         Normalised, in storage types.
     hashes : numpy.ndarray of uint64, shape (n,)
     key_types : pyarrow.Schema
-        In which to show keys to the function.
+        In which the function sees keys.
 
     Returns
     -------
     tuple
-        The distinct keys for look-ups, ascending by hash; the same as the function sees them; the groups.
+        The distinct keys for look-ups, ascending by hash; the same keys as the function sees them; the groups.
     """
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]

@@ -1,8 +1,8 @@
 """The rows of one micro-batch by key, and reductions over each key's rows.
 
-Rows are sorted by key once; a reduction is then one pass over contiguous stretches, for all keys together.
-Nulls are left out as in SQL's aggregates: the result is null only where a key has no other value. `first` and `last`
-are of rows, as Spark's are by default: where the value of that row is null, so is the result.
+Rows are sorted by key once; a reduction is then one pass over contiguous ranges, for all keys together.
+Nulls are skipped, as in SQL's aggregates: the result is null only if a key has no other value. `first` and `last` pick
+a row, as Spark's do by default: if that row's value is null, so is the result.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _INT64 = np.iinfo(np.int64)
 
 
 class Groups:
-    """Reductions of the micro-batch's columns, one value a key, in the order of `ShardBatch.keys`.
+    """Reductions of the micro-batch's columns to one value per key, in the order of `ShardBatch.keys`.
 
-    Every method takes a column as the name of an input column or as an array with one value for each input
-    row, and returns a `pyarrow.Array` of shape (number of keys,).
+    Every method takes the name of an input column, or an array with one value per input row, and returns a
+    `pyarrow.Array` of shape (number of keys,).
     """
 
     def __init__(self, rows: pa.Table, order: RowOrder) -> None:
@@ -38,7 +38,7 @@ class Groups:
 
     @property
     def index(self) -> IntArray:
-        """For each input row the position of its key in `ShardBatch.keys`; shape (rows,)."""
+        """The position of each input row's key in `ShardBatch.keys`; shape (rows,)."""
         index = np.empty(len(self._order), np.int64)
         index[self._order] = self._sorted_index()
         return index
@@ -55,12 +55,12 @@ class Groups:
         return pa.array(self._count_valid(self._column(column)))
 
     def sum(self, column: str | pa.Array) -> pa.Array:
-        """Add up: integers as int64, floats as float64, decimals as decimals of 38 digits.
+        """Sum; integers as int64, floats as float64, decimals as decimals of 38 digits.
 
         Raises
         ------
         InvalidArgumentError
-            Not a number, or a sum that its type cannot hold.
+            Values that are not numbers, or a sum that overflows its type.
         """
         values = self._numbers(column)
         if pa.types.is_decimal(values.type):
@@ -78,7 +78,7 @@ class Groups:
         Raises
         ------
         InvalidArgumentError
-            Not a number.
+            Values that are not numbers.
         """
         values = self._numbers(column).cast(pa.float64(), safe=False)
         counts = self._count_valid(values)
@@ -95,11 +95,11 @@ class Groups:
         return self._extreme(column, "max")
 
     def first(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value, maybe null, of the first row: by `order_by`, null last; else as rows arrived, in no fixed order."""
+        """First row's value, null or not: first by `order_by`, null last, or else by arrival, in no fixed order."""
         return self._column(column).take(pa.array(self._picked(order_by, last=False)))
 
     def last(self, column: str | pa.Array, order_by: str | pa.Array | None = None) -> pa.Array:
-        """Value, maybe null, of the last row: by `order_by`, null first; else as rows arrived, in no fixed order."""
+        """Last row's value, null or not: last by `order_by`, null first, or else by arrival, in no fixed order."""
         return self._column(column).take(pa.array(self._picked(order_by, last=True)))
 
     def _numbers(self, column: str | pa.Array) -> pa.Array:
@@ -143,7 +143,7 @@ class Groups:
         return pa.array(reduced, mask=self._count_valid(values) == 0)
 
     def _sum_decimals(self, values: pa.Array) -> pa.Array:
-        # Arrow adds up without a check: take twice the digits, which no number of rows fills.
+        # Arrow does not check for overflow: sum with twice the digits, which no number of rows can fill.
         totals = self._by_arrow(values.cast(pa.decimal256(76, values.type.scale)), "sum")
         try:
             return totals.cast(pa.decimal128(38, values.type.scale))
@@ -151,7 +151,7 @@ class Groups:
             raise _too_large(values.type) from exc
 
     def _require_no_overflow(self, values: pa.Array) -> None:
-        """Bound every sum by the largest value times the most rows; look closer only if that is too large."""
+        """Bound every sum by the largest value times the most rows; sum exactly only if that bound is too large."""
         bounds = pc.min_max(values).as_py()
         if bounds["min"] is None:
             return
@@ -170,7 +170,7 @@ class Groups:
         if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
             return self._by_arrow(values, which)
         if pa.types.is_floating(values.type):
-            # fmin passes NaN over, so that only a group of nothing else gives NaN.
+            # fmin skips NaN, so only a group of nothing but NaN gives NaN.
             fill: Any = np.nan if which == "min" else -np.inf
             function: np.ufunc = np.fmin if which == "min" else np.maximum
         else:
@@ -180,7 +180,7 @@ class Groups:
         return self._null_where_empty(values, self._reduce(function, self._sorted(values, fill)))
 
     def _by_arrow(self, values: pa.Array, function: str) -> pa.Array:
-        """Reduce a type that numpy does not hold with Arrow's own grouping."""
+        """Reduce a type that numpy lacks, with Arrow's own grouping."""
         taken = values.take(pa.array(self._order))
         table = pa.table({"group": pa.array(self._sorted_index()), "value": taken})
         try:

@@ -120,7 +120,7 @@ def test_keys_that_spark_does_not_take(spark: SparkSession) -> None:
         (([],), "at least one key"),
         (("*",), "one column"),
         ((F.col("s.*"),), "one column"),
-        (("a", F.col("b").alias("a")), r"one name.*alias.*repeated=\['a'\]"),
+        (("a", F.col("b").alias("a")), r"same name.*alias.*repeated=\['a'\]"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             stream.groupBy(*keys)

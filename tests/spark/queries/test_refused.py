@@ -81,7 +81,7 @@ def test_key_types_that_cannot_be_grouped_by(lab: Lab, expression: str, expected
         ({"name": "a/b"}, r"'a/b' cannot name an operator"),
         ({"name": ".."}, "cannot name an operator"),
         ({"name": ""}, "cannot name an operator"),
-        ({"func": lambda batch: None, "name": None}, "give one in name="),
+        ({"func": lambda batch: None, "name": None}, "pass name="),
     ],
 )
 def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:

@@ -151,7 +151,7 @@ def test_far_more_partitions_than_slots_are_told_where_the_query_is_defined(lab:
     """The warning names the user's line, and comes once: what is stored has its number, and no choice any more."""
     lab.feed([("a", 1)])
     lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
-    with pytest.warns(UserWarning, match=r"17 shuffle partitions and 2 task slots") as told:
+    with pytest.warns(UserWarning, match=r"17 shuffle partitions for 2 task slots") as told:
         lab.totals()
     assert [warning.filename for warning in told] == [lab_module.__file__]
     lab.configure({"shards": "2"})

@@ -53,7 +53,7 @@ def a_session(partitions: int, configuration: dict[str, str], **others: Any) -> 
 def test_far_more_partitions_than_slots_are_told_with_the_figure_to_set() -> None:
     """Two hundred tasks on two slots: the newcomer reads what to set, and until when."""
     session = a_session(200, {"spark.master": "local[2]"})
-    with pytest.warns(UserWarning, match=r"200 shuffle partitions and 2 task slots.*partitions=2,.*first started"):
+    with pytest.warns(UserWarning, match=r"200 shuffle partitions for 2 task slots.*partitions=2,.*first started"):
         warn_of_partitions(session, stacklevel=1)
 
 

@@ -97,7 +97,7 @@ def test_what_the_error_names_is_what_keeps_the_shard_from_beginning(
 ) -> None:
     """An attempt that nobody accepted, and a repetition without rows of the shard: whoever deletes both can go on."""
     commit(open_shard("one"), 4)
-    with pytest.raises(StateLostError, match="failed was repeated over other input") as raised:
+    with pytest.raises(StateLostError, match="failed micro-batch was repeated over other input") as raised:
         open_shard(where).require_no_history(4)
     named = raised.value.facts
     storage.delete([info.key for info in storage.list(f"{named['shard']}/")])
