@@ -1,7 +1,7 @@
 """What the documents say can be followed: code, commands, settings and names in them exist.
 
-`tests/test_shown_code.py` and `tests/spark/queries/test_documents.py` run the code that shows a result; `make check` follows
-the links.
+`tests/test_shown_code.py` and `tests/spark/queries/test_documents.py` run the code that shows a result; `make check`
+follows the links.
 """
 
 from __future__ import annotations

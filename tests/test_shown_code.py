@@ -1,6 +1,6 @@
 """The code that the documents show runs as it stands, and gives what they say: what needs no Spark.
 
-`tests/spark/queries/test_documents.py` runs the rest; `tests/test_pages.py` checks what can be checked without running it.
+`tests/spark/queries/test_documents.py` runs the rest; `tests/test_pages.py` checks what can be checked without running.
 """
 
 from __future__ import annotations
