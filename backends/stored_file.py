@@ -43,6 +43,9 @@ MAGIC = b"HOLDFAST"
 _FOOTER_SIZE = struct.Struct("<IHH")
 _DIGEST_BYTES = 16
 _TAIL_SIZE = _FOOTER_SIZE.size + _DIGEST_BYTES + len(MAGIC)
+_SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
+_SIZE_LIMIT = 1 << 62
+_SHOWN_MAX = 80
 #: Room for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
 
@@ -307,7 +310,7 @@ def decode(
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
-            f"{source} is not what was asked for", kind=footer["kind"], encoding=encoding, wanted=kind
+            f"{source} is not what was asked for", kind=_short(footer["kind"]), encoding=_short(encoding), wanted=kind
         )
     _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, source)
     decoded = sum(entry["plain_bytes"] for entry in footer["sections"])
@@ -323,7 +326,9 @@ def decode(
             section = buffer.slice(entry["offset"], entry["size_bytes"])
             sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
         except (RuntimeError, ValueError) as exc:
-            raise CorruptionError(f"{source} has a section that is no LZ4 frame: {exc}", section=entry["name"]) from exc
+            raise CorruptionError(
+                f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
+            ) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 
@@ -333,12 +338,12 @@ def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, sour
     for entry in table:
         start, size = entry["offset"], entry["size_bytes"]
         if not at <= start <= start + size <= end:
-            raise CorruptionError(f"{source} has a section outside its bytes", section=entry["name"])
+            raise CorruptionError(f"{source} has a section outside its bytes", section=_short(entry["name"]))
         plain = entry["plain_bytes"]
         if not 0 <= plain <= size * expansion_max or (expansion_max == 1 and plain != size):
             raise CorruptionError(
                 f"{source} has a section that claims to be larger than it can be",
-                section=entry["name"],
+                section=_short(entry["name"]),
                 size_bytes=size,
                 plain_bytes=plain,
             )
@@ -349,7 +354,7 @@ def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, sour
 
 def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
     try:
-        footer = json.loads(text, parse_constant=_refuse_constant)
+        footer = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
         if b"\\u" in text:  # half of a pair is no text that anybody could write or show
             json.dumps(footer, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
@@ -370,9 +375,22 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; of a field that stands twice, readers would not agree which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field stands twice")
+    return found
+
+
 def _is_section(entry: object) -> bool:
     return (
         isinstance(entry, dict)
         and type(entry.get("name")) is str
-        and all(type(entry.get(name)) is int for name in ("offset", "size_bytes", "plain_bytes"))
+        and all(type(n := entry.get(name)) is int and abs(n) < _SIZE_LIMIT for name in _SECTION_SIZES)
     )
+
+
+def _short(text: str) -> str:
+    """Return a text from a file as an error may repeat it."""
+    return text[:_SHOWN_MAX]

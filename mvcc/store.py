@@ -18,13 +18,11 @@ Invariants
 * **never empty**: a pointer whose state cannot be found is an error; only ``begin(None)`` is empty state.
 * **durable first**: where there is a commit log, `Transaction.commit` returns a pointer only after the log
   has the commit.
-* **readers never block**: views, pins and uploads take no lock that a writer waits for.
+* **readers never block**: views and uploads take no lock that a writer waits for.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -127,7 +125,8 @@ class CommitLog(Protocol):
         """Return a version: the writes since its newest ancestor in `held`, else all of it.
 
         It may be an older one, on the way to that version; see `RestoredVersion`. Its files are gone after the
-        context, unless a backend has taken them.
+        context, unless a backend has taken them. Where they cannot be opened, raise that `CorruptionError` in the
+        context: the next restore does without them, if there is a way.
 
         Raises
         ------
@@ -154,9 +153,6 @@ class VersionedStore:
     def __init__(self, backend: Backend, log: CommitLog | None = None) -> None:
         self._backend = backend
         self._log = log
-        self._pins: Counter[Pointer] = Counter()
-        # Between pins and prune only: transactions and views never take it.
-        self._pins_lock = threading.Lock()
 
     def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
         """Begin a transaction on the version that `pointer` names.
@@ -232,12 +228,9 @@ class VersionedStore:
         What does not fit into memory at once is made by way of older versions. Each of those is one of the lineage,
         whole and true; it goes when the next one stands. Where the restore fails, the last one stays.
         """
-        assert self._log is not None
         on_the_way: Pointer | None = None
         while True:
-            with self._log.restore(pointer, held) as restored:
-                if restored.frozen is not None:
-                    self._backend.thaw(restored.frozen.pointer, restored.frozen.folder)
+            with self._opened(pointer, held) as restored:
                 try:
                     is_new = self._make(restored)
                 except (NotFoundError, CorruptionError) as exc:
@@ -249,6 +242,29 @@ class VersionedStore:
             if restored.pointer == pointer:
                 return None
             held, on_the_way = [restored.pointer], restored.pointer if is_new else None
+
+    @contextmanager
+    def _opened(self, pointer: Pointer, held: Collection[Pointer]) -> Iterator[RestoredVersion]:
+        """Give what the log returns of a version, its frozen base taken over.
+
+        Where the backend cannot open that, the log learns it and is asked again.
+        """
+        assert self._log is not None
+        refused: set[Pointer] = set()
+        while True:
+            frozen: FrozenVersion | None = None
+            try:
+                with self._log.restore(pointer, held) as restored:
+                    frozen = restored.frozen
+                    if frozen is not None:
+                        self._backend.thaw(frozen.pointer, frozen.folder)
+                    frozen = None
+                    yield restored
+                    return
+            except CorruptionError:
+                if frozen is None or frozen.pointer in refused:
+                    raise
+                refused.add(frozen.pointer)
 
     def _make(self, restored: RestoredVersion) -> bool:
         """Make the version that the log returned; return whether it is new here."""
@@ -299,37 +315,22 @@ class VersionedStore:
             self.read_at(base).close()
         raise _dropped_by_others(base)
 
-    @contextmanager
-    def pin(self, pointer: Pointer) -> Iterator[View]:
-        """Protect a version from `prune` while the context lasts; returns a view of it."""
-        with self._pins_lock:
-            self._pins[pointer] += 1
-        try:
-            with self.read_at(pointer) as view:
-                yield view
-        finally:
-            with self._pins_lock:
-                self._pins[pointer] -= 1
-                self._pins += Counter()  # forgets those at zero
-
     def prune(self, accepted: Pointer) -> list[Pointer]:
         """Drop versions that no later transaction will begin at.
 
         Parameters
         ----------
         accepted : Pointer
-            The version that the query has accepted and starts its next transaction from. It, all later and all pinned
-            versions stay. If older ones are needed after all, the commit log has them.
+            The version that the query has accepted and starts its next transaction from. It and all later ones stay.
+            If older ones are needed after all, the commit log has them. A view that is open stays good.
 
         Returns
         -------
         list of Pointer
             What was dropped.
         """
-        with self._pins_lock:
-            held = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
-            going = [p for p in held if p not in self._pins]
-            self._backend.drop(going)
+        going = [p for p in self._backend.versions() if p.version <= accepted.version and p != accepted]
+        self._backend.drop(going)
         return going
 
 

@@ -66,19 +66,22 @@ class _RestorePlan:
     Attributes
     ----------
     base : Pointer or None
-        A local version to start from.
+        The version to start from: a local one, or the frozen one.
     chain : tuple of ChainEntry
         What the version is made of; in place of a damaged snapshot, what that replaced.
     commits : tuple of ChainEntry
         Those of the chain after the base or the snapshot.
-    snapshot : Downloaded or None
-        What to start from without a local version.
+    frozen : FrozenVersion or None
+        The snapshot's files, where the backend takes them over.
+    below : mapping of str to Run
+        The snapshot's rows by table, where another backend wrote it.
     """
 
     base: Pointer | None
     chain: Chain
     commits: Chain
-    snapshot: Downloaded | None = None
+    frozen: FrozenVersion | None = None
+    below: Mapping[str, Run] = field(default_factory=dict)
 
 
 @dataclass
@@ -220,13 +223,28 @@ class ObjectCommitLog:
             part = self._first_part(plan.commits)
             commits = list(self.executor.map(self._commits.fetch, part))
             if len(part) == len(plan.commits) and self._fits(part, commit.entry.content_bytes):
-                own = commit.entry
+                own, commits = commit.entry, [*commits, commit]
                 reached = commit.lineage if is_carried else Lineage((*commit.lineage.chain, own), (), own)
-                yield self._restored(pointer, [*commits, commit], plan, reached)
             else:
-                last = part[-1]
+                pointer, last = part[-1].pointer, part[-1]
                 reached = Lineage(plan.chain[: plan.chain.index(last) + 1], (), last)
-                yield self._restored(last.pointer, commits, plan, reached)
+            rows = self._commits.rows(commits, plan.below, drop_deletes=plan.base is None)
+            restored = RestoredVersion(pointer, plan.base, rows, reached.to_json(), plan.frozen)
+            if plan.frozen is None:
+                yield restored
+            else:
+                with self._noting_damage(plan.chain[0]):
+                    yield restored
+
+    @contextmanager
+    def _noting_damage(self, snapshot: ChainEntry) -> Iterator[None]:
+        """Remember what is wrong with a snapshot: restores do without it from then on."""
+        try:
+            yield
+        except CorruptionError as exc:
+            # Another error: this one holds the frames that it came through.
+            self._damaged[snapshot] = CorruptionError(f"{self.objects.url}/{snapshot.key} cannot be used: {exc}")
+            raise
 
     def _first_part(self, commits: Chain) -> Chain:
         """Return the commits of the next step: as many as fit, at least one."""
@@ -272,13 +290,13 @@ class ObjectCommitLog:
             return _RestorePlan(None, chain, chain)
         if chain[0] in self._damaged:
             raise self._damaged[chain[0]]
-        try:
+        with self._noting_damage(chain[0]):
             snapshot = folders.enter_context(self.snapshots.downloaded(chain[0]))
             self._require_backend(snapshot.manifest, chain[0])
-        except CorruptionError as exc:
-            self._damaged[chain[0]] = exc
-            raise
-        return _RestorePlan(None, chain, chain[1:], snapshot)
+            if snapshot.manifest.backend != self.backend_name:
+                return _RestorePlan(None, chain, chain[1:], below=self._thawed_rows(snapshot))
+        frozen = FrozenVersion(snapshot.manifest.pointer, snapshot.folder)
+        return _RestorePlan(frozen.pointer, chain, chain[1:], frozen)
 
     def _require_backend(self, manifest: Manifest, entry: ChainEntry) -> None:
         """Raise `CorruptionError` if no backend here opens a snapshot's files."""
@@ -302,19 +320,6 @@ class ObjectCommitLog:
             return (), first
         before = self._commits.fetch(last)
         return (*before.lineage.chain, last), before
-
-    def _restored(
-        self, pointer: Pointer, commits: list[Commit], plan: _RestorePlan, lineage: Lineage
-    ) -> RestoredVersion:
-        rows, properties = self._commits.rows, lineage.to_json()
-        if plan.snapshot is None:
-            return RestoredVersion(pointer, plan.base, rows(commits, {}, drop_deletes=plan.base is None), properties)
-        manifest = plan.snapshot.manifest
-        if manifest.backend == self.backend_name:
-            frozen = FrozenVersion(manifest.pointer, plan.snapshot.folder)
-            return RestoredVersion(pointer, manifest.pointer, rows(commits, {}, drop_deletes=False), properties, frozen)
-        below = self._thawed_rows(plan.snapshot)
-        return RestoredVersion(pointer, None, rows(commits, below, drop_deletes=True), properties)
 
     def _thawed_rows(self, snapshot: Downloaded) -> dict[str, Run]:
         """Read a snapshot that another backend wrote, by that backend."""

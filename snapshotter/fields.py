@@ -5,8 +5,9 @@ kind of object takes the header apart with `Fields` and returns a frozen, typed 
 
 Invariants
 ----------
-* **exact**: a field is present, has exactly its type (``true`` is no number) and lies within its bounds; an unknown
-  field is refused, since it may change what the others mean.
+* **exact**: a field is present, has exactly its type (``true`` is no number) and lies within its bounds. An unknown
+  field is refused, since it may change what the others mean; only what tells people something may have one
+  (`Fields.of_notice`).
 * **one error**: every fault is a `CorruptionError` that names the object and the field.
 * **bounded**: no value is used before it is checked, and no error repeats a large one.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError
@@ -57,9 +58,25 @@ class Fields:
             )
         self._values: dict[str, Any] = values
 
+    @classmethod
+    def of_notice(cls, values: object, source: str, *names: str) -> Self:
+        """Return the fields of what only tells people something; a newer release may have added more.
+
+        Raises
+        ------
+        CorruptionError
+            It is not a JSON object with these fields.
+        """
+        return cls(
+            {name: values[name] for name in names if name in values} if isinstance(values, dict) else values,
+            source,
+            *names,
+        )
+
     def refuse(self, message: str, **facts: object) -> NoReturn:
         """Raise a `CorruptionError` about the object: ``<source> <message>``."""
-        raise CorruptionError(f"{self.source} {message}", **facts)
+        short = {name: fact[:_SHOWN_MAX] if isinstance(fact, str) else fact for name, fact in facts.items()}
+        raise CorruptionError(f"{self.source} {message}", **short)
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
         """Return a text, which the pattern must match as a whole."""

@@ -40,7 +40,7 @@ from holdfast.backends.rocksdb.shard_databases import ShardDatabases, make_priva
 from holdfast.backends.rocksdb.view import RocksDBView
 from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError
+from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError
 
 _FROZEN = ("*.sst", "MANIFEST-*", "CURRENT")
 
@@ -150,7 +150,13 @@ class RocksDBBackend(Backend):
         staged.keep_only({name for name in names if _is_frozen(Path(name))})
         for name in local_files.list_folder(staged.path):
             staged.adopt(name)
-        self._require_marker(staged.path, pointer).require(self.tables, staged.path)
+        try:
+            marker = self._require_marker(staged.path, pointer)
+        except SchemaMismatchError as exc:
+            raise CorruptionError(
+                "another release of holdfast froze it, with rows of another format", **exc.facts
+            ) from exc
+        marker.require(self.tables, staged.path)
 
     def maintain(self, pointer: Pointer) -> int:
         database = self._shard.find(pointer)

@@ -15,6 +15,8 @@ from holdfast.errors import CorruptionError
 
 VERSION, MERGE = "version", "merge"
 _RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+#: No size, count or time reaches it; the system refuses a time of modification that does.
+_NUMBER_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class RunFile:
         """
         file = cls(**record)
         numbers = (file.file_bytes, file.size_bytes, file.rows, file.modified_ns)
-        if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or n < 0 for n in numbers):
+        if not _RUN_ID.fullmatch(file.id) or any(type(n) is not int or not 0 <= n < _NUMBER_LIMIT for n in numbers):
             raise ValueError(f"not a run: {ascii(record)[:200]}")
         return file
 

@@ -74,13 +74,14 @@ def gc(
     cleans up after queries that are gone for good, executors that died, and uploads that nobody finished. It is safe
     beside a running query.
     """
-    if not math.isfinite(grace_hours):
+    grace_ms = grace_hours * _HOUR_MS
+    if not math.isfinite(grace_ms):
         raise InvalidArgumentError("--grace must be a number of hours", given=grace_hours)
     if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
         raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete, or --dry-run to preview")
     with opened(url, options, operator) as target:
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
-        before_ms = now_ms - int(grace_hours * _HOUR_MS)
+        before_ms = now_ms - int(grace_ms)
         outcomes = _plans(target, retain, now_ms, before_ms)
         if not as_json:
             _show(target, outcomes, dry_run=dry_run)

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
-from holdfast.snapshotter.ownership.claim_listing import retained_versions
-from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.ownership.claim_listing import claims_of, latest_claims, read_claim, retained_versions
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 
@@ -31,7 +31,10 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
     from an older snapshot and the commits since. The exit status is 1 if there is any.
     """
     with opened(url, options, operator) as target:
-        damages: list[Damage] = []
+        damages = [
+            Damage(f"{name}/operator", "is missing, although there are shards", ("all of the operator",))
+            for name in target.listing.without_record()
+        ]
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
         with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
             reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]
@@ -60,9 +63,21 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
         else:
             try:
                 number = retained_versions(target.storage, record)
-            except CorruptionError as exc:
-                damages.append(Damage(f"{name}/claims", str(exc)))
+            except CorruptionError:
+                damages += _unreadable_claims(target, record)
         yield name, retain or number
+
+
+def _unreadable_claims(target: Target, record: OperatorRecord) -> list[Damage]:
+    """Return which of the claims are damaged that may say how much is retained."""
+    folder, found = claims_of(target.storage, record.operator), []
+    for claim in latest_claims(folder, record.query_id):
+        try:
+            read_claim(folder, claim)
+        except CorruptionError as exc:
+            problem = str(exc).removeprefix(f"{folder.url}/{claim.key} ")
+            found.append(Damage(f"{folder.prefix}/{claim.key}", problem))
+    return found
 
 
 def _show(target: Target, damages: list[Damage], facts: dict[str, int]) -> None:

@@ -19,6 +19,7 @@ ALIVE_MS = 5 * 60_000
 """An older claim belongs to a run that ended, was killed, or was idle."""
 
 KIND = "claim"
+EPOCH_MAX = 10**8 - 1
 _NAME = re.compile(
     r"([0-9]{8})\.([0-9]{1,18})\.([^./]+)\.([^./]+)\.([0-9]{1,18}|unknown)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9]{1,9}-[0-9]{1,18})\.[^./]+"
 )
@@ -151,14 +152,14 @@ def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
     Raises
     ------
     CorruptionError
-        It is damaged, or contradicts its name.
+        It is damaged, of a newer format, or contradicts its name.
     """
     source = f"{folder.url}/{claim.key}"
     try:
         stored = stored_file.decode(folder.get(claim.key), source=source, kind=KIND, plain_bytes_max=0)
     except NotFoundError:
         return None
-    fields = Fields(stored.header, source, *_FIELDS)
+    fields = Fields.of_notice(stored.header, source, *_FIELDS)
     fields.text("operator"), fields.number("started_ms")
     claimant = Claimant(
         fields.text("query_id"),
@@ -176,6 +177,13 @@ def read_claim(folder: PrefixedStorage, claim: ListedClaim) -> Claimant | None:
     return claimant
 
 
+def latest_claims(folder: PrefixedStorage, query_id: str) -> list[ListedClaim]:
+    """Return the newest claim of each of a query's latest runs."""
+    claims = sorted((c for c in list_claims(folder)[0] if c.query_id == query_id), key=lambda c: c.modified_ms)
+    newest = {c.run_id: c for c in claims if claims[-1].modified_ms - c.modified_ms < ALIVE_MS}
+    return list(newest.values())
+
+
 def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     """Return how many versions back an operator's query may return, as far as storage tells.
 
@@ -184,11 +192,8 @@ def retained_versions(storage: ObjectStorage, record: OperatorRecord) -> int:
     Raises
     ------
     CorruptionError
-        A claim is damaged.
+        A claim cannot be read: it may say a larger number.
     """
     folder = claims_of(storage, record.operator)
-    claims = [c for c in list_claims(folder)[0] if c.query_id == record.query_id]
-    last_ms = max((claim.modified_ms for claim in claims), default=0)
-    newest = {c.run_id: c for c in sorted(claims, key=lambda c: c.modified_ms) if last_ms - c.modified_ms < ALIVE_MS}
-    claimants = [read_claim(folder, claim) for claim in newest.values()]
+    claimants = [read_claim(folder, claim) for claim in latest_claims(folder, record.query_id)]
     return max([record.retained_versions, *(one.retained_versions for one in claimants if one is not None)])

@@ -41,9 +41,10 @@ from typing import Any
 
 from holdfast import clock
 from holdfast.backends import stored_file
-from holdfast.errors import ConflictError, FencedError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, FencedError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import (
     ALIVE_MS,
+    EPOCH_MAX,
     KIND,
     Claimant,
     ListedClaim,
@@ -214,9 +215,13 @@ class Claims:
             return Tenure(0, started_ms)
         return self._next(listed, started_ms)
 
-    @staticmethod
-    def _next(listed: list[ListedClaim], started_ms: int) -> Tenure:
-        return Tenure(1 + max((claim.epoch for claim in listed), default=0), started_ms)
+    def _next(self, listed: list[ListedClaim], started_ms: int) -> Tenure:
+        newest = max(listed, key=lambda claim: claim.epoch, default=None)
+        if newest is not None and newest.epoch == EPOCH_MAX:
+            raise CorruptionError(
+                f"{self._folder.url}/{newest.key} has the last epoch that there is, which no query reaches: delete it"
+            )
+        return Tenure(1 + newest.epoch if newest else 1, started_ms)
 
     def _put(self, tenure: Tenure) -> str:
         key = f"{claim_name(self._me, tenure.epoch, tenure.started_ms)}.{self._new_id()}"
@@ -355,8 +360,12 @@ class Claims:
         return now_ms - claim.modified_ms < ALIVE_MS
 
     def _described(self, claim: ListedClaim) -> dict[str, Any]:
-        """Return what a user knows the claim's query by."""
-        claimant = read_claim(self._folder, claim)  # none where it was renewed since it was listed
+        """Return what a user knows the claim's query by, as far as the claim can be read: its name has decided."""
+        try:
+            claimant = read_claim(self._folder, claim)  # none where it was renewed since it was listed
+        except CorruptionError as exc:
+            _log.warning("who claims %r cannot be told: %s", self._operator, exc)
+            claimant = None
         return {
             "owner": claim.query_id,
             "name": (claimant and claimant.query_name) or "(none)",

@@ -33,7 +33,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorag
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
-_SHARD = re.compile(r"shard-(\d{4}|[1-9]\d{4,8})")
+_SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
@@ -154,6 +154,10 @@ class CheckpointListing:
     operators: Mapping[str, OperatorListing]
     unknown: tuple[ObjectInfo, ...]
 
+    def without_record(self) -> list[str]:
+        """Return the folders that hold commits or snapshots of shards, but no operator record."""
+        return sorted({info.key.partition("/")[0] for info in self.unknown if _is_version(info)})
+
 
 def parse_object(info: ObjectInfo) -> StoredObject:
     """Return what an object below a shard is; one that we would not have named so is unknown."""
@@ -224,6 +228,13 @@ def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:
 
 def _is_record(info: ObjectInfo) -> bool:
     return info.key.endswith("/operator")
+
+
+def _is_version(info: ObjectInfo) -> bool:
+    """Tell whether a key is that of a commit or a snapshot of some shard, whoever the operator is."""
+    _, _, below = info.key.partition("/")
+    folder, _, key = below.partition("/")
+    return bool(_SHARD.fullmatch(folder)) and parse_object(replace(info, key=key)).pointer is not None
 
 
 def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collection[ObjectInfo]) -> NotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast.snapshotter.commit_objects import Commit, read_commit
+from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.snapshots.manifest import Manifest, read_manifest
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import StoredObject
@@ -55,12 +56,14 @@ class Headers:
 
     def _read(self, stored: StoredObject) -> Commit | Manifest:
         if stored.key not in self._known:
-            self._known[stored.key] = read_header(self.shard, stored, self.shard.get(stored.key))
+            self._known[stored.key], _ = read_header(self.shard, stored, self.shard.get(stored.key))
         return self._known[stored.key]
 
 
-def read_header(shard: PrefixedStorage, stored: StoredObject, data: memoryview) -> Commit | Manifest:
-    """Return what the bytes of a commit, without its rows, or of a manifest say.
+def read_header(
+    shard: PrefixedStorage, stored: StoredObject, data: memoryview
+) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
+    """Return what the bytes of a commit, without its rows, or of a manifest say, and what names it in a chain.
 
     Raises
     ------
@@ -69,6 +72,7 @@ def read_header(shard: PrefixedStorage, stored: StoredObject, data: memoryview) 
     """
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
-        return read_manifest(data, shard.prefix, source, stored.key)[0]
+        return read_manifest(data, shard.prefix, source, stored.key)
     assert stored.pointer is not None
-    return read_commit(data, shard.prefix, stored.pointer, source).without_rows()
+    commit = read_commit(data, shard.prefix, stored.pointer, source).without_rows()
+    return commit, commit.entry

@@ -110,7 +110,7 @@ def read_trouble(shard: PrefixedStorage, key: str) -> Trouble:
     """
     source = f"{shard.url}/{key}"
     header = stored_file.decode(shard.get(key), source=source, kind=KIND, plain_bytes_max=0).header
-    fields = Fields(header, source, "shard", "what", "error", "in_a_row", "host", "written_ms")
+    fields = Fields.of_notice(header, source, "shard", "what", "error", "in_a_row", "host", "written_ms")
     what = fields.text("what", _WHAT)
     if (own := fields.text("shard")) != shard.prefix or not _is_about(key, what):
         fields.refuse("belongs elsewhere: it was moved or copied", shard=own, what=what)

@@ -66,11 +66,15 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class _Found:
-    """An object as it was read; `problem` where it is damaged."""
+    """An object as it was read: a commit or a manifest with what names it in a chain, or a part.
 
-    digest: str = ""
-    size_bytes: int = 0
+    `problem` says how it is damaged.
+    """
+
+    size_bytes: int
     header: Commit | Manifest | None = None
+    entry: ChainEntry | None = None
+    part_digest: str = ""
     problem: str | None = None
 
 
@@ -132,14 +136,12 @@ def _read(shard: PrefixedStorage, sizes: Mapping[str, int], stored: StoredObject
         data = shard.get(stored.key)
         if stored.kind == "part":
             part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
-            return _Found(part.digest, len(data))
-        header = read_header(shard, stored, data)
-        digest = header.digest if isinstance(header, Commit) else stored.key.rpartition("-")[2]
-        return _Found(digest, len(data), header)
+            return _Found(len(data), part_digest=part.digest)
+        return _Found(len(data), *read_header(shard, stored, data))
     except NotFoundError:
         return None
     except CorruptionError as exc:
-        return _Found(problem=str(exc).removeprefix(f"{source} "), size_bytes=stored.size_bytes)
+        return _Found(stored.size_bytes, problem=str(exc).removeprefix(f"{source} "))
 
 
 def _floor(shard: PrefixedStorage, listing: ShardListing, found: Mapping[str, _Found], retained: int) -> int:
@@ -220,7 +222,7 @@ class _VerifiedShard:
         found = self._found.get(entry.key)
         if found is None:
             return "is missing"
-        if found.problem is None and not entry.digest.startswith(found.digest):
+        if found.problem is None and found.entry != entry:
             return "is not the object that later ones build on: it was replaced"
         return found.problem
 
@@ -241,7 +243,7 @@ class _VerifiedShard:
                 problems[part.key] = "is missing"
             elif found.problem:
                 problems[part.key] = found.problem
-            elif (found.digest, found.size_bytes) != (part.digest, part.size_bytes):
+            elif (found.part_digest, found.size_bytes) != (part.digest, part.size_bytes):
                 problems[part.key] = "is not the part that a snapshot names: it was replaced"
         return problems
 

@@ -334,6 +334,28 @@ def test_a_marker_of_another_format_is_refused_and_kept(shard: Path, tmp_path: P
     assert home.exists()
 
 
+def test_a_snapshot_of_another_format_is_refused_as_one_that_is_damaged(shard: Path, tmp_path: Path) -> None:
+    """It came from durable storage, where commits can stand in for it: no local state needs the newer release."""
+    copy = tmp_path / "shard"
+    shutil.copytree(shard, copy)
+    with open_shard(copy) as backend:
+        folder = tmp_path / "frozen"
+        folder.mkdir()
+        for path in backend.freeze(P2):
+            shutil.copyfile(path, folder / path.name)
+    planted = Rdict(str(folder), Options(raw_mode=True))
+    marker = Marker.decode(planted[MARKER_KEY], folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.backends.rocksdb.marker.ROWS_FORMAT", 2)
+        planted[MARKER_KEY] = marker.encode()
+    planted.flush()
+    planted.close()
+    with open_shard(tmp_path / "empty") as backend:
+        with pytest.raises(CorruptionError, match=r"another release.*format=2 readable=1"):
+            backend.thaw(P2, folder)
+        assert backend.versions() == []
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

@@ -159,11 +159,12 @@ def test_a_flipped_byte_of_a_run_is_refused_before_anything_is_made(shard: RunFi
         lambda run: run | {"id": ""},
         lambda run: run | {"id": 7},
         lambda run: run | {"modified_ns": "now"},
+        lambda run: run | {"modified_ns": 2**64},
         lambda run: run | {"rows": -1},
         lambda run: run | {"more": 1},
         lambda run: {name: value for name, value in run.items() if name != "digest"},
     ],
-    ids=["path", "empty", "number", "time", "negative", "more", "less"],
+    ids=["path", "empty", "number", "time", "no time", "negative", "more", "less"],
 )
 def test_a_version_file_that_names_no_run_is_refused(
     shard: RunFilesBackend, tmp_path: Path, change: Callable[[dict[str, object]], dict[str, object]]

@@ -1,9 +1,9 @@
 """All backends side by side: after any steps they agree on every read, with each other and with the model.
 
 Each side has a shard and a commit log of its own, and goes through the same steps: transactions, several attempts at
-one version, rollbacks, deletes, retention, pins, snapshots, merges, clean restarts, kills, and losses of local files.
-What a side still holds locally may differ; what it answers may not. One machine writes keys whose hashes collide, one
-keys and values of every type.
+one version, rollbacks, deletes, retention, open views, snapshots, merges, clean restarts, kills, and losses of local
+files. What a side still holds locally may differ; what it answers may not. One machine writes keys whose hashes
+collide, one keys and values of every type.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Side:
         directory = root / f"{backend_name}-log"
         self.log = ObjectCommitLog(storage, "op/shard-0000", self.schemas, executor, directory, backend_name)
         self.pointers: list[Pointer] = []
-        self.pins: list[tuple[ExitStack, View]] = []
+        self.views: list[View] = []
         self.open()
 
     def open(self) -> None:
@@ -65,16 +65,18 @@ class Side:
         self.store = VersionedStore(self.backend, self.log)
 
     def close(self) -> None:
-        while self.pins:
-            self.pins.pop()[0].close()
+        self.close_views()
         self.backend.close()
+
+    def close_views(self) -> None:
+        while self.views:
+            self.views.pop().close()
 
     def view(self, number: int) -> View:
         return self.store.read_at(self.pointers[number])
 
-    def pin(self, number: int) -> None:
-        pin = ExitStack()
-        self.pins.append((pin, pin.enter_context(self.store.pin(self.pointers[number]))))
+    def open_view(self, number: int) -> None:
+        self.views.append(self.view(number))
 
     def maintain(self, number: int) -> None:
         try:
@@ -84,7 +86,7 @@ class Side:
             assert self.pointers[number] not in self.backend.versions()
 
     def snapshot(self, number: int) -> None:
-        with self.store.pin(self.pointers[number]):
+        with self.view(number):
             self.log.write_snapshot(self.backend, self.pointers[number])
 
     def prune(self, number: int) -> None:
@@ -153,7 +155,7 @@ class Mirror(RuleBasedStateMachine):
         patch.setattr(run_stack, "GROWTH", growth)
         root = self.cleanup.enter_context(ram_directory())
         self.model: list[Version] = []
-        self.pinned: list[int] = []
+        self.viewed: list[int] = []
         self.turns = itertools.count()
         self.sides = [Side(name, self.tables, root, self.cleanup) for name in BUILT_IN]
 
@@ -162,7 +164,7 @@ class Mirror(RuleBasedStateMachine):
             try:
                 for number in range(len(self.model)):
                     self.check(number, self.tables)
-                self.check_pins()
+                self.check_views()
             finally:
                 for side in self.sides:
                     side.close()
@@ -186,14 +188,14 @@ class Mirror(RuleBasedStateMachine):
 
         self.on_all_sides(compare)
 
-    def check_pins(self) -> None:
-        for i, number in enumerate(self.pinned):
+    def check_views(self) -> None:
+        for i, number in enumerate(self.viewed):
             for side, table in itertools.product(self.sides, self.tables):
-                check_reads(side.pins[i][1], table, self.model[number].state)
+                check_reads(side.views[i], table, self.model[number].state)
 
     @invariant()
     def the_last_version_and_one_other_agree(self) -> None:
-        """The others, the tables and the pins take turns; in the end all are looked at."""
+        """The others and the tables take turns; in the end all are looked at."""
         if getattr(self, "model", None):
             turn = next(self.turns)
             table = self.tables[turn % len(self.tables)]
@@ -253,22 +255,20 @@ class Mirror(RuleBasedStateMachine):
         number = self.draw_number(data)
         self.on_all_sides(lambda side: side.backend.drop([side.pointers[number]]))
 
-    @precondition(lambda self: self.model and len(self.pinned) < 2)
+    @precondition(lambda self: self.model and len(self.viewed) < 2)
     @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
+    def open_view(self, data: st.DataObject) -> None:
         number = self.draw_number(data)
-        self.on_all_sides(lambda side: side.pin(number))
-        self.pinned.append(number)
+        self.on_all_sides(lambda side: side.open_view(number))
+        self.viewed.append(number)
 
-    @precondition(lambda self: self.pinned)
+    @precondition(lambda self: self.viewed)
     @rule()
-    def unpin_all(self) -> None:
-        """What was pinned still reads the same."""
-        self.check_pins()
-        for side in self.sides:
-            while side.pins:
-                side.pins.pop()[0].close()
-        self.pinned.clear()
+    def close_views(self) -> None:
+        """What was open still reads the same, though its version was dropped meanwhile."""
+        self.check_views()
+        self.on_all_sides(lambda side: side.close_views())
+        self.viewed.clear()
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
@@ -289,22 +289,22 @@ class Mirror(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """A clean one."""
-        self.check_pins()
-        self.pinned.clear()
+        self.check_views()
+        self.viewed.clear()
         self.on_all_sides(lambda side: (side.close(), side.open()))
 
     @precondition(lambda self: self.model)
     @rule()
     def crash(self) -> None:
-        self.check_pins()
-        self.pinned.clear()
+        self.check_views()
+        self.viewed.clear()
         self.on_all_sides(lambda side: side.crash())
 
     @precondition(lambda self: self.model)
     @rule(share=st.one_of(st.floats(0, 0.999), st.just(1.0)))
     def lose_files(self, share: float) -> None:
-        self.check_pins()
-        self.pinned.clear()
+        self.check_views()
+        self.viewed.clear()
         self.on_all_sides(lambda side: side.lose(share))
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from holdfast.backends import run_stack
-from holdfast.backends.base import Pointer
+from holdfast.backends.base import Pointer, View
 from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
@@ -61,7 +61,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
         self.model: dict[Pointer, State] = {}
         self.open: list[Open] = []
         self.last: Pointer | None = None
-        self.pins: list[tuple[Pointer, Any]] = []
+        self.views: list[tuple[Pointer, View]] = []
         self.log = self.make_log()
         self.open_shard()
 
@@ -198,30 +198,28 @@ class StoreWithoutLog(RuleBasedStateMachine):
     def read(self, data: st.DataObject) -> None:
         self.check(self.draw_pointer(data))
 
-    @precondition(lambda self: self.model and len(self.pins) < 3)
+    @precondition(lambda self: self.model and len(self.views) < 3)
     @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
+    def open_view(self, data: st.DataObject) -> None:
         pointer = self.draw_pointer(data)
         if not self.is_lost(pointer):
-            pin = ExitStack()
-            view = pin.enter_context(self.store.pin(pointer))
-            self.pins.append((pointer, (pin, view)))
+            self.views.append((pointer, self.store.read_at(pointer)))
 
-    @precondition(lambda self: self.pins)
+    @precondition(lambda self: self.views)
     @rule()
-    def unpin(self) -> None:
-        pointer, (pin, view) = self.pins.pop(0)
-        self.compare(view, self.model[pointer])
-        pin.close()
+    def close_view(self) -> None:
+        """It still reads the same, though its version was dropped meanwhile."""
+        pointer, view = self.views.pop(0)
+        with view:
+            self.compare(view, self.model[pointer])
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def prune(self, data: st.DataObject) -> None:
-        """The accepted version stays, with all later ones and what is pinned."""
+        """The accepted version stays, with all later ones."""
         accepted = self.draw_pointer(data)
         before = self.backend.versions()
         kept = {p for p in before if p == accepted or p.version > accepted.version}
-        kept |= {p for p, _ in self.pins} & set(before)
         assert set(self.store.prune(accepted)) == set(before) - kept
         assert set(self.backend.versions()) == kept
 
@@ -272,7 +270,7 @@ class StoreWithoutLog(RuleBasedStateMachine):
     def reopen(self) -> None:
         """Another process of the executor goes on.
 
-        The first one's transactions too, unless a shard has one owner; but pins end with it.
+        The first one's transactions too, unless a shard has one owner; but open views end with it.
         """
         before = self.backend.versions()
         self.close_shard()
@@ -285,8 +283,8 @@ class StoreWithoutLog(RuleBasedStateMachine):
             assert held == before
 
     def close_shard(self) -> None:
-        while self.pins:
-            self.unpin()
+        while self.views:
+            self.close_view()
         if self.backend.has_one_owner:
             for attempt in self.open:
                 attempt.transaction.abort()
@@ -352,7 +350,7 @@ class StoreWithLog(StoreWithoutLog):
         """A new beginning of the chain, for the commits that follow."""
         pointer = self.draw_pointer(data)
         assert isinstance(self.log, ObjectCommitLog)
-        with self.store.pin(pointer):
+        with self.store.read_at(pointer):
             self.log.write_snapshot(self.backend, pointer)
 
 

@@ -242,3 +242,36 @@ def test_a_flip_in_the_frame_of_a_run_is_found(version: tuple[MemoryBackend, Pat
         backend.drop([P1])
         backend.load(P1, {"counts": RUN}, {})
     assert found > 12
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        b'{"kind":"version","kind":"version","encoding":"plain","header":{},"sections":[]}',
+        b'{"kind":"version","encoding":"plain","header":{"a":1,"a":1},"sections":[]}',
+        b'{"kind":"version","encoding":"plain","header":{"a":[{"b":{"c":1,"c":2}}]},"sections":[]}',
+    ],
+)
+def test_a_field_that_stands_twice_is_refused(footer: bytes) -> None:
+    """Two readers of the format would not agree which one counts."""
+    with pytest.raises(CorruptionError, match="x has an unreadable footer"):
+        stored_file.decode(reseal(encoded("version"), footer), source="x", kind="version")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kind": "k" * 100_000},
+        {"encoding": "e" * 100_000},
+        {"sections": [{"name": "n" * 100_000, "offset": 9, "size_bytes": 1, "plain_bytes": 1}]},
+        {"sections": [{"name": "n" * 100_000, "offset": 0, "size_bytes": 0, "plain_bytes": 1}]},
+        {"sections": [{"name": "n", "offset": 0, "size_bytes": 10**4000, "plain_bytes": 10**4000}]},
+        {"sections": [{"name": "n", "offset": 0, "size_bytes": 0, "plain_bytes": -(10**4000)}]},
+    ],
+)
+def test_no_error_repeats_much_of_a_file(changed: dict[str, Any]) -> None:
+    """What stands in a log or in a terminal is about the file, and not the file."""
+    footer = {"kind": "version", "encoding": "plain", "header": {}, "sections": []} | changed
+    with pytest.raises(CorruptionError) as told:
+        stored_file.decode(reseal(encoded("version"), footer), source="x", kind="version")
+    assert len(str(told.value)) < 400

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.checkpoint import put_record
 
@@ -18,9 +21,28 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "durable"
 
 
+class OneByOne(WrappedStorage):
+    """A local disk on which each object is younger than the one before.
+
+    File systems that are in memory store several within one tick of the clock, and what was stored last then counts
+    for all of them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(open_storage(str(root)))
+        self._root = root
+        self._last_ns = 0
+
+    def put(self, key: str, data: Buffer) -> None:
+        super().put(key, data)
+        path = self._root / key
+        self._last_ns = max(path.stat().st_mtime_ns, self._last_ns + 1_000_000)
+        os.utime(path, ns=(self._last_ns, self._last_ns))
+
+
 @pytest.fixture
 def storage(root: Path) -> Iterator[ObjectStorage]:
-    with open_storage(str(root)) as opened:
+    with OneByOne(root) as opened:
         yield opened
 
 

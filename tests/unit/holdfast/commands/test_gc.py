@@ -58,7 +58,8 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     """A claim is damaged: that it says a greater number cannot be ruled out. Being told is another way."""
     (root / "totals/claims").mkdir()
     me = Claimant("query-1", "run-2", None, "app", "host", "machine", "1-1", 30, 100)
-    (root / f"totals/claims/{claim_name(me, 1, 1)}.1").write_bytes(b"?")
+    claim = f"totals/claims/{claim_name(me, 1, 1)}.1"
+    (root / claim).write_bytes(b"?")
     (root / "totals/claims/now.1").write_bytes(b"")
     age(root)
     before = files(root)
@@ -66,7 +67,8 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
     assert files(root) == before - {"totals/claims/now.1"}, "a look at the clock that was left behind"
     (damage,) = document("verify", root, status=1)["damages"]
-    assert (damage["key"], damage["lost"]) == ("totals/claims", [])
+    assert (damage["key"], damage["lost"]) == (claim, [])
+    assert damage["problem"].startswith("is not a whole holdfast file")
     assert document("gc", root, "--yes", "--retain", 5)["objects"] == 9
     assert shard
 

@@ -146,6 +146,7 @@ def test_names_and_times_that_only_a_file_system_allows(root: Path, storage: Obj
         (["inspect", "--operator", "totals/shard-0003"], ""),
         (["gc", "--grace", "nan", "--yes"], "--grace must be a number"),
         (["gc", "--grace", "inf", "--yes"], "--grace must be a number"),
+        (["gc", "--grace", "1e305", "--yes"], "--grace must be a number"),
     ],
     ids=str,
 )

@@ -95,3 +95,11 @@ def test_inspect_shows_what_fails_in_the_background(root: Path, shard: ShardHist
     storage.put(f"{shard.prefix}/troubles/snapshot-00000000", b"no stored file")
     (operator,) = document("inspect", root)["operators"]
     assert any("not a whole holdfast file" in t["error"] for t in operator["troubles"])
+
+
+def test_a_name_in_other_digits_is_no_shard(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """Only what holdfast would have written counts as its own."""
+    storage.put("totals/shard-\u0660\u0660\u0660\u0661/commits/1-aa", b"?")
+    (operator,) = document("inspect", root)["operators"]
+    assert [s["shard"] for s in operator["shards"]] == [shard.prefix]
+    assert document("verify", root)["damages"] == []

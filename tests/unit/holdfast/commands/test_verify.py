@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError
+from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from tests.fuzz.forge import put_together, take_apart
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record, run
 
@@ -122,3 +127,47 @@ def test_verify_finds_objects_that_were_exchanged(root: Path, shard: ShardHistor
     damages = document("verify", root, status=1)["damages"]
     assert [d["key"].split("/")[-1] for d in damages] == [pointer, one.name]
     assert all("replaced" in d["problem"] for d in damages)
+
+
+def test_verify_misses_a_record_that_is_gone(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
+    """The folder is no operator any more, and nothing else would say so: others are intact."""
+    put_record(storage, "others")
+    storage.put("notes/shard-0001/readme", b"nothing of ours")
+    assert document("verify", root)["damages"] == []
+    (root / "totals/operator").unlink()
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert (damage["key"], damage["lost"]) == ("totals/operator", ["all of the operator"])
+    assert damage["problem"] == "is missing, although there are shards"
+    assert shard
+
+
+def lie_about_the_first(path: Path, lie: str) -> None:
+    """Let a commit say another size of the first object of its chain than that has."""
+    body, footer = take_apart(path.read_bytes())
+    header = footer["header"]
+    for entry in (header["chain"][0], header["last"]):
+        entry[lie] += entry["pointer"] == header["chain"][0]["pointer"] and entry["kind"] == header["chain"][0]["kind"]
+    path.write_bytes(put_together(body, footer))
+
+
+@pytest.mark.parametrize("lie", ["content_bytes", "size_bytes"])
+@pytest.mark.parametrize("costs", ["lost", "around"])
+def test_verify_names_what_a_restore_would_refuse(
+    root: Path, storage: ObjectStorage, tmp_path: Path, costs: str, lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A commit or a snapshot is whole in itself, but a chain says another size of it: a restore does not use it."""
+    put_record(storage)
+    shard = ShardHistory(storage)
+    made = shard.grow(None, 2)
+    victim = made[0].chain[0] if costs == "lost" else shard.snapshot(made[0])
+    liar = made[1] if costs == "lost" else shard.commit(made[0])
+    lie_about_the_first(root / shard.prefix / liar.chain[-1].key, lie)
+    expectation = pytest.raises(CorruptionError, match=victim.key) if costs == "lost" else nullcontext()
+    with ThreadPoolExecutor(1) as threads:
+        log = ObjectCommitLog(storage, shard.prefix, {}, threads, tmp_path / "here")
+        with expectation, log.restore(liar.pointer):
+            assert victim.key in caplog.text
+    damages = {d["key"]: d for d in document("verify", root, status=1)["damages"]}
+    found = damages[f"{shard.prefix}/{victim.key}"]
+    assert "replaced" in found["problem"]
+    assert str(liar.pointer) in found[costs]

@@ -248,6 +248,18 @@ def test_what_another_release_wrote_among_the_claims_is_left_alone(storage: Obje
     assert len(keys(storage)) == 4
 
 
+def test_a_claim_that_leaves_no_epoch_is_named(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Nobody comes that far by runs; without a name for it, each start would claim what it cannot find again."""
+    last = f"totals/claims/{claim_name(claimant(run='r8'), 99_999_999, 1)}.1"
+    storage.put(last, b"?")
+    age(tmp_path, ALIVE_MS + 1000)
+    with pytest.raises(CorruptionError, match=f"{last} has the last epoch.*delete it"):
+        take(storage)
+    assert keys(storage) == [last]
+    storage.delete([last])
+    take(storage)
+
+
 def test_operators_beside_each_other_do_not_meet(storage: ObjectStorage) -> None:
     take(storage)
     storage.put("totals-2/shard-0000/commits/1-0123456789abcdef", b"a neighbour's")

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.backends import stored_file
+from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.fuzz.forge import put_together, take_apart
 from tests.model.built_in import BUILT_IN
-from tests.unit.snapshotter.snapshots.shard import SHARD, Opener, states
+from tests.unit.snapshotter.snapshots.shard import SHARD, Opener, Shard, states
 
 # A way around damage.
 
@@ -67,6 +69,62 @@ def test_a_snapshot_of_a_backend_that_is_not_installed_is_gone_around(
     storage.delete([f"{SHARD}/commits/{base}"])
     with pytest.raises(CorruptionError, match=r"a backend that cannot be used here: no backend named 'gone'"):
         shard_of().store.begin(last)
+
+
+def freeze_unreadable(shard: Shard, folder: Path) -> None:
+    """Let a shard freeze files that are whole, but that no backend of this release opens."""
+    freeze = shard.backend.freeze
+
+    def altered(pointer: Pointer) -> list[Path]:
+        home = folder / str(pointer)
+        home.mkdir(parents=True)
+        for path in freeze(pointer):
+            data = path.read_bytes()
+            if path.name == "version":
+                data = put_together(*take_apart(data), version=2)
+            elif path.name == "CURRENT":
+                data = b"MANIFEST-999999\n"
+            (home / path.name).write_bytes(data)
+        return sorted(home.iterdir())
+
+    shard.backend.freeze = altered  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("reader", BUILT_IN)
+@pytest.mark.parametrize("writer", BUILT_IN)
+def test_snapshots_that_cannot_be_opened_are_gone_around(
+    shard_of: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture, writer: str, reader: str
+) -> None:
+    """Another release wrote them, or they were damaged before their digests were taken; more of them than tries."""
+    one = shard_of(writer)
+    freeze_unreadable(one, tmp_path / "altered")
+    pointer, wanted = one.write(None, range(30), 0), states((range(30), 0))
+    for n in range(1, 7):
+        entry, _ = one.snapshot(pointer)
+        pointer = one.write(pointer, range(n), n)
+        wanted |= states((range(n), n))
+    assert one.lineage(pointer).chain[0] == entry
+    other = shard_of(reader)
+    assert other.state(pointer) == wanted
+    assert "restored without a damaged snapshot" in caplog.text
+    assert other.state(other.write(pointer, range(1), 9)) == wanted | states((range(1), 9))
+
+
+def test_where_nothing_stands_in_for_a_snapshot_that_cannot_be_opened_it_is_named(
+    shard_of: Opener, storage: ObjectStorage, tmp_path: Path
+) -> None:
+    one = shard_of()
+    freeze_unreadable(one, tmp_path / "altered")
+    base = one.write(None, range(30), 1)
+    entry, _ = one.snapshot(base)
+    last = one.write(base, range(10), 2)
+    storage.delete([f"{SHARD}/commits/{base}"])
+    other = shard_of()
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=f"{entry.key} cannot be used: .*another format") as caught:
+            other.store.begin(last)
+        assert f"commits/{base}" in "".join(caught.value.__notes__)
+    assert other.backend.versions() == []
 
 
 def test_where_nothing_stands_in_the_damaged_object_is_named_and_nothing_local_changes(

@@ -1,14 +1,18 @@
-"""The limit of upload bytes per second: what passes in a time, in which order, and what a cancelled upload leaves."""
+"""Storages around a storage: what the limit of bytes per second lets pass, and where a prefix leads."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.snapshotter.storage.wrappers import Bandwidth
+from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage, PrefixedStorage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 
 class FakeClock:
@@ -107,3 +111,46 @@ def test_threads_go_in_the_order_in_which_they_came() -> None:
     for thread in waiting:
         thread.join()
     assert passed == [(number, 100 * (number + 1)) for number in range(5)]
+
+
+def test_a_put_that_fails_has_had_its_turn(bandwidth: Bandwidth, clock: FakeClock) -> None:
+    """It may have sent all of it; whoever comes next pays, and nobody waits for ever."""
+    with open_storage("memory://limited") as storage:
+        limited = PrefixedStorage(LimitedStorage(FaultyStorage(storage, [Fault("fail", "put")]), bandwidth), "shard")
+        with pytest.raises(UnavailableError):
+            limited.put("a", bytes(1000))
+        limited.put("b", b"x")
+        assert clock.now_ms == 1000
+        assert [info.key for info in storage.list("")] == ["shard/b"]
+
+
+PREFIXES = ["a", "ab", "b/a", "a b", " a", "..a", "*", "[x]", "?", "a#b", "%2e%2e", "\\", "~", "é", "e\u0301", "\u202e"]
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_prefix_is_taken_as_it_is_and_nothing_leads_out_of_it(kind: str, tmp_path: Path) -> None:
+    """One that begins another, patterns, escapes, two forms of one letter: each has its own objects, and no others."""
+    url = str(tmp_path) if kind == "file" else "memory://prefixed"
+    with open_storage(url) as storage:
+        # One inside the other, as a shard of an operator: it is the same folder as by one prefix.
+        views = {prefix: PrefixedStorage(PrefixedStorage(storage, "totals"), prefix) for prefix in PREFIXES}
+        for prefix, view in views.items():
+            view.put("commits/1", prefix.encode())
+        assert {info.key for info in storage.list("")} == {f"totals/{prefix}/commits/1" for prefix in PREFIXES}
+        for prefix, view in views.items():
+            for out in ("../ab/commits/1", "/a", "", ".", "a//b"):
+                for call in (
+                    view.get,
+                    lambda key, view=view: view.put(key, b""),
+                    lambda key, view=view: view.delete([key]),
+                ):
+                    with pytest.raises(InvalidArgumentError):
+                        call(out)
+            with pytest.raises(InvalidArgumentError):
+                view.delete(["commits/1", "../ab/commits/1"])
+            assert bytes(view.get("commits/1")) == prefix.encode(), "keys are checked before the first one is deleted"
+        for prefix, view in views.items():
+            assert [info.key for info in view.list("")] == ["commits/1"]
+            view.delete([info.key for info in view.list("commits/")])
+            assert f"totals/{prefix}/commits/1" not in {info.key for info in storage.list("")}
+        assert not storage.list("")

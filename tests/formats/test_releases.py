@@ -1,0 +1,253 @@
+"""Two releases on one directory: what this one makes of files that a newer one wrote; see FORMAT.md section 1.
+
+A newer release raises the format version of a kind, or adds a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConflictError, CorruptionError, UnavailableError
+from holdfast.snapshotter.ownership.claim_listing import Claimant
+from holdfast.snapshotter.ownership.claims import Claims
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.retention import run_retention
+from holdfast.snapshotter.upkeep.troubles import Troubles
+from holdfast.testing.state_rows import COUNTS
+from tests.fuzz.forge import digest_of, put_together, resealed, take_apart
+from tests.fuzz.hostile_files import SHARD, Shard
+from tests.model.shard_history import ShardHistory
+from tests.unit.holdfast.commands.checkpoint import age, document, files, put_record
+from tests.unit.snapshotter.commits.shard import Shard as SmallShard
+
+TABLES = {"counts": COUNTS}
+
+
+def raised(data: bytes) -> bytes:
+    """Return a file as a release with another format version writes it."""
+    return resealed(data[:-26] + (2).to_bytes(2, "little") + data[-24:])
+
+
+def extended(data: bytes) -> bytes:
+    """Return a file with a field that this release does not know."""
+    body, footer = take_apart(data)
+    footer["header"]["since_then"] = {"by": "a newer release"}
+    return put_together(body, footer)
+
+
+CHANGES = pytest.mark.parametrize("changed", [raised, extended])
+SAID = r"than this release of holdfast reads: open it with the release that wrote it"
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
+    with ThreadPoolExecutor(2) as threads:
+        yield Shard(tmp_path_factory.mktemp("releases"), threads)
+
+
+@CHANGES
+def test_state_is_never_made_without_a_commit_of_a_newer_release(
+    shard: Shard, changed: Callable[[bytes], bytes]
+) -> None:
+    """The query goes back to an older release: it stops, and is told which release to use."""
+    commits = [key for key in shard.objects if "/commits/" in key]
+    snapshot_version = 3
+    needed = [key for key in commits if int(key.rpartition("/")[2].partition("-")[0]) > snapshot_version]
+    assert len(needed) == 2
+    for key in needed:
+        with pytest.raises(CorruptionError, match=f"{key} has .*{SAID}"):
+            shard.restored(key, changed(shard.objects[key]))
+
+
+@pytest.mark.parametrize(
+    ("folder", "changed"), [("snapshots", raised), ("snapshots", extended), ("files", raised)], ids=str
+)
+def test_a_snapshot_of_a_newer_release_is_done_without(
+    shard: Shard, folder: str, changed: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commits give the same version; the log names what could not be read."""
+    for key in [key for key in shard.objects if f"/{folder}/" in key]:
+        caplog.clear()
+        assert shard.restored(key, changed(shard.objects[key])) == "restored"
+        assert "restored without a damaged snapshot" in caplog.text
+        assert "the release that wrote it" in caplog.text
+
+
+@CHANGES
+def test_a_record_of_a_newer_release_lets_no_query_in(tmp_path: Path, changed: Callable[[bytes], bytes]) -> None:
+    with open_storage(str(tmp_path)) as storage:
+        record = OperatorRecord.of("totals", "query", "definition", "run", 4, TABLES, 100)
+        declare_operator(storage, record)
+        storage.put("totals/operator", changed(bytes(storage.get("totals/operator"))))
+        before = files(tmp_path)
+        for call in (lambda: declare_operator(storage, record), lambda: claims(storage, "query").take(record)):
+            with pytest.raises(CorruptionError, match=f"totals/operator has .*{SAID}"):
+                call()
+        assert files(tmp_path) == before
+
+
+# What may be deleted.
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "durable"
+
+
+@pytest.fixture
+def storage(root: Path) -> Iterator[ObjectStorage]:
+    with open_storage(str(root)) as opened:
+        put_record(opened, retained=5)
+        yield opened
+
+
+@CHANGES
+@pytest.mark.parametrize("newest", ["commits/31-*", "snapshots/30-*"])
+def test_nothing_is_deleted_where_a_newer_release_has_written(
+    root: Path, storage: ObjectStorage, newest: str, changed: Callable[[bytes], bytes]
+) -> None:
+    """It may need what this one would not: `gc` of an older installation, an executor that was not restarted."""
+    history = ShardHistory(storage)
+    made = history.grow(None, 31 if newest.startswith("commits") else 30, snapshot_every=10)
+    (path,) = (root / history.prefix).glob(newest)
+    data = changed(path.read_bytes())
+    if newest.startswith("snapshots"):
+        path.unlink()
+        path = path.with_name(f"{path.name[:-16]}{digest_of(data)[:16]}")
+    path.write_bytes(data)
+    age(root)
+    before = files(root)
+    done = document("gc", root, "--yes", status=1)
+    (error,) = [s["error"] for s in done["shards"] if s["error"]]
+    assert error.startswith(f"file://{path} has ")
+    assert files(root) == before
+    if newest.startswith("snapshots"):
+        at = made[24]  # an executor that does not know of the newer release
+        with pytest.raises(CorruptionError, match="the release that wrote it"):
+            run_retention(PrefixedStorage(storage, history.prefix), at.pointer, at.chain, retained=5)
+        assert files(root) == before
+
+
+def test_what_lies_beside_the_shards_is_a_newer_releases_own(root: Path, storage: ObjectStorage) -> None:
+    """That is where it puts kinds of objects that this release does not know; below a shard they would go."""
+    history = ShardHistory(storage)
+    history.grow(None, 30, snapshot_every=10)
+    for key in ("totals/savepoints/1/run-0", "totals/index", f"{history.prefix}/index/1"):
+        storage.put(key, b"?")
+    age(root)
+    before = files(root)
+    document("gc", root, "--yes")
+    gone = before - files(root)
+    assert f"{history.prefix}/index/1" in gone
+    assert not {key for key in gone if not key.startswith(history.prefix)}
+
+
+# What only tells people something.
+
+
+def claims(storage: ObjectStorage, query: str, retained: int = 100) -> Claims:
+    me = Claimant(query, f"run-of-{query}", f"name of {query}", "app", "host", "machine", "1-1", 4, retained)
+    return Claims(storage, "totals", me, lambda _: ())
+
+
+def change_claim(root: Path, changed: Callable[[bytes], bytes]) -> Path:
+    (path,) = (root / "totals/claims").iterdir()
+    path.write_bytes(changed(path.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [(extended, "name of query-1"), (raised, "(none)"), (lambda data: data[:-1], "(none)")],
+    ids=["extended", "raised", "damaged"],
+)
+def test_a_claim_keeps_others_out_whatever_it_holds(
+    root: Path, storage: ObjectStorage, changed: Callable[[bytes], bytes], name: str
+) -> None:
+    """Its name decides. The one that is refused leaves nothing behind that would stop the first one's executors."""
+    record = read_operator(storage, "totals")
+    claims(storage, "query-1").take(record)
+    change_claim(root, changed)
+    before = files(root)
+    with pytest.raises(ConflictError, match="another query uses this directory") as told:
+        claims(storage, "query-2").take(record)
+    assert (told.value.facts["owner"], told.value.facts["name"]) == ("query-1", name)
+    assert files(root) == before
+
+
+def test_a_claim_with_more_fields_still_says_what_is_retained(root: Path, storage: ObjectStorage) -> None:
+    claims(storage, "query-1", 12).take(read_operator(storage, "totals"))
+    change_claim(root, extended)
+    history = ShardHistory(storage)
+    history.grow(None, 30, snapshot_every=10)
+    age(root)
+    found = {s["shard"]: s for s in document("gc", root, "--yes")["shards"]}
+    assert (found[history.prefix]["needed_from"], found[history.prefix]["error"]) == (1, None)
+    assert document("verify", root)["damages"] == []
+
+
+def test_gc_does_not_guess_what_a_claim_of_a_newer_version_retains(root: Path, storage: ObjectStorage) -> None:
+    claims(storage, "query-1", 12).take(read_operator(storage, "totals"))
+    claim = change_claim(root, raised)
+    ShardHistory(storage).grow(None, 30, snapshot_every=10)
+    age(root)
+    before = files(root)
+    done = document("gc", root, "--yes", status=1)
+    assert claim.name in " ".join(s["error"] or "" for s in done["shards"])
+    assert files(root) == before
+    (damage,) = document("verify", root, status=1)["damages"]
+    assert damage["key"] == f"totals/claims/{claim.name}"
+    assert document("gc", root, "--yes", "--retain", "5")["objects"] == 9
+
+
+def test_a_failure_that_a_newer_release_reported_is_shown(root: Path, storage: ObjectStorage) -> None:
+    """With more fields as it is, of a newer version as one that cannot be read."""
+    history = ShardHistory(storage)
+    history.grow(None, 1)
+    Troubles(PrefixedStorage(storage, SHARD)).tell("snapshot", UnavailableError("the disk is full"), 3, "host-1", 0)
+    (path,) = (root / history.prefix / "troubles").iterdir()
+    said = {extended: "the disk is full", raised: "the release that wrote it"}
+    good = path.read_bytes()
+    for changed, text in said.items():
+        path.write_bytes(changed(good))
+        (operator,) = document("inspect", root)["operators"]
+        (trouble,) = operator["troubles"]
+        assert text in trouble["error"]
+
+
+# Local state.
+
+
+@pytest.fixture
+def small(storage: ObjectStorage, tmp_path: Path) -> Iterator[SmallShard]:
+    with ThreadPoolExecutor(2) as threads:
+        yield SmallShard(storage, threads, tmp_path / "here")
+
+
+def test_a_local_version_of_a_newer_release_is_restored(small: SmallShard) -> None:
+    """An executor takes over a directory that outlived the one before: what it cannot read comes from storage."""
+    pointer = small.grow(None, 3)
+    path = small.backend.directory / "versions" / str(pointer) / "version"
+    path.write_bytes(raised(path.read_bytes()))
+    with pytest.raises(CorruptionError, match="the release that wrote it"):
+        small.state(pointer)
+    assert small.state(pointer) == {"u0": 0, "u1": 1, "u2": 2}
+
+
+@CHANGES
+def test_a_note_of_a_newer_release_counts_as_none(small: SmallShard, changed: Callable[[bytes], bytes]) -> None:
+    """The next commit builds on what it knows, and nothing else is lost."""
+    pointer = small.grow(None, 3)
+    small.log.write_snapshot(small.backend, pointer)
+    path = small.backend.directory / "snapshots" / str(pointer)
+    path.write_bytes(changed(path.read_bytes()))
+    after = small.commit(pointer, ("ann", 1))
+    with small.store.read_at(after) as view:
+        assert [entry["kind"] for entry in view.properties["chain"]] == ["commit"] * 4
