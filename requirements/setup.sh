@@ -40,9 +40,13 @@ fi
 rm -f "$venv/.ready"
 "$python" -m venv --clear "$venv"
 if [ -n "${SPARK:-}" ]; then
+    # What stands under this Spark takes the place of the lock's lines.
+    awk -v wanted="$SPARK" '/^#/ { this = ($2 == "Spark" && $3 == wanted); next } this' requirements/spark.txt \
+        >"$venv/spark.txt"
     {
-        awk '/^[^ ]/ { other = !/^pyspark==/ } other' "$lock"
-        awk -v wanted="pyspark==$SPARK" '/^[^ ]/ { this = ($1 == wanted) } this' requirements/spark.txt
+        awk 'NR == FNR { if (/^[^ ]/) { split($1, name, "=="); replaced[name[1]] } next }
+             /^[^ ]/ { split($1, name, "=="); keep = !(name[1] in replaced) } keep' "$venv/spark.txt" "$lock"
+        cat "$venv/spark.txt"
     } >"$venv/lock.txt"
     lock=$venv/lock.txt
 fi

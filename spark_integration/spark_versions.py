@@ -11,6 +11,7 @@ number of state partitions         shuffle partitions of  a property of the     
                                    the run's session      run's session          run's session
 binaries in a state                bytearray              bytes                  bytes
 Java                               17, 21                 17, 21                 17, 21, 25
+fails with pyarrow 26 and later    before 4.0.5           before 4.1.4           no
 =================================  =====================  =====================  ==========================
 
 The conversions are private to Spark. holdfast calls them all the same, so that a function sees the frames that Spark's
@@ -26,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from holdfast.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import Row, StructType
 
 OLDEST = (4, 0)
 
@@ -57,6 +60,33 @@ def require_supported(version: str) -> None:
 
 require_supported(pyspark.__version__)
 _SPARK = minor_version(pyspark.__version__)
+
+
+def arrow_limit(spark_version: str) -> int | None:
+    """Return the first major version of pyarrow on which this Spark's ``applyInPandasWithState`` fails.
+
+    Spark's worker cuts a shard's rows out of a batch at offsets that pandas has made floats of; pyarrow 26 and later
+    refuse these, and Spark 4.0.5 and 4.1.4 make integers of them again.
+    """
+    numbers = tuple(int(number) for number in re.findall(r"\d+", spark_version)[:3])
+    return 26 if (4, 0) <= numbers < (4, 0, 5) or (4, 1) <= numbers < (4, 1, 4) else None
+
+
+def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__version__) -> None:
+    """Refuse a pyarrow on which this Spark's stateful operator fails in the first micro-batch.
+
+    Raises
+    ------
+    InvalidArgumentError
+        See `arrow_limit`.
+    """
+    limit = arrow_limit(spark_version)
+    if limit is not None and minor_version(arrow_version)[0] >= limit:
+        raise InvalidArgumentError(
+            f"Spark {spark_version} cannot run applyInPandasWithState, on which holdfast stands, with pyarrow "
+            f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or a Spark from 4.0.5 or "
+            "4.1.4 on"
+        )
 
 
 def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
@@ -176,6 +206,20 @@ def pandas_to_arrow(
         arrow_type = to_arrow_type(field.dataType)
         arrays.append(serializer._create_array(column, arrow_type, arrow_cast=_SPARK >= (4, 1)))  # noqa: SLF001
     return pa.RecordBatch.from_arrays(arrays, schema.names)
+
+
+def rows_to_arrow(rows: list[Any], schema: StructType) -> pa.Table:
+    """Return rows, tuples or dicts as ``createDataFrame`` would take them."""
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+
+    return LocalDataToArrowConversion.convert(rows, schema, False)
+
+
+def arrow_to_rows(table: pa.Table, schema: StructType) -> list[Row]:
+    """Return a table as ``collect`` would give it."""
+    from pyspark.sql.conversion import ArrowTableToRowsConversion
+
+    return ArrowTableToRowsConversion.convert(table, schema)
 
 
 @lru_cache(maxsize=8)

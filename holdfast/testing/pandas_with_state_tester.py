@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.types import Row, StructType
 
 from holdfast.backends.arrow.rows import IntArray
@@ -136,7 +135,7 @@ class PandasWithStateTester:
         -------
         list of Row
         """
-        rows = LocalDataToArrowConversion.convert(list(input), self._input, False) if input else self._no_rows()
+        rows = spark_versions.rows_to_arrow(list(input), self._input) if input else self._no_rows()
         return self._as_rows(self._run(rows))
 
     def testInPandas(self, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
@@ -220,7 +219,7 @@ class PandasWithStateTester:
                 "a key has one value for each key column", values=len(given), columns=len(places)
             )
         distinct = tuple(dict(zip(places, given, strict=True)).values())
-        shown = LocalDataToArrowConversion.convert([distinct], self._key, False).cast(self._step.key_types)
+        shown = spark_versions.rows_to_arrow([distinct], self._key).cast(self._step.key_types)
         return Keys.of(self._store.tables[STATE_TABLE], self._hashes(shown).view(np.uint64), shown)
 
     def _hashes(self, shown: pa.Table) -> IntArray:
@@ -259,7 +258,7 @@ class PandasWithStateTester:
         return rows.filter(pc.invert(pc.fill_null(is_late, False)))
 
     def _as_rows(self, output: pa.Table) -> list[Row]:
-        return ArrowTableToRowsConversion.convert(output, self._output)
+        return spark_versions.arrow_to_rows(output, self._output)
 
 
 class _Drained:

@@ -55,7 +55,7 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     """Return the directory below which local state goes."""
     if local_dir is not None:
         return Path(local_dir)
-    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()).absolute()
+    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or temporary_directory()).absolute()
     if disk.name.startswith(_SPARK_BLOCKS):
         disk = disk.parent
     if not in_memory:
@@ -72,6 +72,22 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
         "set spark.holdfast.local.dir."
     )
     return disk
+
+
+def temporary_directory() -> Path:
+    """Return the system's directory for temporary files.
+
+    Raises
+    ------
+    UnavailableError
+        None can be written, as where the root file system is read-only.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as exc:
+        raise UnavailableError(
+            f"no temporary directory can be written, where the state server has its log: set TMPDIR ({exc.strerror})"
+        ) from exc
 
 
 def _warn_once(message: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import xxhash
 
 from holdfast.backends import local_files
-from holdfast.spark_integration.executor.local_dirs import private_directory, user_directory
+from holdfast.spark_integration.executor.local_dirs import private_directory, temporary_directory, user_directory
 from holdfast.spark_integration.executor.processes import ProcessId
 
 LOCK_NAME = "state-server.lock"
@@ -24,7 +23,7 @@ def socket_path(executor_directory: Path) -> Path:
     path = executor_directory / "state-server.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
         return path
-    return user_directory(Path(tempfile.gettempdir())) / f"{_digest(executor_directory)}.sock"
+    return user_directory(temporary_directory()) / f"{_digest(executor_directory)}.sock"
 
 
 def log_path(executor_directory: Path) -> Path:
@@ -42,12 +41,12 @@ def _digest(executor_directory: Path) -> str:
 
 def make_log_directory() -> None:
     """Make the directory of the log files."""
-    user_directory(Path(tempfile.gettempdir()))
+    user_directory(temporary_directory())
     private_directory(_log_directory())
 
 
 def _log_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}" / "logs"
+    return temporary_directory() / f"holdfast-{os.getuid()}" / "logs"
 
 
 def remove_old_logs(now_ms: int) -> None:

@@ -16,6 +16,12 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import ArrayType, BinaryType, MapType, Row, StructType
 
+from holdfast.errors import HoldfastError
+from holdfast.spark_integration.shard.timeout import timeout_of
+
+#: Attributes of Spark's class that are private to it, and used in this module alone.
+PRIVATE = ("_value", "_defined", "_updated", "_removed", "_has_timed_out")
+
 # Columns whose values may be lists, dicts, bytearrays, numpy arrays or objects.
 _CHANGEABLE = (ArrayType, BinaryType, MapType, StructType)
 
@@ -37,6 +43,11 @@ class KeyStates:
         The micro-batch's.
     watermark_ms : int or None
         None if the query has no watermark.
+
+    Raises
+    ------
+    HoldfastError
+        Spark's class has other private attributes than those that are used here.
     """
 
     def __init__(
@@ -57,6 +68,13 @@ class KeyStates:
             valueSchema=state_schema,
         )
         self._attributes = vars(without_key)
+        lacking = [name for name in PRIVATE if name not in self._attributes]
+        if lacking:
+            raise HoldfastError(
+                "GroupState of this PySpark lacks attributes that this release of holdfast uses: install a release "
+                "that supports it",
+                lacking=" ".join(lacking),
+            )
         self._kept = _copier(state_schema)
 
     def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
@@ -104,8 +122,7 @@ class KeyState(GroupState):
     @property
     def timer_ms(self) -> int | None:
         """The timeout set by the call, in ms since 1970; None if it set none."""
-        due_ms = self._timeout_timestamp
-        return None if due_ms == GroupState.NO_TIMESTAMP else int(due_ms)
+        return timeout_of(self)
 
 
 def _python_value(value: Any) -> Any:

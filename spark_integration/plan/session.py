@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration import spark_versions
 
 
 def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
@@ -25,12 +27,15 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     Raises
     ------
     InvalidArgumentError
-        A setting, or an option of the backend or of the storage, is wrong.
+        A setting, or an option of the backend or of the storage, is wrong; or Spark and pyarrow do not go together.
     """
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
-    _check_storage(settings, configuration, is_remote=not hasattr(df.sparkSession, "sparkContext"))
+    is_remote = not hasattr(df.sparkSession, "sparkContext")
+    if df.isStreaming and not is_remote:  # a client's versions are not those of the server's workers
+        spark_versions.require_fitting_arrow(pa.__version__)
+    _check_storage(settings, configuration, is_remote=is_remote)
     if settings.checkpoint_dir is None and df.isStreaming:
         warnings.warn(
             "the state of this query is not durable: when an executor is lost, its state is too, and the query fails; "

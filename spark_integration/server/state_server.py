@@ -124,15 +124,23 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _lift_memory_limit() -> int | None:
-    """Lift the limit on the address space that a worker hands down; return what stays of it, None for no limit.
+def _take_memory_limit(executor: ProcessId) -> None:
+    """Replace the limit on the address space that a worker hands down by the executor's own; warn where it must stay.
 
-    ``spark.executor.pyspark.memory`` limits workers, hard; only a privileged process may lift that.
+    ``spark.executor.pyspark.memory`` limits workers, hard, and only a privileged process may lift that.
     """
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
+    if sys.platform != "linux":
+        return  # Spark sets no limit there
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, resource.prlimit(executor.pid, resource.RLIMIT_AS))
+    except (ValueError, OSError):
+        if limit != resource.RLIM_INFINITY:
+            _log.warning(
+                "the address space of this process is limited to %d MB: unset spark.executor.pyspark.memory, which "
+                "Python workers hand down to their state server, or its state may not fit",
+                limit >> 20,
+            )
 
 
 class ServerLog(RotatingFileHandler):
@@ -155,22 +163,16 @@ def main() -> None:
     """Read the configuration from standard input and serve."""
     os.umask(0o077)
     _raise_file_limit()
-    memory_limit = _lift_memory_limit()
     _convert_without_pandas()
     configuration = json.load(sys.stdin)
     directory = Path(configuration["executor_directory"])
     log = ServerLog(server_files.log_path(directory), maxBytes=LOG_BYTES_MAX, backupCount=1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[log])
     threading.excepthook = _die_loudly
-    if memory_limit is not None:
-        _log.warning(
-            "the address space of this process is limited to %d MB: unset spark.executor.pyspark.memory, which Python "
-            "workers hand down to their state server, or its state may not fit",
-            memory_limit >> 20,
-        )
     executor = ProcessId.parse(configuration["executor"])
     if executor is None:
         raise SystemExit(f"not a process: {configuration['executor']!r}")
+    _take_memory_limit(executor)
     served = False
     try:
         # The process inherited the lock from its parent, and releases it when it ends.

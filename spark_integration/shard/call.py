@@ -61,9 +61,10 @@ def call_shard(
     if remembered is not None:
         remembered.require(operator.name, hash_of_route(route), operator.shards)
     shard = shard_of_route(route, operator.shards)
-    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None)
-    require_number_of_shards(operator, streaming)
     batch_ms = state.getCurrentProcessingTimeMs()
+    streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None, batch_ms)
+    if remembered is None:
+        require_number_of_shards(operator, streaming)
     if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
         return  # called already, for its rows, and fired what was due; what is left is due in the next micro-batch
     times = BatchTimes(
@@ -139,7 +140,10 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check the number of shards where only Spark keeps it: as the number of partitions that the query started with.
+    """Check a new shard's number where only Spark keeps it: as the number of partitions that the query started with.
+
+    A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
+    ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
 
     Raises
     ------

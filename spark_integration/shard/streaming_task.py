@@ -14,8 +14,8 @@ its time        Spark's processing time, which is part of the plan: the same who
 ==============  =========================  ====================================================================
 
 A job outside SQL (``rows.rdd`` in a thread), or of another session, reveals nothing. The id of the operator's
-definition, which travels with the plan, then stands in for the run's; such a task makes no claim and begins no shard
-that other tasks might begin too.
+definition, which travels with the plan, then stands in for the run's, and with the micro-batch's time for the
+query's; such a task makes no claim and begins no shard that other tasks might begin too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StreamingTask:
     partitions: int | None
 
     @classmethod
-    def current(cls, definition_id: str, pinned_query_id: str | None) -> StreamingTask:
+    def current(cls, definition_id: str, pinned_query_id: str | None, batch_ms: int) -> StreamingTask:
         """Return the micro-batch of the running task.
 
         Parameters
@@ -67,6 +67,8 @@ class StreamingTask:
             Of the running operator.
         pinned_query_id : str or None
             From the shard's pointer.
+        batch_ms : int
+            The micro-batch's processing time.
         """
         context = TaskContext.get()
 
@@ -77,7 +79,8 @@ class StreamingTask:
         partitions = state_partitions(tell, in_sparks_thread=query_id is not None)
         run_id = _run_id(tell) if query_id or partitions else None
         return cls(
-            query_id=pinned_query_id or query_id or run_id or definition_id,
+            # One data frame may be started as two queries, whose definition is the same.
+            query_id=pinned_query_id or query_id or run_id or f"{definition_id}-{batch_ms}",
             run_id=run_id or definition_id,
             is_run_known=run_id is not None,
             batch_id=_number(tell(_BATCH)) if query_id else None,

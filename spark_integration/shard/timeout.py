@@ -6,12 +6,16 @@ the shard in exactly those micro-batches that have data for it or in which a tim
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
+
+#: Where `GroupState` has the timeout to send to Spark; private to it, and used in this module alone.
+PRIVATE_TIMEOUT = "_timeout_timestamp"
 
 
 def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_timer_ms: int | None) -> None:
@@ -20,9 +24,19 @@ def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_tim
         return  # the update has cleared it
     if timeout_conf == "ProcessingTimeTimeout":
         state.setTimeoutDuration(max(1, earliest_timer_ms - state.getCurrentProcessingTimeMs()))
-    elif earliest_timer_ms >= state.getCurrentWatermarkMs():
-        state.setTimeoutTimestamp(earliest_timer_ms)
+        return
+    watermark_ms = state.getCurrentWatermarkMs()
+    if earliest_timer_ms < watermark_ms and hasattr(state, PRIVATE_TIMEOUT):
+        # With spark.holdfast.timeouts=spark a timer may stay after it has fired, and is due in every micro-batch. Spark
+        # has no public call that sets a timeout in the past: with those alone it is due when the watermark moves on.
+        setattr(state, PRIVATE_TIMEOUT, earliest_timer_ms)
     else:
-        # With spark.holdfast.timeouts=spark a timer may stay after it has fired and be due in every micro-batch. No
-        # public call of Spark's sets a timeout in the past.
-        state._timeout_timestamp = earliest_timer_ms  # noqa: SLF001
+        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms))
+
+
+def timeout_of(state: GroupState) -> int | None:
+    """Return the timeout that a call has set, in milliseconds since 1970."""
+    due_ms = getattr(state, PRIVATE_TIMEOUT, None)
+    if due_ms is None:
+        due_ms = json.loads(state.json())["timeoutTimestamp"]  # 20 µs a key
+    return None if due_ms == state.NO_TIMESTAMP else int(due_ms)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,6 +22,7 @@ import pytest
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.executor import server_files
+from holdfast.spark_integration.server import state_server
 from tests.faults.executor_process import (
     PATIENCE_SECONDS,
     Executor,
@@ -205,3 +211,46 @@ def test_a_server_that_hangs_is_not_waited_for_again_and_again(executor: Executo
     finally:
         os.kill(pid, signal.SIGCONT)
     assert eventually(lambda: client.call("statistics"))["pid"] == pid
+
+
+LIMIT_BYTES = 8 << 30
+CAP_SYS_RESOURCE = 1 << 24
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Spark limits the address space on Linux only")
+
+
+def may_lift_limits() -> bool:
+    """Root may, but in most containers it may not."""
+    (effective,) = re.findall(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(int(effective, 16) & CAP_SYS_RESOURCE)
+
+
+@on_linux
+@pytest.mark.parametrize("limited", ["worker", "executor and worker"])
+def test_it_takes_the_executors_address_space_where_it_may(
+    executors: StartExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: str
+) -> None:
+    """`spark.executor.pyspark.memory` is for workers; what limits the executor was set by whoever runs the machine."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -v {LIMIT_BYTES >> 10}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    limited_python = partial(monkeypatch.setattr, sys, "executable", str(python))
+    if limited == "executor and worker":
+        limited_python()
+    executor = executors()
+    limited_python()
+    server = executor.start(executor.client())["pid"]
+    is_lifted = limited == "worker" and may_lift_limits()
+    expected = resource.RLIM_INFINITY if is_lifted else LIMIT_BYTES
+    assert resource.prlimit(server, resource.RLIMIT_AS) == (expected, expected)
+    is_told = "unset spark.executor.pyspark.memory" in executor.log
+    assert is_told == (limited == "worker" and not is_lifted), "where the executor has that limit, unsetting it is vain"
+
+
+@on_linux
+def test_it_asks_for_the_executors_limit(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where this machine does not allow it: not for no limit at all."""
+    asked: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: asked.append(arguments))
+    subprocess.run(["prlimit", f"--as={LIMIT_BYTES}", "--pid", str(executor.id.pid)], check=True)
+    state_server._take_memory_limit(executor.id)
+    assert asked == [(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))]

@@ -93,6 +93,27 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
+    """For a write, say: on Spark 4.0 that hides the number that the query began with, which its shards have too."""
+    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    for _ in range(3):
+        lab.feed([("a", 1), ("b", 2)])
+
+    def write(rows: DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        yield "before", rows_of(rows)
+        rows.sparkSession.conf.set("spark.sql.shuffle.partitions", "7")
+        if batches:  # in the first micro-batch the shards begin
+            yield "after", rows_of(rows)
+
+    batches: list[Found] = []
+    writer = lab.totals().writeStream.foreachBatch(lambda rows, _: batches.append(dict(write(rows))))
+    writer = writer.outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(lab.folder / "query")).start().awaitTermination()
+    second, third = ([("a", n, n), ("b", n, 2 * n)] for n in (2, 3))
+    assert batches[1:] == [dict.fromkeys(("before", "after"), rows) for rows in (second, third)]
+
+
+@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
 @pytest.mark.parametrize("durable", sample([True, False]), ids=str)
 def test_one_data_frame_may_be_started_as_two_queries(lab: Lab, durable: bool) -> None:
     """Each has its checkpoint location, so each has its state; both go on, at once and after a restart."""

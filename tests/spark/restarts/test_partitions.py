@@ -147,13 +147,15 @@ def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case:
     assert lab.state() == dict.fromkeys(KEYS, (3, 3))
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_far_more_partitions_than_slots_are_told_where_the_query_is_defined(lab: Lab) -> None:
     """The warning names the user's line, and comes once: what is stored has its number, and no choice any more."""
     lab.feed([("a", 1)])
     lab.spark.conf.set("spark.sql.shuffle.partitions", 17)
     with pytest.warns(UserWarning, match=r"17 shuffle partitions for 2 task slots") as told:
         lab.totals()
-    assert [warning.filename for warning in told] == [lab_module.__file__]
+    # Spark 4.0 and 4.1 leave the socket of collect() open, and Python warns of that too.
+    assert [w.filename for w in told if w.category is not ResourceWarning] == [lab_module.__file__]
     lab.configure({"shards": "2"})
     lab.spark.conf.set("spark.sql.shuffle.partitions", 2)
     lab.run(lab.totals())

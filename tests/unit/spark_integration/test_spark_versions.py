@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 
 pytestmark = pytest.mark.smoke
@@ -20,13 +22,16 @@ pytestmark = pytest.mark.smoke
 ROOT = Path(__file__).parents[3]
 
 
+def sources() -> Iterator[Path]:
+    for folder in ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
 def test_no_other_module_asks_for_the_version_of_spark() -> None:
     """Else what differs is found in many places, and a new version is a search."""
-    folders = ("backends", "benches", "examples", "holdfast", "mvcc", "snapshotter", "spark_integration")
     asking = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in folders
-        for path in (ROOT / folder).rglob("*.py")
+        for path in sources()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
         and ast.unparse(node).endswith(
@@ -54,6 +59,28 @@ def test_java_follows_spark() -> None:
     assert spark_versions.java_versions("5.0.0.dev1") == {17, 21, 25}
 
 
+@pytest.mark.parametrize(
+    ("spark", "arrow", "fits"),
+    [
+        ("4.0.0", "25.0.1", True),
+        ("4.0.4", "26.0.0", False),
+        ("4.0.5", "26.0.1", True),
+        ("4.1.0", "26.0.1", False),
+        ("4.1.3.dev2", "27.1.0", False),
+        ("4.1.4", "26.0.1", True),
+        ("4.2.0", "26.0.1", True),
+        ("5.0.0.dev1", "30.0.0", True),
+    ],
+)
+def test_a_pyarrow_on_which_spark_fails_is_refused(spark: str, arrow: str, fits: bool) -> None:
+    """Spark's worker else dies in the first micro-batch, of a float that should be an integer; seen on 4.0.0."""
+    if fits:
+        spark_versions.require_fitting_arrow(arrow, spark)
+        return
+    with pytest.raises(InvalidArgumentError, match=rf"Spark {spark} .*pyarrow {arrow}: install 'pyarrow<26'"):
+        spark_versions.require_fitting_arrow(arrow, spark)
+
+
 def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it stands in a setting that every session has: believed elsewhere, it would fail queries that are right."""
     told = {"spark.sql.shuffle.partitions": "7", "spark.sql.streaming.internal.stateStore.partitions": "3"}
@@ -67,17 +94,45 @@ def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeyp
     assert partitions((4, 1), in_sparks_thread=False) == 3
 
 
-def test_pyspark_has_the_names_that_frames_are_converted_by() -> None:
+OF_EVERY_SPARK = {
+    "pyspark.sql.conversion": ["LocalDataToArrowConversion.convert", "ArrowTableToRowsConversion.convert"],
+}
+SINCE_42 = {"pyspark.sql.conversion": ["ArrowBatchTransformer.to_pandas", "PandasToArrowConversion.convert"]}
+BEFORE_42 = {
+    "pyspark.sql.pandas.types": ["to_arrow_type"],
+    "pyspark.sql.pandas.serializers": [
+        "ArrowStreamPandasUDFSerializer.arrow_to_pandas",
+        "ArrowStreamPandasUDFSerializer._create_array",
+    ],
+}
+PRIVATE = [
+    (module, name)
+    for names_of in (OF_EVERY_SPARK, SINCE_42 if spark_versions._SPARK >= (4, 2) else BEFORE_42)
+    for module, names in names_of.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE)
+def test_pyspark_has_the_names_that_frames_are_converted_by(module: str, name: str) -> None:
     """They are not public: should a release drop one, this test says which."""
-    names = {"arrow_to_pandas", "_create_array"} if spark_versions._SPARK < (4, 2) else {"to_pandas", "convert"}
-    if spark_versions._SPARK >= (4, 2):
-        conversion = importlib.import_module("pyspark.sql.conversion")
-        owners = [getattr(conversion, name, None) for name in ("ArrowBatchTransformer", "PandasToArrowConversion")]
-        assert None not in owners, "pyspark.sql.conversion lacks a class"
-    else:
-        serializers = importlib.import_module("pyspark.sql.pandas.serializers")
-        owners = [serializers.ArrowStreamPandasUDFSerializer]
-    assert not {name for name in names if not any(hasattr(owner, name) for owner in owners)}
+    owner: object = importlib.import_module(module)
+    for part in name.split("."):
+        owner = getattr(owner, part)
+    assert callable(owner)
+
+
+def test_no_other_module_uses_them() -> None:
+    """Else another release of Spark fails in many places."""
+    modules = {module for names_of in (OF_EVERY_SPARK, SINCE_42, BEFORE_42) for module in names_of}
+    using = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and modules & {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    }
+    assert using == {"spark_integration/spark_versions.py"}
 
 
 def test_frames_are_converted_as_spark_s_worker_does() -> None:

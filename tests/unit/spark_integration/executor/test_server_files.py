@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import UnavailableError
+from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
 
@@ -116,3 +118,18 @@ def test_the_log_is_bounded_and_takes_what_native_code_says(tmp_path: Path) -> N
     assert all(p.stat().st_size <= 2100 for p in tmp_path.iterdir())
     assert path.read_text().endswith("native code says something\n")
     assert "line 499" in path.read_text()
+
+
+def test_without_a_temporary_directory_the_error_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only system; a commit that was only to be announced must not fail by an error that nobody maps."""
+
+    def none_is_usable() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
+    client = StateClient(tmp_path)
+    for call in (client.start_server, client.require_server):
+        with pytest.raises(UnavailableError, match="set TMPDIR"):
+            call()

@@ -44,7 +44,8 @@ from pyspark.sql.types import (
 )
 
 from holdfast.backends.arrow.rows import storage_type
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.spark_integration.keyed import group_state
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.testing.ddl import parse_schema
@@ -310,6 +311,15 @@ def test_a_state_behaves_as_sparks(
     assert ours.timer_ms == (None if sparks._timeout_timestamp == -1 else int(sparks._timeout_timestamp))
     if ours.changed_value == "put":
         assert ours.value == tuple(sparks._value)
+
+
+def test_the_private_attributes_of_spark_are_there_and_their_lack_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were one renamed, functions would see no state, or nothing that they do would be kept, and nothing would fail."""
+    _, sparks = both((1, [2]), "NoTimeout", None)
+    assert [name for name in group_state.PRIVATE if name not in vars(sparks)] == []
+    monkeypatch.setattr(group_state, "PRIVATE", ("_value", "_gone"))
+    with pytest.raises(HoldfastError, match="lacking=_gone"):
+        both((1, [2]), "NoTimeout", None)
 
 
 def test_a_timeout_conf_that_is_none_is_an_assertion() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import streaming_task
+from holdfast.spark_integration.shard.operator_directory import QUERY_ID
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 QUERY = "f1659f49-483a-4a92-b0de-dfe7e81cf290"
@@ -28,12 +29,12 @@ OF_SPARK = {
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], pinned_query_id: str | None = None
+    monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], pinned_query_id: str | None = None, batch_ms: int = 7
 ) -> StreamingTask:
     monkeypatch.setattr(spark_versions, "_SPARK", (4, 3))
     context = SimpleNamespace(getLocalProperty=properties.get)
     monkeypatch.setattr(streaming_task, "TaskContext", SimpleNamespace(get=lambda: context))
-    return StreamingTask.current("def-1", pinned_query_id)
+    return StreamingTask.current("def-1", pinned_query_id, batch_ms)
 
 
 def test_a_task_of_sparks_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,18 @@ def test_another_session_within_the_batch_is_no_run(monkeypatch: pytest.MonkeyPa
         "spark.job.tags": f"spark-session-{OTHER}-execution-root-id-14",
         "streaming.sql.batchId": "4",
     }
-    assert found(monkeypatch, elsewhere) == StreamingTask("def-1", "def-1", False, None, None)
+    assert found(monkeypatch, elsewhere) == StreamingTask("def-1-7", "def-1", False, None, None)
+
+
+def test_one_definition_that_two_queries_run_begins_two_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Spark 4.0, in threads and over Connect: the second one met the state of the first, and failed."""
+    begun = set()
+    for batch_ms in (1_700_000_000_000, 1_700_000_000_001):
+        task = found(monkeypatch, {}, batch_ms=batch_ms)
+        assert (task.run_id, task.is_run_known) == ("def-1", False)
+        assert QUERY_ID.fullmatch(task.query_id)
+        begun.add(task.query_id)
+    assert len(begun) == 2
 
 
 @pytest.mark.parametrize("tags", ["", "spark-session-1-execution-root-id-13", f"spark-session-{CLONE}"])
@@ -83,4 +95,4 @@ def test_what_cannot_be_a_query_id_is_none(monkeypatch: pytest.MonkeyPatch, quer
 
 
 def test_outside_a_task_nothing_is_known() -> None:
-    assert StreamingTask.current("def-1", None) == StreamingTask("def-1", "def-1", False, None, None)
+    assert StreamingTask.current("def-1", None, 7) == StreamingTask("def-1-7", "def-1", False, None, None)

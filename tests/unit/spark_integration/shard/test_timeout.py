@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
 
-from holdfast.spark_integration.shard.timeout import set_shard_timeout
+from holdfast.spark_integration.shard import timeout
+from holdfast.spark_integration.shard.timeout import set_shard_timeout, timeout_of
 
 
 def group_state(timeout_conf: str, now_ms: int) -> GroupState:
@@ -34,6 +35,7 @@ def test_spark_reads_a_timeout_from_the_private_name_that_is_set() -> None:
     """`GroupState._timeout_timestamp`: were it renamed, a timer that stays would be lost, and nothing would fail."""
     state = group_state("EventTimeTimeout", 1000)
     state.setTimeoutTimestamp(1500)
+    assert timeout.PRIVATE_TIMEOUT == "_timeout_timestamp"
     assert vars(state)["_timeout_timestamp"] == 1500
     state._timeout_timestamp = 400
     assert json.loads(state.json())["timeoutTimestamp"] == 400, "what the worker sends to Spark"
@@ -58,3 +60,17 @@ def test_the_shard_is_called_when_its_earliest_timer_is_due(
     state = group_state(timeout_conf, 1000)
     set_shard_timeout(state, timeout_conf, earliest_ms)
     assert state._timeout_timestamp == expected_ms
+
+
+@pytest.mark.parametrize(("earliest_ms", "expected_ms"), [(1500, 1500), (1000, 1000), (400, 1000)])
+def test_without_the_private_name_public_ways_do(
+    monkeypatch: pytest.MonkeyPatch, earliest_ms: int, expected_ms: int
+) -> None:
+    """A timer that stays is then due when the watermark moves on, and no timer is lost."""
+    state = group_state("EventTimeTimeout", 1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(timeout, "PRIVATE_TIMEOUT", "_gone")
+        assert timeout_of(state) is None
+        set_shard_timeout(state, "EventTimeTimeout", earliest_ms)
+        assert timeout_of(state) == expected_ms
+    assert timeout_of(state) == expected_ms
