@@ -20,8 +20,15 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # files are given out in the order of tests/conftest.py, the longest first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p no:benchmark
 
+# Neither Spark nor a server nor anything slow; where nothing else is, nothing is imported.
+FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs' \
+        $(addprefix --ignore=tests/,cluster packaging soak spark)
+
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
 SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read
+
+# Without compiled files each of a run's many Python processes would compile pandas and PySpark anew: two seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -50,7 +57,7 @@ test: $(STAMP) ## all tests, few repetitions; those of Spark alone with SPARK=4.
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
 test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not spark and not cluster and not s3 and not hdfs' $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
 	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --exitfirst $(ARGS)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
     from tests.servers.s3 import Moto, Versitygw
 
-hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
 hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("long" if LONG else "quick")
 

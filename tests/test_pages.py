@@ -1,17 +1,15 @@
 """What the documents say can be followed: code, commands, settings and names in them exist.
 
-`tests/spark/test_documents.py` runs the code that shows a result; `make check` follows the links.
+`tests/test_shown_code.py` and `tests/spark/queries/test_documents.py` run the code that shows a result; `make check`
+follows the links.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import re
-import textwrap
 from dataclasses import fields
-from pathlib import Path
 
 import click
 import pytest
@@ -21,25 +19,15 @@ from holdfast.backends.registry import backend_names, find_backend
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import STORAGE_PREFIX, Settings
+from tests.pages import FENCE, ROOT, blocks, text
 
-ROOT = Path(__file__).parent.parent
 WIDTH = 120
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*/*.md")
     for path in ROOT.glob(pattern)
 )
-FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\([^)]*\)|https?://\S+")
-
-
-@functools.cache
-def text(page: str) -> str:
-    return (ROOT / page).read_text()
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return [textwrap.dedent(code) for found, code in FENCE.findall(text(page)) if found == language]
 
 
 def test_the_pages_are_found() -> None:

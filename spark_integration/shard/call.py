@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
+from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import local_dirs
@@ -141,30 +141,17 @@ class _Attempt:
 
 
 def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> None:
-    """Check that something keeps the number of shards for a new shard: a setting, the operator's record, or Spark.
-
-    Spark keeps it as the number of partitions that the query started with. A task that does not know its run writes no
-    record under the operator's name: there the setting must keep it.
+    """Check a new shard's number where only Spark keeps it: as the number of partitions that the query started with.
 
     A shard with a pointer has its number there. On Spark 4.0 a session that sets another number within
     ``foreachBatch`` hides the one that the query started with, so Spark is asked only where nothing else says it.
 
     Raises
     ------
-    InvalidArgumentError
-        The task does not know its run, and no setting keeps the number.
     SchemaMismatchError
         The operator was defined for another number, and neither a setting nor a checkpoint directory fixes it.
     """
     settings, pinned = operator.settings, streaming.partitions
-    if not streaming.is_run_known and settings.shards is None and settings.checkpoint_dir is not None:
-        raise InvalidArgumentError(
-            "a shard cannot begin in a task that Spark does not tell its query, since nothing would keep the number of "
-            "shards: set spark.holdfast.shards, and never change it, for foreachBatch over Spark Connect on Spark 4.0, "
-            "and for frames evaluated as an RDD in threads of foreachBatch",
-            operator=operator.name,
-            shards=operator.shards,
-        )
     if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
             "the query began with another number of shuffle partitions, and so of shards: set spark.holdfast.shards "

@@ -8,11 +8,11 @@ from pathlib import Path
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
-from holdfast.errors import StateLostError
+from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.claims import Tenure
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, shard_prefix
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
@@ -158,6 +158,28 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy, retained_versions)
 
 
+def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
+    """Check that the record under the operator's name keeps the number of shards of a task that will not write it.
+
+    A task that does not know its run begins in a directory of its own, where no later definition looks for the number.
+    If nothing kept it, a restart in a session with other shuffle partitions would silently begin keys anew.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no record, or it has another number.
+    """
+    if stored is None or stored.shards != shards:
+        raise InvalidArgumentError(
+            "nothing would keep the number of shards, as Spark does not tell this task its query: set "
+            "spark.holdfast.shards and never change it, or evaluate the micro-batch in Spark's own thread first. On "
+            "Spark 4.0 foreachBatch needs this over Connect and in threads; later only if a thread evaluates an RDD",
+            operator=operator,
+            shards=shards,
+            stored=None if stored is None else stored.shards,
+        )
+
+
 def _record(operator: Operator, streaming: StreamingTask, directory: str) -> OperatorRecord:
     return OperatorRecord.of(
         directory,
@@ -188,5 +210,7 @@ def _claimed_directory(
 
     directory = remembered.directory if remembered else None
     if directory is None:
+        if not streaming.is_run_known and operator.settings.shards is None:
+            require_kept_shards(find_operator(storage, operator.name), operator.name, operator.shards)
         return begin_directory(storage, operator.name, streaming.query_id, claim, is_run_known=streaming.is_run_known)
     return directory, claim(directory)

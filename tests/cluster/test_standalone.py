@@ -23,6 +23,7 @@ from tests.faults.killings import RUN_MARK, Killings, expected, found_output, mi
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROOT = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 SERVER = "holdfast.spark_integration.server.state_server"
@@ -32,7 +33,15 @@ START_S = 120
 @contextmanager
 def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
     """Run one of Spark's daemons, and end it and what it has started."""
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1", RUN_MARK: str(folder)}
+    environment = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # Where executors find `tests.spark_daemon`.
+        "PYTHONPATH": str(ROOT),
+        RUN_MARK: str(folder),
+    }
     with (folder / f"{name.rpartition('.')[2]}.log").open("ab") as log:
         process = subprocess.Popen(
             [
@@ -60,16 +69,15 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """Run a master and two workers of one core each; give the master's URL."""
+    """Run a master, and a worker with cores for two executors; give the master's URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         stack.enter_context(daemon(folder, "master.Master", "--port", str(port)))
         wait_for(port)
-        for number in (1, 2):
-            work = ("--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"worker-{number}"))
-            stack.enter_context(daemon(folder, "worker.Worker", *work, url))
+        work = ("--cores", "2", "--memory", "1200m", "--work-dir", str(folder / "worker"))
+        stack.enter_context(daemon(folder, "worker.Worker", *work, url))
         yield url
 
 

@@ -26,6 +26,7 @@ from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing import MakeBackend
+from tests.ram import place_in_ram
 
 PATIENCE_SECONDS = 30.0
 OWNED = "owned-by-tests"
@@ -88,7 +89,8 @@ StartExecutor = Callable[..., Executor]
 @contextmanager
 def started_executors() -> Iterator[StartExecutor]:
     """Give a function that starts executors, by default all below one root in a temporary directory of their own."""
-    temporary = tempfile.mkdtemp(prefix="hf-", dir="/tmp")
+    # A short path: sockets have no room for a long one.
+    temporary = tempfile.mkdtemp(prefix="hf-", dir=place_in_ram() or "/tmp")
     started: list[Executor] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", temporary)

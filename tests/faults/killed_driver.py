@@ -19,6 +19,7 @@ import holdfast
 from tests.spark_classes import FILE_MANAGERS
 
 OPERATOR = "totals"
+DAEMON = "tests.spark_daemon"
 # A key's state is deleted when it has seen so many rows.
 ROWS_MAX = 40
 
@@ -54,9 +55,14 @@ def start_spark(job: Job) -> SparkSession:
         "spark.holdfast.commit.carriedBytes": "6k",
         "spark.holdfast.snapshot.maxCommits": "5",
         "spark.holdfast.transport": job.transport,
+        # Workers are forked from a process that has imported the libraries, also those that replace the killed.
+        "spark.python.daemon.module": DAEMON,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster.
+        # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster. So they do
+        # of generated code.
+        "spark.sql.codegen.factoryMode": "FALLBACK",
+        "spark.sql.codegen.wholeStage": "true",
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": f"{FILE_MANAGERS}.FileContextBasedCheckpointFileManager",
         "spark.ui.enabled": "false",

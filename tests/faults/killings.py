@@ -94,7 +94,7 @@ class Killings:
     def start_driver(self) -> None:
         """Start the query's driver in a process group of its own."""
         command = [sys.executable, "-m", self.program, json.dumps(asdict(self.job))]
-        environment = {**os.environ, RUN_MARK: self.job.folder}
+        environment = {**os.environ, RUN_MARK: self.job.folder, "PYTHONPATH": str(_ROOT)}
         with (self.job.path / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
                 command,
@@ -174,7 +174,7 @@ class Killings:
         return [self._driver.pid] if self._driver else []
 
     def _workers(self) -> list[int]:
-        daemons_and_workers = self.processes("pyspark.daemon")
+        daemons_and_workers = self.processes(killed_driver.DAEMON)
         return [pid for pid, parent in daemons_and_workers.items() if parent in daemons_and_workers]
 
     def _servers(self) -> list[int]:

@@ -40,7 +40,7 @@ def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: Sp
 def test_a_query_outlives_its_state_server(spark: SparkSession, tmp_path: Path) -> None:
     """Spark in local mode gives a task one attempt, and each shard of a batch loses its owner in the middle.
 
-    `tests/spark/test_begins_again.py` shows the same at chosen moments, in every run.
+    `tests/spark/executor/test_begins_again.py` shows the same at chosen moments, in every run.
     """
     job = Job(str(tmp_path), "packed", "rocksdb", master="local[2]")
     run = Killings(job, random.Random("server"), victims=("server",), once_a_batch=True)

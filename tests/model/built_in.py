@@ -13,6 +13,7 @@ from holdfast import clock
 from holdfast.backends import registry
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
+from tests.ram import place_in_ram
 
 BUILT_IN = tuple(registry._BUILT_IN)
 
@@ -70,8 +71,6 @@ def copy_at_rest(source: Path, target: Path) -> None:
 
 @contextmanager
 def ram_directory() -> Iterator[Path]:
-    """Make a directory in RAM, where there is room: these tests sync files thousands of times."""
-    ram = Path("/dev/shm")
-    has_room = ram.is_dir() and os.access(ram, os.W_OK) and shutil.disk_usage(ram).free > 1 << 30
-    with tempfile.TemporaryDirectory(prefix="holdfast-test-", dir=ram if has_room else None) as path:
+    """Make a directory in RAM, where there is room: short paths, and nothing that syncs waits for a disk."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-test-", dir=place_in_ram()) as path:
         yield Path(path)

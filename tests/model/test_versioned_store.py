@@ -363,7 +363,7 @@ CARRIED_BYTES = 1500
 #: So little that a restore of a few commits goes in steps.
 STEP_BYTES = 1500
 
-_settings = settings(max_examples=150 if LONG else 25, stateful_step_count=60 if LONG else 30, deadline=None)
+_settings = settings(max_examples=150 if LONG else 15, stateful_step_count=60 if LONG else 30, deadline=None)
 # A database is opened for each example.
 _fewer = _settings if LONG else settings(_settings, max_examples=8)
 

@@ -105,7 +105,7 @@ def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, dependencies:
     python = installed(wheel, tmp_path / "environment", dependencies)
     home = run(python, "-c", "import holdfast; print(holdfast.__file__)", cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)
-    demo = (python.parent / "holdfast", "demo", "--flights", "3000", "--batches", "4", "--work-dir", tmp_path / "work")
-    shown = run(*demo, cwd=tmp_path)
+    demo = (python.parent / "holdfast", "demo", "--no-kill", "--flights", "3000", "--batches", "4")
+    shown = run(*demo, "--work-dir", tmp_path / "work", cwd=tmp_path)
     assert "equal: state and plain pandas" in shown
     assert "equal: output and plain pandas" in shown

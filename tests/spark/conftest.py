@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,11 +113,20 @@ def local_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def lab(spark: SparkSession, tmp_path: Path, local_state: Path) -> Iterator[Lab]:
     lab = Lab(spark, tmp_path, local_state)
-    lab.configure({"checkpoint.dir": str(tmp_path / "durable"), "local.dir": str(local_state)})
-    yield lab
-    for name in dict(spark.conf.getAll):
-        if name.startswith("spark.holdfast."):
-            spark.conf.unset(name)
+    with configured(lab):
+        yield lab
+
+
+@contextmanager
+def configured(lab: Lab) -> Iterator[None]:
+    """Give the session the places of a lab, and take back afterwards what was configured."""
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable"), "local.dir": str(lab.local)})
+    try:
+        yield
+    finally:
+        for name in dict(lab.spark.conf.getAll):
+            if name.startswith("spark.holdfast."):
+                lab.spark.conf.unset(name)
 
 
 def age(paths: Iterator[Path], milliseconds: int) -> None:

@@ -26,15 +26,33 @@ def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ask Spark's own operator in a quarter of these tests, another quarter in each run, unless the profile is long.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run each of these tests on one engine of ours, and a quarter of them on Spark's own, unless the profile is long.
 
-    What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right.
-    `test_scripts.py` compares with Spark what it plays, in every run.
+    Other engines, and another quarter, have their turn in each run. What a test expects stands in the test, and holds
+    for each engine alone: Spark shows that the test is right. `test_scripts.py` compares with Spark what it plays, in
+    every run. The smoke tests of another Spark leave nothing out.
     """
+    if LONG or config.option.markexpr == "smoke":
+        return
+    ours: dict[str, list[pytest.Item]] = {}
     for item in items:
-        asked = getattr(item, "callspec", None) and item.callspec.params.get("engine") is SPARK
-        if asked and item.path.parent == Path(__file__).parent and item.path.name != "test_scripts.py":
-            its_turn = (zlib.crc32(item.nodeid.encode()) + seed()) % 4 == 0
-            if not (LONG or its_turn or item.get_closest_marker("smoke")):
+        engine = item.callspec.params.get("engine") if hasattr(item, "callspec") else None
+        if engine is None or item.path.parent != Path(__file__).parent or item.path.name == "test_scripts.py":
+            continue
+        # Without the engine: of all these one is chosen.
+        name = item.nodeid.replace(engine.name, "")
+        if engine is not SPARK:
+            ours.setdefault(name, []).append(item)
+        elif _turn(name, 4):
+            item.add_marker(pytest.mark.long)
+    for name, candidates in ours.items():
+        quick = [item for item in candidates if not item.get_closest_marker("long")]
+        for item in quick:
+            if item is not quick[_turn(name, len(quick))]:
                 item.add_marker(pytest.mark.long)
+
+
+def _turn(name: str, among: int) -> int:
+    """Return whose turn it is in this run: the tests of a run differ, and so do the runs."""
+    return (zlib.crc32(name.encode()) + seed()) % among

@@ -17,9 +17,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.repetitions import LONG
+from tests.repetitions import LONG, sample
 from tests.spark.parity import program
-from tests.spark.parity.engines import MEMORY, PACKED, ROCKSDB, SPARK, STRICT, Row, State, Trial, trial
+from tests.spark.parity.engines import PACKED, SPARK, STRICT, Row, State, Trial, trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def named_interpreter(
     yield from program.interpret((key[0] or "null",), chunks, state)
 
 
-OURS = [*STRICT, PACKED] if LONG else [MEMORY, ROCKSDB]
+OURS = sample([*STRICT, PACKED])
 
 
 @hypothesis.settings(

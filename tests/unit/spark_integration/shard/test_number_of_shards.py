@@ -9,39 +9,30 @@ import pytest
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.shard.call import require_number_of_shards
+from holdfast.spark_integration.shard.store import require_kept_shards
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
 
 
-def operator(shards: int | None, checkpoint_dir: str | None) -> Any:
-    return SimpleNamespace(name="op", shards=4, settings=SimpleNamespace(shards=shards, checkpoint_dir=checkpoint_dir))
+def test_another_number_than_spark_keeps_is_refused_where_nothing_else_keeps_one() -> None:
+    """Without a checkpoint directory a restart in another session would begin keys anew."""
 
+    def require(shards: int | None, checkpoint_dir: str | None, partitions: int | None) -> None:
+        settings = SimpleNamespace(shards=shards, checkpoint_dir=checkpoint_dir)
+        operator: Any = SimpleNamespace(name="op", shards=4, settings=settings)
+        require_number_of_shards(operator, StreamingTask("query", "run", True, None, partitions))
 
-def task(partitions: int | None, *, is_run_known: bool) -> StreamingTask:
-    return StreamingTask("query", "run", is_run_known, None, partitions)
-
-
-@pytest.mark.parametrize(
-    ("shards", "checkpoint_dir", "partitions", "is_run_known"),
-    [
-        (4, "/durable", None, False),  # the setting
-        (4, None, 7, True),
-        (None, "/durable", 7, True),  # the operator's record
-        (None, None, 4, True),  # Spark
-        (None, None, None, False),  # nothing is kept, and no restart finds anything
-    ],
-)
-def test_something_keeps_the_number(
-    shards: int | None, checkpoint_dir: str | None, partitions: int | None, is_run_known: bool
-) -> None:
-    require_number_of_shards(operator(shards, checkpoint_dir), task(partitions, is_run_known=is_run_known))
-
-
-def test_where_no_record_is_written_the_setting_must_keep_it() -> None:
-    """Else a restart in a session with other shuffle partitions silently begins keys anew: Spark 4.0 over Connect."""
-    with pytest.raises(InvalidArgumentError, match="set spark.holdfast.shards, and never change it"):
-        require_number_of_shards(operator(None, "/durable"), task(None, is_run_known=False))
-
-
-def test_another_number_than_spark_keeps_is_refused() -> None:
+    require(4, None, 7)
+    require(None, "/durable", 7)
+    require(None, None, 4)
+    require(None, None, None)
     with pytest.raises(SchemaMismatchError, match="to 7"):
-        require_number_of_shards(operator(None, None), task(7, is_run_known=True))
+        require(None, None, 7)
+
+
+def test_a_task_that_writes_no_record_needs_one_that_keeps_the_number() -> None:
+    """Else a restart in a session with other shuffle partitions begins keys anew: Spark 4.0 over Connect did."""
+    stored: Any = SimpleNamespace(shards=4)
+    require_kept_shards(stored, "op", 4)
+    for other in (None, SimpleNamespace(shards=7)):
+        with pytest.raises(InvalidArgumentError, match=r"set spark\.holdfast\.shards and never change it"):
+            require_kept_shards(other, "op", 4)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ import pytest
 
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
-from tests.spark.test_demo import require_right_totals, run_demo
+from tests.spark.programs.test_demo import require_right_totals, run_demo
 
-PROGRAM = Path(__file__).with_name("local_query.py")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "parquet_backend"
+PROGRAM = Path(__file__).parents[1] / "local_query.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "parquet_backend"
 
 pytestmark = pytest.mark.slow
 

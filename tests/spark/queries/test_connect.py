@@ -30,7 +30,8 @@ def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
     assert found["state by key"] == found["state"]
     for query in ("one", "two"):
         batches = [[["a", 1], ["b", 1], [None, 1]], [["a", 2]], [["a", 3], ["c", 1]]]
-        assert found[query] == [[rows] * 7 for rows in batches], "however often a micro-batch is evaluated"
+        ways = 6 if query == "one" else 2
+        assert found[query] == [[rows] * ways for rows in batches], "however often a micro-batch is evaluated"
         assert found[f"state of {query}"] == [
             {"key": "a", "n": 3}, {"key": "b", "n": 1}, {"key": "c", "n": 1}, {"key": None, "n": 1},
         ]  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import holdfast
-from tests.repetitions import LONG
+from tests.repetitions import LONG, sample
 from tests.spark.conftest import STATE, Lab, count_and_sum
 from tests.spark.running_tasks import wait_for_tasks
 
@@ -88,7 +88,7 @@ WRONG = [
 
 def test_a_function_with_wrong_columns_changes_nothing(lab: Lab) -> None:
     begun(lab)
-    for make, expected in WRONG:
+    for make, expected in sample(WRONG, quick=3):
         fails(lab, f"(?s){expected}", func=returns(make))
     assert lab.state() == AFTER_FIRST
     lab.run(lab.totals())
@@ -112,7 +112,7 @@ def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
     assert lab.state() == AFTER_FIRST
 
 
-@pytest.mark.parametrize("local_state_survives", [True, False])
+@pytest.mark.parametrize("local_state_survives", sample([True, False]))
 def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
     begun(lab)
     if not local_state_survives:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.repetitions import sample
 from tests.spark.conftest import Lab
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
     expected = [[("a", 1, 1), ("b", 1, 2)], [("a", 2, 2), ("b", 2, 4)]]
     for found, wanted in zip(seen, expected, strict=durable):
         assert found == dict.fromkeys(found, wanted)
+    if durable and lab.spark.version.startswith("4.0."):  # where tasks in threads do not know their run
+        lab.configure({"shards": str(lab.spark.conf.get("spark.sql.shuffle.partitions"))})
     alone = run(lab, lab.totals(name="alone"), threads_only, "alone")
     for found, wanted in zip(alone, expected, strict=True):
         assert found == dict.fromkeys(found, wanted)
@@ -85,7 +88,8 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
     later = [("a", 3, 3), ("c", 1, 5)]
     assert run(lab, lab.totals(name="alone"), threads_only, "alone") == [dict.fromkeys(alone[0], later)]
     if durable:
-        assert run(lab, lab.totals(), use_it) == [dict.fromkeys(seen[0], later)]
+        (again,) = run(lab, lab.totals(), threads_only)
+        assert again == dict.fromkeys(again, later)
         for operator, query in (("totals", "query"), ("alone", "alone")):
             assert lab.state(operator, query) == {"a": (3, 3), "b": (2, 4), "c": (1, 5)}
 
@@ -112,7 +116,7 @@ def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the state of this query is not durable")
-@pytest.mark.parametrize("durable", [True, False], ids=["durable", "local"])
+@pytest.mark.parametrize("durable", sample([True, False]), ids=str)
 def test_one_data_frame_may_be_started_as_two_queries(lab: Lab, durable: bool) -> None:
     """Each has its checkpoint location, so each has its state; both go on, at once and after a restart."""
     if not durable:

@@ -64,7 +64,7 @@ def test_no_secret_is_written_anywhere(moto: Moto, tmp_path: Path) -> None:
         **os.environ,
         "PLACE": f"{moto.url} {SECRET_KEY} {TOKEN}",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
         "TMPDIR": str(tmp_path / "temporary"),
     }
     done = subprocess.run(

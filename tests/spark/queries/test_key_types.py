@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from tests.repetitions import sample
 from tests.spark.conftest import Lab
 
 pytestmark = pytest.mark.spark
@@ -92,8 +93,7 @@ def test_groups_are_those_of_spark(lab: Lab, transport: str, types: dict[str, st
 
 
 def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
-    types = PLAIN | NESTED
-    for name, values in types.items():
+    for name, values in sample(list((PLAIN | NESTED).items()), quick=6):
         data = lab.spark.sql(f"select explode(array({values}, null, null)) as k")
         counts = (
             holdfast.stream(data).groupBy("k").applyInArrowWithState(count, f"k {name}, n long", "n long", "update")
@@ -103,7 +103,7 @@ def test_every_key_type_groups_alike_in_a_batch_query(lab: Lab) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", ["packed", "rows"])
+@pytest.mark.parametrize("transport", sample(["packed", "rows"]))
 def test_planning_does_not_suffer_from_many_keys(lab: Lab, transport: str) -> None:
     """Spark infers constraints from aliases, and can take time and memory that double with each key."""
     lab.configure({"transport": transport})

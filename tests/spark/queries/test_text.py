@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
+from tests.repetitions import sample
 from tests.spark.conftest import Lab
 
 pytestmark = pytest.mark.spark
@@ -25,8 +26,8 @@ def keep_text(batch: holdfast.ShardBatch) -> pa.Table:
     return pa.table({"name": batch.keys["name"].cast(pa.binary()), "seen": seen.cast(pa.binary()), "n": n})
 
 
-@pytest.mark.slow(60)
-@pytest.mark.parametrize(("backend", "transport"), [("memory", "rows"), ("rocksdb", "packed")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "transport"), sample([("memory", "rows"), ("rocksdb", "packed")]))
 def test_text_that_is_not_utf8_survives_the_loss_of_the_executor(lab: Lab, backend: str, transport: str) -> None:
     """In keys and values, however rows come to their shard; the second run finds nothing locally."""
     lab.configure({"backend": backend, "transport": transport, "commit.carriedBytes": "0"})

@@ -118,7 +118,12 @@ def test_local_files_that_are_damaged(lab: Lab, tmp_path: Path) -> None:
     assert lab.state() == AFTER_BOTH
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, holdfast.UnavailableError])
+# Any other error of a function: `test_faults.py`.
+@pytest.mark.parametrize(
+    "error",
+    [pytest.param(ZeroDivisionError, marks=pytest.mark.long), holdfast.UnavailableError],
+    ids=lambda e: e.__name__,
+)
 def test_errors_of_the_function_are_its_own(lab: Lab, tmp_path: Path, error: Any) -> None:
     """It may have effects elsewhere: it is called again only where holdfast itself has lost something."""
     lab.configure({"backend": "rocksdb", "shards": "1"})

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from holdfast.benches.command import bench
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.runs import paired, queries
+from tests.repetitions import sample
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,17 +72,18 @@ def child() -> Iterator[OneChild]:
     found.end()
 
 
-@pytest.mark.parametrize(
-    ("command", "size", "labels", "targets", "batches"),
-    [
-        ("job-a", ["--engines", "holdfast-memory,spark-aiwps-count", "--rows", "1000", "--keys", "100"],
-         ["holdfast-memory", "spark-aiwps-count"], ["state_bytes holdfast-memory"], 4),
-        ("dropin", ["--engines", "pandas-memory", "--touched", "10", "--rows", "20", "--keys", "20", "--larger", "1"],
-         ["pandas-memory", "spark-pandas-rocksdb"], ["pandas-memory/spark-pandas-rocksdb"], 4),
-        ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
-         ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
-    ],
-)  # fmt: skip
+# Command, sizes, labels, targets and micro-batches; a quick run has two of them.
+COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
+    ("job-a", ["--engines", "holdfast-memory,spark-aiwps-count", "--rows", "1000", "--keys", "100"],
+     ["holdfast-memory", "spark-aiwps-count"], ["state_bytes holdfast-memory"], 4),
+    ("dropin", ["--engines", "pandas-memory", "--touched", "10", "--rows", "20", "--keys", "20", "--larger", "1"],
+     ["pandas-memory", "spark-pandas-rocksdb"], ["pandas-memory/spark-pandas-rocksdb"], 4),
+    ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
+     ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), sample(COMPARED, quick=2))
 def test_tiny_runs_are_compared(
     java_home: Path,
     tmp_path: Path,

@@ -1,0 +1,71 @@
+"""The code that the documents show runs as it stands, and gives what they say: what needs no Spark.
+
+`tests/spark/queries/test_documents.py` runs the rest; `tests/test_pages.py` checks what can be checked without running.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from holdfast.backends.registry import find_backend
+from holdfast.errors import InvalidArgumentError
+from holdfast.testing import BackendContract
+from tests.pages import block_with, blocks, text
+
+BUILT_IN = ("memory", "filesystem", "rocksdb")
+
+
+def test_the_embedded_store_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The store works without Spark as docs/operators.md shows it."""
+    block = block_with("docs/operators.md", "VersionedStore")
+    exec(block.replace("/tmp/shard", str(tmp_path / "shard")), {})
+    assert "[1,2]" in re.sub(r"\s", "", capsys.readouterr().out)
+
+
+def test_a_function_is_tested_as_the_guide_shows() -> None:
+    """The test in docs/testing.md passes."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/testing.md", "PandasWithStateTester"), names)
+    names["test_a_user_who_has_left_is_counted"]()
+
+
+def test_the_walk_through_the_sessions_shows_what_runs() -> None:
+    """docs/sessions.md shows the example's functions as they are, and what it tries out is so."""
+    *shown, tried = blocks("docs/sessions.md", "python")[:4]
+    source = text("examples/flights/sessions.py")
+    for block in [*shown, block_with("docs/sessions.md", "def add_delays")]:
+        assert block.strip() in source
+    exec(tried, {"pd": pd})
+
+
+def test_the_guide_lists_every_option_with_its_default() -> None:
+    """An option that a backend has stands in docs/backends.md, and no other does."""
+    rows = re.findall(
+        r"^\| `spark\.holdfast\.(\w+)\.(\w+)` \| `?(\w[^`|]*?)`? \|", text("docs/backends.md"), re.MULTILINE
+    )
+    for name in BUILT_IN:
+        with pytest.raises(InvalidArgumentError, match="unknown setting") as failure:
+            find_backend(name).parse_options(name, {"zzzzzzzz": "1"})
+        known = set(re.findall(rf"spark\.holdfast\.{name}\.(\w+)", str(failure.value))) - {"zzzzzzzz"}
+        assert known == {option for backend, option, _ in rows if backend == name}
+        defaults = {option: default for backend, option, default in rows if backend == name and default != "none"}
+        assert find_backend(name).parse_options(name, defaults) == find_backend(name).parse_options(name, {})
+
+
+def test_a_backend_of_ones_own_begins_as_the_guide_shows(tmp_path: Path) -> None:
+    """The skeleton reads its options, and the suite runs on it: of a class without methods it says what lacks."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/backends.md", "class MyBackend"), names)
+    exec(block_with("docs/backends.md", "class TestMyBackend"), names)
+    parsed = names["MyBackend"].parse_options("mine", {"level": "fast", "cache": "1g"})
+    assert parsed == {"level": "fast", "cache": 1 << 30}
+    with pytest.raises(InvalidArgumentError, match="fast or small"):
+        names["MyBackend"].parse_options("mine", {"level": "slow"})
+    assert issubclass(names["TestMyBackend"], BackendContract)
+    with pytest.raises(TypeError, match="abstract"):
+        names["MyBackend"](tmp_path, {}, str)
