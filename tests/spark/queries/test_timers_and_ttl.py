@@ -32,7 +32,7 @@ def idle(batch: holdfast.ShardBatch) -> pa.Table:
 @pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
 def test_spark_calls_shards_for_timers_and_to_evict(lab: Lab, backend: str) -> None:
     """In processing time: without any data, each key comes back once, and what has expired leaves the state."""
-    lab.configure({"spark.holdfast.backend": backend})
+    lab.configure({"backend": backend})
     lab.feed([("a", 1), ("b", 1), ("a", 1)])
     lab.feed([("c", 1)])
     frame = (
@@ -82,6 +82,7 @@ def test_spark_calls_shards_for_timers_and_to_evict(lab: Lab, backend: str) -> N
 )
 def test_a_wrong_definition_says_so(lab: Lab, states: Any, time_mode: Any, text: str) -> None:
     """Nothing has run then."""
+    lab.feed([("a", 1)])
     grouped = holdfast.stream(lab.source()).groupBy("key")
     with pytest.raises(InvalidArgumentError, match=text):
         grouped.applyInArrowWithState(idle, "key string, n long", states, "update", timeMode=time_mode)
