@@ -66,9 +66,7 @@ def test_state_is_never_made_without_a_commit_of_a_newer_release(
             shard.restored(key, changed(shard.objects[key]))
 
 
-@pytest.mark.parametrize(
-    ("folder", "changed"), [("snapshots", raised), ("snapshots", extended), ("files", raised)], ids=str
-)
+@pytest.mark.parametrize(("folder", "changed"), [("snapshots", raised), ("snapshots", extended), ("files", raised)])
 def test_a_snapshot_of_a_newer_release_is_done_without(
     shard: Shard, folder: str, changed: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
