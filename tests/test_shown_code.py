@@ -36,7 +36,7 @@ def test_a_function_is_tested_as_the_guide_shows() -> None:
 
 def test_the_walk_through_the_sessions_shows_what_runs() -> None:
     """docs/sessions.md shows the example's functions as they are, and what it tries out is so."""
-    *shown, tried = blocks("docs/sessions.md", "python")[:4]
+    *shown, tried = blocks("docs/sessions.md", "python")[:7]
     source = text("examples/flights/sessions.py")
     for block in [*shown, block_with("docs/sessions.md", "def add_delays")]:
         assert block.strip() in source

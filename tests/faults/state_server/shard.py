@@ -82,13 +82,13 @@ def defined(**settings: Any) -> Any:
     """An operator's definition, as workers have it."""
     from holdfast.settings import Settings
     from holdfast.spark_integration.shard.operator import Operator
-    from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState
+    from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns
 
     types = pa.schema([("user", pa.string())])
     return Operator(
         name="totals",
         definition_id="def",
-        function=ArrowWithState(lambda _: None, types, types, types),
+        function=ArrowWithState(lambda _: None, types, types, {"state": StateColumns(types, None)}, "None"),
         shards=1,
         key_columns=["user"],
         row_columns=["user"],
