@@ -80,7 +80,7 @@ def partitions_stay(lab: Lab) -> object:
     lab.spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable", "ignore:this session has 200 shuffle")
+@pytest.mark.filterwarnings("ignore:the state of this query is not durable", "ignore:this session has 20")
 @pytest.mark.parametrize("case", parameters())
 def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
     """Else 16 of 40 keys counted from 1 (4 shards, 8 partitions, then 4), or 15 of 16 shards began empty."""
