@@ -34,9 +34,9 @@ from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
-from holdfast.spark_integration.tables.key_timers import NEVER
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
@@ -75,7 +75,7 @@ class PandasWithState:
 
     def tables(self) -> Mapping[str, TableSchema]:
         state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
-        return state if self.timeout_conf == "NoTimeout" else {**state, **Timeouts.tables(self.key_types)}
+        return state if self.timeout_conf == "NoTimeout" else {**state, **KeyTimers.tables(self.key_types)}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])
@@ -103,7 +103,7 @@ class _KeyCalls:
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
         self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state))
         self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
-        self._fired_before_ms = _threshold_ms(step.timeout_conf, times)
+        self._fired_before_ms = due_before_ms(step.timeout_conf, times)
         self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
         if step.timeout_conf != "NoTimeout":
             self._timeouts = Timeouts(transaction, step.timeout_rule, times.earliest_timer_ms)
@@ -205,10 +205,3 @@ class _Changes:
                 self.deleted.append(at)
         if timer_ms is not None:
             self.timers_ms[at] = timer_ms
-
-
-def _threshold_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
-    """Return the time before which timers are due."""
-    if timeout_conf == "ProcessingTimeTimeout":
-        return times.processing_ms
-    return NEVER if times.watermark_ms is None else times.watermark_ms

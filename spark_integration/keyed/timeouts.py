@@ -7,13 +7,12 @@ updates, removes nor sets a timeout, the old one stays, and one that has fired f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray
-from holdfast.backends.run import Keys, TableSchema
+from holdfast.backends.run import Keys
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
@@ -53,11 +52,6 @@ class Timeouts:
     def __init__(self, transaction: Transaction, rule: TimeoutRule, earliest_ms: int | None) -> None:
         self._timers = KeyTimers(transaction, earliest_ms)
         self._keeps_untouched = rule == "spark"
-
-    @staticmethod
-    def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of the tables for keys of these types."""
-        return KeyTimers.tables(key_types)
 
     def get(self, keys: Keys) -> IntArray:
         """Return when each key's timer is due; `NEVER` if it has none."""

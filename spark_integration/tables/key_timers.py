@@ -14,6 +14,8 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
@@ -21,6 +23,13 @@ _DUE = "due_ms"
 #: No timer, in arrays of due times; times that can be set are not negative.
 NEVER = -1
 _TAKEN_AT_ONCE = 65_536
+
+
+def due_before_ms(timeout_conf: TimeoutConf, times: BatchTimes) -> int:
+    """Return the time before which timers are due in a micro-batch."""
+    if timeout_conf == "ProcessingTimeTimeout":
+        return times.processing_ms
+    return NEVER if times.watermark_ms is None else times.watermark_ms
 
 
 class KeyTimers:

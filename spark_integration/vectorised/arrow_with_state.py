@@ -15,15 +15,17 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, expiring_tables
-from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
 from holdfast.spark_integration.vectorised.state import ShardState
@@ -89,9 +91,9 @@ class ArrowWithState:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
         keys, shown, groups = group_rows(batch.rows, every_key.columns, every_key.hashes, self.key_types)
         call = _Call(self, batch, transaction)
-        due = call.fire()
+        due, due_ms = call.fire(), np.full(len(keys), NEVER)
         if due is not None:
-            keys, groups = with_due(keys, groups, due)
+            keys, groups, due_ms = with_due(keys, groups, due)
             shown = pa.Table.from_batches([keys.columns]).cast(self.key_types)
         returned = self.function(
             ShardBatch(
@@ -103,7 +105,7 @@ class ArrowWithState:
                 batch_id=batch.batch_id,
                 watermark_ms=batch.times.watermark_ms,
                 processing_ms=batch.times.processing_ms,
-                _timers=call.shard_timers(keys, due),
+                _timers=call.shard_timers(keys, due_ms),
             )
         )
         if returned is not None:
@@ -118,7 +120,7 @@ class _Call:
     def __init__(self, step: ArrowWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
         self._transaction = transaction
-        self._times = batch.times
+        self._due_before_ms = due_before_ms(TIMEOUT_CONF[step.time_mode], batch.times)
         self._expiries = {
             name: Expiry(name, state.ttl_ms, batch.times.processing_ms, batch.times.previous_ms)
             for name, state in step.states.items()
@@ -131,11 +133,11 @@ class _Call:
 
     def fire(self) -> DueTimers | None:
         """Remove the timers that are due, and return them; None where there is none."""
-        return None if self._timers is None else self._timers.fire(_threshold_ms(self._step.time_mode, self._times))
+        return None if self._timers is None else self._timers.fire(self._due_before_ms)
 
-    def shard_timers(self, keys: Keys, due: DueTimers | None) -> ShardTimers | None:
+    def shard_timers(self, keys: Keys, due_ms: IntArray) -> ShardTimers | None:
         """Return the timers as these keys see them; None where the operator has none."""
-        return None if self._timers is None else ShardTimers(self._timers, keys, due)
+        return None if self._timers is None else ShardTimers(self._timers, keys, due_ms)
 
     def states(self, keys: Keys) -> dict[str, ShardState]:
         """Return the state tables as these keys see them."""
@@ -160,10 +162,3 @@ class _Call:
         if self._step.time_mode == "ProcessingTime":
             found += [expiry.earliest(self._transaction) for expiry in self._expiries.values()]
         return min((at for at in found if at is not None), default=None)
-
-
-def _threshold_ms(time_mode: TimeMode, times: BatchTimes) -> int:
-    """Return the time before which timers are due."""
-    if time_mode == "ProcessingTime":
-        return times.processing_ms
-    return NEVER if times.watermark_ms is None else times.watermark_ms

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import order_rows, take
+from holdfast.backends.arrow.rows import IntArray, order_rows, take
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.tables.key_timers import NEVER
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.groups import Groups
 from holdfast.spark_integration.vectorised.state import ShardState
@@ -106,7 +107,7 @@ def group_rows(
     return keys, shown, Groups(rows, order)
 
 
-def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups]:
+def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:
     """Add the keys whose timers are due to those that have rows.
 
     Parameters
@@ -121,7 +122,8 @@ def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups]:
     Returns
     -------
     tuple
-        `keys`, then the keys of `due` that are not among them, and the groups of these.
+        `keys`, then the keys of `due` that are not among them; the groups of these; for each when its timer was due,
+        `NEVER` if none was.
     """
     n = len(keys)
     both = Keys(
@@ -129,5 +131,10 @@ def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups]:
         pa.concat_batches([keys.columns, due.keys.columns]),
     )
     order = order_rows(both.hashes, both.columns)
-    without_rows = np.sort(order.rows[order.first & (order.rows >= n)])  # a key with rows stands before its timer
-    return both.take(np.concatenate([np.arange(n), without_rows])), groups.with_empty(len(without_rows))
+    at = np.empty(len(both), np.int64)
+    at[order.rows] = order.rows[order.first][np.cumsum(order.first) - 1]  # a key with rows stands before its timer
+    without_rows = n + np.flatnonzero(at[n:] >= n)
+    at[without_rows] = n + np.arange(len(without_rows))
+    due_ms = np.full(n + len(without_rows), NEVER)
+    due_ms[at[n:]] = due.due_ms
+    return both.take(np.concatenate([np.arange(n), without_rows])), groups.with_empty(len(without_rows)), due_ms

@@ -6,11 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import IntArray, order_rows
+from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
-from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
 
 
@@ -24,10 +23,10 @@ class ShardTimers:
     Times are in ms since 1970, as in `ShardBatch.watermark_ms`.
     """
 
-    def __init__(self, timers: KeyTimers, keys: Keys, due: DueTimers | None) -> None:
+    def __init__(self, timers: KeyTimers, keys: Keys, due_ms: IntArray) -> None:
         self._timers = timers
         self._keys = keys
-        self._due_ms = np.full(len(keys), NEVER) if due is None else _due_of(keys, due)
+        self._due_ms = due_ms
 
     @property
     def due_ms(self) -> pa.Array:
@@ -69,17 +68,6 @@ class ShardTimers:
     def _change(self, rows: IntArray, new_ms: IntArray) -> None:
         keys = self._keys.take(rows)
         self._timers.change(keys, self._timers.get(keys), new_ms)
-
-
-def _due_of(keys: Keys, due: DueTimers) -> IntArray:
-    """Return when each key's timer was due, `NEVER` where none was; every key of `due` is one of `keys`."""
-    both = pa.concat_batches([keys.columns, due.keys.columns])
-    order = order_rows(np.concatenate([keys.hashes, due.keys.hashes]), both)
-    own = order.rows[np.flatnonzero(order.first)][np.cumsum(order.first) - 1]  # of each place the key's first row
-    is_due = order.rows >= len(keys)
-    due_ms = np.full(len(keys), NEVER)
-    due_ms[own[is_due]] = due.due_ms[order.rows[is_due] - len(keys)]
-    return due_ms
 
 
 def _shown(times_ms: IntArray) -> pa.Array:

@@ -111,7 +111,7 @@ def test_a_process_killed_at_any_write_loses_nothing(backend_name: str, ram_path
     folders: Counter[str] = Counter()
     held: Counter[str] = Counter()
     missed = 0
-    for record in kills(f"{__name__}:work", backend_name, ram_path, how_many=400 if LONG else 20):
+    for record in kills(f"{__name__}:work", backend_name, ram_path, how_many=400 if LONG else 36):
         folder = Path(record["folder"])
         if record["killed_at"] is None:
             assert record["status"] == 0

@@ -73,7 +73,7 @@ def test_a_process_killed_while_it_thaws_leaves_a_whole_version_or_none(backend_
     """And what it was told is there is there: a thawed version needs no flush."""
     write_frozen(backend_name, ram_path)
     found: Counter[str] = Counter()
-    for record in kills(f"{__name__}:thaw_and_go_on", backend_name, ram_path, how_many=0 if LONG else 20):
+    for record in kills(f"{__name__}:thaw_and_go_on", backend_name, ram_path, how_many=0 if LONG else 40):
         folder = Path(record["folder"])
         told = Path(f"{folder}.told").read_text()
         with open_backend(backend_name, folder / "shard", TABLES) as backend:

@@ -20,7 +20,7 @@ from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
-from holdfast.spark_integration.tables.key_timers import NEVER
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.tables.timers import Timers, timers_schema
 
 KEY_TYPES = pa.schema([("user", pa.string())])
@@ -147,7 +147,7 @@ calls = st.lists(
 @given(st.lists(st.tuples(calls, st.integers(1, 16)), max_size=6))
 def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple[int, int, bool]], int]]) -> None:
     """Micro-batches in which keys are called, and then those that are due: both tables and the bound always agree."""
-    tables = Timeouts.tables(KEY_TYPES)
+    tables = KeyTimers.tables(KEY_TYPES)
     model: dict[int, int] = {}
     earliest_ms = None
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
 
 
 def test_an_operator_without_timeouts_has_none() -> None:
-    keys = keys_of(Timeouts.tables(KEY_TYPES)["timers"], [0, 1])
+    keys = keys_of(KeyTimers.tables(KEY_TYPES)["timers"], [0, 1])
     nothing = NoTimeouts()
     nothing.settle(keys, np.full(2, NEVER), np.full(2, NEVER), np.ones(2, np.bool_))
     assert nothing.get(keys).tolist() == [NEVER, NEVER]
