@@ -7,19 +7,19 @@ a batch query as well.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PythonException
 
-from tests.repetitions import LONG, sample
-from tests.spark.parity.engines import trial
-from tests.spark.processors.engines import BY_PANDAS, BY_ROW, SPARK, ProcessorEngine, quick_engines
+from tests.repetitions import sample
+from tests.spark.parity.engines import Open, trial
+from tests.spark.processors.engines import SPARK
 from tests.spark.processors.probes import calls, lists, maps, types, values
 from tests.spark.processors.probes.probe import INPUT, OUTPUT, Probe, Probing, findings_in, probes_of
+from tests.spark.processors.ways import Way, by_way, ways
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,37 +33,16 @@ TOGETHER = [probe for probe in PROBES if not probe.ends_spark]
 ALONE = [probe for probe in PROBES if probe.ends_spark]
 
 
-@dataclass(frozen=True)
-class Way:
-    """An engine, and whether it runs a batch query or a stream of one micro-batch."""
-
-    engine: ProcessorEngine
-    is_batch: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.engine.name}-batch" if self.is_batch and not self.engine.is_spark else self.engine.name
-
-
-_BATCH_OF_OURS = sample([Way(engine, is_batch=True) for engine in (BY_ROW[0], BY_PANDAS[0])])
-WAYS = [*(Way(engine, is_batch=engine.is_spark) for engine in quick_engines()), *_BATCH_OF_OURS]
+WAYS = ways()
 Find = Callable[[Way], dict[str, list[str]]]
 
 
 def run(way: Way, probes: list[Probe], on: Trial, *, raises: bool = False) -> dict[str, list[str]]:
     """Return what probes find, by name."""
-    table = {"key": pa.array([p.name for p in probes], pa.string()), "v": pa.array(range(len(probes)), pa.int64())}
-    on.feed_table(pa.table(table))
-    processor = Probing(way.engine.api, [probe.function for probe in probes], raises=raises)
-
-    def transformed(frame: Any) -> Any:
-        return way.engine.transform(frame, ["key"], processor, OUTPUT, "append", "none")
-
-    if way.is_batch:
-        rows = transformed(on.session.read.schema(INPUT).parquet(str(on.folder / "input"))).collect()
-    else:
-        on.run(transformed(on.source(INPUT, delay=None)), "append")
-        rows = [row for batch in on.batches for row in batch]
+    names = [probe.name for probe in probes]
+    table = pa.table({"key": pa.array(names, pa.string()), "v": pa.array(range(len(names)), pa.int64())})
+    processor = Probing(way.api, [probe.function for probe in probes], raises=raises)
+    rows = way.rows(on, table, INPUT, ["key"], processor, OUTPUT)
     return {key: findings_in(f"<found>{found}</found>") for key, found in rows}
 
 
@@ -74,7 +53,7 @@ def find(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
 
     def once(way: Way) -> dict[str, list[str]]:
         if way.name not in found:
-            probes = TOGETHER if way.engine.is_spark else PROBES
+            probes = TOGETHER if way.is_spark else PROBES
             try:
                 with trial(spark, way.engine, tmp_path_factory.mktemp("probes"), local_state) as on:
                     found[way.name] = run(way, probes, on)
@@ -89,17 +68,14 @@ def find(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
     return once
 
 
-by_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-
-
-@by_way
+@by_way(WAYS)
 @pytest.mark.parametrize("probe", TOGETHER, ids=lambda probe: probe.name)
 def test_probe(probe: Probe, way: Way, find: Find) -> None:
-    is_spark = way.engine.is_spark
+    is_spark = way.is_spark
     assert probe.seen(find(way)[probe.name], is_spark=is_spark) == probe.wanted(is_spark=is_spark)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.engine.is_spark], ids=lambda way: way.name)
+@by_way([way for way in WAYS if not way.is_spark])
 @pytest.mark.parametrize("probe", ALONE, ids=lambda probe: probe.name)
 def test_probe_that_ends_the_task_on_spark(probe: Probe, way: Way, find: Find) -> None:
     """X1, Q4: here it is an error like others, and all other keys go on."""
@@ -107,11 +83,9 @@ def test_probe_that_ends_the_task_on_spark(probe: Probe, way: Way, find: Find) -
 
 
 @pytest.mark.parametrize("probe", sample(ALONE, quick=3), ids=lambda probe: probe.name)
-@pytest.mark.parametrize("engine", SPARK if LONG else sample(SPARK), ids=lambda engine: engine.name)
-def test_what_ends_the_task_on_spark(
-    probe: Probe, engine: ProcessorEngine, spark: SparkSession, local_state: Path, tmp_path: Path
-) -> None:
+@by_way([Way(engine, is_batch=True) for engine in sample(SPARK)])
+def test_what_ends_the_task_on_spark(probe: Probe, way: Way, run_on: Open) -> None:
     """X1: so that we learn when it changes."""
-    with trial(spark, engine, tmp_path, local_state) as on, pytest.raises(PythonException) as error:
-        run(Way(engine, is_batch=True), [probe], on, raises=True)
+    with run_on(way.engine) as on, pytest.raises(PythonException) as error:
+        run(way, [probe], on, raises=True)
     assert probe.seen(findings_in(error.value), is_spark=True) == probe.wanted(is_spark=True)
