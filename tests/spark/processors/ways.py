@@ -1,4 +1,4 @@
-"""Ways to run a processor over one table: a batch query on Spark and on ours, or a stream of one micro-batch on ours."""
+"""Ways to run a processor over a table: a batch query on Spark and on ours, or a stream of one micro-batch on ours."""
 
 from __future__ import annotations
 
