@@ -1,0 +1,106 @@
+"""Value state of a processor: one row for each key, fetched at the first read of a slab and written at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pyspark.sql.streaming.stateful_processor import ValueState
+
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.processor.slab import Slab
+from holdfast.spark_integration.processor.state_rows import State, StateRows
+from holdfast.spark_integration.tables.entry_rows import open_rows
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows
+
+
+class ProcessorValueState(ValueState):
+    """One variable in one call of a shard; methods as Spark documents them.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    table : str
+    expiry : Expiry or None
+        None where values stay until they are cleared.
+    rows : StateRows
+    slab : Slab
+    """
+
+    def __init__(
+        self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: Slab
+    ) -> None:
+        # Not Spark's __init__, which takes a client of Spark's state server.
+        self._transaction = transaction
+        self._table = table
+        self._expiry = expiry
+        self._rows = rows
+        self._slab = slab
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last slab; its changes were written."""
+        self._changed: dict[int, State | None] = {}
+        self._opened: KeyRows | ExpiringKeyRows | None = None
+        self._stored: list[State | None] | None = None
+        self._first = 0
+
+    def exists(self) -> bool:
+        return self._get("checking value state exists") is not None
+
+    def get(self) -> State | None:
+        value = self._get("getting value state")
+        return None if value is None else self._rows.copy(value)
+
+    def update(self, newValue: Any) -> None:
+        at = self._slab.current("updating value state")
+        self._changed[at] = self._rows.given(newValue)
+
+    def clear(self) -> None:
+        self._changed[self._slab.current("clearing value state")] = None
+
+    def _get(self, doing: str) -> State | None:
+        at = self._slab.current(doing)
+        if at in self._changed:
+            written = self._changed[at]
+            return None if written is None else self._rows.as_read(written)
+        if self._stored is None or at < self._first:
+            self._fetch(at)
+        assert self._stored is not None
+        return self._stored[at - self._first]
+
+    def _fetch(self, at: int) -> None:
+        """Fetch the values of this key and those after it."""
+        self._opened = self._open(at)
+        self._first = at
+        found = self._opened.get()
+        values = self._rows.values.to_tuples(found.values)
+        self._stored = [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
+
+    def _open(self, first: int) -> KeyRows | ExpiringKeyRows:
+        keys = self._slab.keys.take(np.arange(first, len(self._slab.keys)))
+        return open_rows(self._transaction, self._table, self._expiry, keys)
+
+    def flush(self) -> None:
+        """Write the slab's changes.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column; ``row`` is the place of its key in the slab.
+        """
+        if not self._changed:
+            return
+        put = {at: value for at, value in self._changed.items() if value is not None}
+        gone = [at for at, value in self._changed.items() if value is None and self._may_exist(at)]
+        if self._opened is None or min(self._changed) < self._first:
+            self._opened, self._first = self._open(0), 0
+        if put:
+            with self._rows.placed(list(put)):
+                values = self._rows.values.to_arrow(list(put.values()))
+            self._opened.put(values, np.array(list(put), np.int64) - self._first)
+        if gone:
+            self._opened.delete(np.array(gone, np.int64) - self._first)
+
+    def _may_exist(self, at: int) -> bool:
+        return self._stored is None or at < self._first or self._stored[at - self._first] is not None
