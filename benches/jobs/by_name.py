@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
@@ -14,7 +15,7 @@ from holdfast.benches.jobs.requests import Requests
 from holdfast.benches.jobs.snapshots import Restore, Snapshots
 
 JOBS: dict[str, type[Job]] = {
-    job.name: job for job in (JobA, JobB, DropIn, Timers, Requests, Commits, Snapshots, Restore)
+    job.name: job for job in (JobA, JobB, DropIn, ByProcessor, Timers, Requests, Commits, Snapshots, Restore)
 }
 
 

@@ -76,6 +76,14 @@ TARGETS = {
         *(Target(f"pandas-{name} x10/{SPARK_BY_KEY}", at_least=8.0) for name in _BACKENDS),
     ),
     "dropin-small": (Target(f"pandas-memory/{SPARK_BY_KEY}", at_least=0.91),),
+    "dropin-tws": (
+        Target("holdfast-memory-row/spark-tws-row", at_least=30.0),
+        Target("holdfast-memory-pandas/spark-tws-pandas", at_least=15.0),
+        Target("holdfast-rocksdb-row/spark-tws-row", at_least=15.0),
+        Target("holdfast-memory-row x10/spark-tws-row", at_least=50.0),
+        Target("holdfast-memory-pandas x10/spark-tws-pandas", at_least=20.0),
+        Target("holdfast-rocksdb-row x10/spark-tws-row", at_least=25.0),
+    ),
     "timers": (Target(f"{WITH_TIMEOUTS}/{WITHOUT_TIMEOUTS}", at_least=0.83),),
     "stalls": (Target("budget store-rocksdb", at_most=1.0),),
     "requests": (

@@ -7,7 +7,8 @@ and iterated over piece by piece; what was looked up in it is remembered until t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +23,39 @@ from holdfast.spark_integration.processor.state_rows import State, StateRows, Us
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 
 
-class Entry(NamedTuple):
-    """An entry as a processor reads it."""
+@dataclass(frozen=True)
+class _Window:
+    """The maps of consecutive keys of a slab; keys and values of all entries stand one after the other.
 
-    key: State
-    value: State
+    Attributes
+    ----------
+    first : int
+        The first key.
+    bounds : list of int
+        Where the entries of each key begin, and where those of the last one end.
+    user_keys, shown_keys, values : list of tuple
+        User keys as they are compared, and as a processor sees them.
+    """
+
+    first: int
+    bounds: list[int]
+    user_keys: list[State]
+    shown_keys: list[State]
+    values: list[State]
+
+    def map_of(self, at: int) -> _Fetched:
+        """Return the map of one key."""
+        of_key = slice(self.bounds[at - self.first], self.bounds[at - self.first + 1])
+        values: dict[State, State | None] = dict(zip(self.user_keys[of_key], self.values[of_key], strict=True))
+        return _Fetched(values, self.shown_keys[of_key], is_whole=True)
 
 
 class _Fetched:
-    """The entries of one key's map, by user key; of a large map those that were looked up, None for an absent one."""
+    """The entries of one key's map; of a large map, those that were looked up, with None for an absent one."""
 
-    def __init__(self, entries: dict[State, Entry | None], *, is_whole: bool) -> None:
-        self.entries = entries
+    def __init__(self, values: dict[State, State | None], shown_keys: list[State], *, is_whole: bool) -> None:
+        self.values = values
+        self.shown_keys = shown_keys
         self.is_whole = is_whole
 
 
@@ -76,6 +98,7 @@ class ProcessorMapState(MapState):
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
         self._stored: dict[int, _Fetched] = {}
+        self._fetched: list[_Window] = []
 
     def exists(self) -> bool:
         self._slab.current("checking map state exists")
@@ -103,13 +126,13 @@ class ProcessorMapState(MapState):
         self._cleared.add(at)
 
     def iterator(self) -> Iterator[tuple[State, State]]:
-        return ((entry.key, entry.value) for entry in self._snapshot())
+        return self._snapshot()
 
     def keys(self) -> Iterator[State]:
-        return (entry.key for entry in self._snapshot())
+        return (key for key, _ in self._snapshot())
 
     def values(self) -> Iterator[State]:
-        return (entry.value for entry in self._snapshot())
+        return (value for _, value in self._snapshot())
 
     def _value(self, key: Any, doing: str) -> State | None:
         at = self._slab.current(doing)
@@ -121,16 +144,15 @@ class ProcessorMapState(MapState):
         if at in self._cleared:
             return None
         stored = self._stored_of(at)
-        if not stored.is_whole and user_key not in stored.entries:
-            stored.entries[user_key] = self._look_up(at, user_key)
-        entry = stored.entries.get(user_key)
-        return None if entry is None else entry.value
+        if not stored.is_whole and user_key not in stored.values:
+            stored.values[user_key] = self._look_up(at, user_key)
+        return stored.values.get(user_key)
 
-    def _snapshot(self) -> Iterator[Entry]:
+    def _snapshot(self) -> Iterator[tuple[State, State]]:
         self._slab.current("getting map state")
         return self._now(self._slab.call)
 
-    def _now(self, call: int) -> Iterator[Entry]:
+    def _now(self, call: int) -> Iterator[tuple[State, State]]:
         """Iterate over what the map holds at the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
@@ -140,49 +162,50 @@ class ProcessorMapState(MapState):
         changed = dict(self._changed.get(at, {}))
         shown = self._user_keys.rows.each_as_read(list(changed))
         written = [
-            Entry(key, self._rows.as_read(value))
+            (key, self._rows.as_read(value))
             for key, value in zip(shown, changed.values(), strict=True)
             if value is not None
         ]
         if at not in self._cleared:
-            for user_key, entry in self._stored_entries(at):
+            for user_key, shown_key, value in self._stored_entries(at):
                 if user_key not in changed:
-                    yield Entry(self._user_keys.rows.copy(entry.key), self._rows.copy(entry.value))
+                    yield self._user_keys.rows.copy(shown_key), self._rows.copy(value)
         yield from written
 
-    def _stored_entries(self, at: int) -> Iterator[tuple[State, Entry]]:
+    def _stored_entries(self, at: int) -> Iterator[tuple[State, State, State]]:
         stored = self._stored_of(at)
         if stored.is_whole:
-            yield from ((key, entry) for key, entry in list(stored.entries.items()) if entry is not None)
+            for (user_key, value), shown_key in zip(stored.values.items(), stored.shown_keys, strict=True):
+                assert value is not None
+                yield user_key, shown_key, value
             return
         for part in self._entries.scan(self._slab.keys.take(np.array([at]))):
-            yield from self._entries_of(part.own_keys, part.values)
+            yield from zip(*self._python(part.own_keys, part.values), strict=True)
 
     def _stored_of(self, at: int) -> _Fetched:
         if at not in self._stored:
-            self._fetch(at)
+            self._stored[at] = self._fetch(at)
         return self._stored[at]
 
-    def _fetch(self, at: int) -> None:
-        window = self._windows.fetch(at)
-        if window is None:
-            self._stored[at] = _Fetched({}, is_whole=False)
-            return
-        found = list(self._entries_of(window.entries.own_keys, window.entries.values))
-        for i in range(window.end - window.first):
-            entries: dict[State, Entry | None] = dict(found[window.bounds[i] : window.bounds[i + 1]])
-            self._stored[window.first + i] = _Fetched(entries, is_whole=True)
+    def _fetch(self, at: int) -> _Fetched:
+        for window in self._fetched:
+            if window.first <= at < window.first + len(window.bounds) - 1:
+                return window.map_of(at)
+        found = self._windows.fetch(at)
+        if found is None:
+            return _Fetched({}, [], is_whole=False)
+        entries = self._python(found.entries.own_keys, found.entries.values)
+        self._fetched.append(_Window(found.first, found.bounds, *entries))
+        return self._fetched[-1].map_of(at)
 
-    def _entries_of(self, own_keys: pa.RecordBatch, values: pa.RecordBatch) -> Iterator[tuple[State, Entry]]:
+    def _python(self, own_keys: pa.RecordBatch, values: pa.RecordBatch) -> tuple[list[State], list[State], list[State]]:
+        """Return user keys as they are compared and as they are shown, and values."""
         shown = self._user_keys.rows.values.to_tuples(own_keys)
-        user_keys = self._user_keys.of_stored(shown)
-        return zip(user_keys, map(Entry, shown, self._rows.values.to_tuples(values)), strict=True)
+        return self._user_keys.of_stored(shown), shown, self._rows.values.to_tuples(values)
 
-    def _look_up(self, at: int, user_key: State) -> Entry | None:
+    def _look_up(self, at: int, user_key: State) -> State | None:
         found = self._entries.at(self._keys_of([at], [user_key])).get()
-        if not found.exists[0]:
-            return None
-        return Entry(user_key, self._rows.values.to_tuples(found.values)[0])
+        return self._rows.values.to_tuples(found.values)[0] if found.exists[0] else None
 
     def _keys_of(self, places: list[int], user_keys: list[State]) -> Keys:
         with self._rows.placed(places):
