@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessorHandle
@@ -45,7 +44,6 @@ class States:
     pairs: MapState
     typed: ValueState
     fixed: ValueState
-    empty: ValueState
     lasting: ValueState
     times: TimerValues | None = None
 
@@ -61,7 +59,6 @@ class States:
             pairs=handle.getMapState("pairs", "k string, l long", "n int"),
             typed=handle.getValueState("typed", ", ".join(f"{name} {type_}" for name, type_ in TYPES.items())),
             fixed=handle.getValueState("fixed", "n int NOT NULL"),
-            empty=handle.getValueState("empty", StructType([])),
             # Nothing expires in one micro-batch.
             lasting=handle.getValueState("lasting", "n int", 0),
         )

@@ -108,13 +108,6 @@ def x1_an_error_that_was_caught_is_over(s: States) -> Iterator[object]:
     yield survived(written, s.value, (2, "y"))
 
 
-@probe(True, ())
-def d2_a_value_without_columns(s: States) -> Iterator[object]:
-    s.empty.update(())
-    yield s.empty.exists()
-    yield s.empty.get()
-
-
 @probe((7,), True)
 def d3_a_name_may_have_blanks(s: States) -> Iterator[object]:
     s.single.update((7,))
