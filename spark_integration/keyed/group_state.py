@@ -148,7 +148,8 @@ def _copied(value: Any) -> Any:
         is_flat = _PLAIN.issuperset(map(type, value.values()))
         return dict(value) if is_flat else {k: _copied(v) for k, v in value.items()}
     if isinstance(value, tuple):
-        return tuple(_copied(v) for v in value)
+        copied = [_copied(v) for v in value]
+        return Row(*value.__fields__)(*copied) if hasattr(value, "__fields__") else tuple(copied)
     if isinstance(value, bytearray):
         return bytes(value)
     return copy.deepcopy(value)

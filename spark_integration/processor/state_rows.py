@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +64,7 @@ class StateRows:
         self._names = schema.names
         self._width = len(schema.names)
         self._exact = tuple(_EXACT.get(type(field.dataType)) for field in schema)
+        self._takes_nulls = all(field.nullable for field in schema)
         self._copied = copier(schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
@@ -106,7 +107,7 @@ class StateRows:
         StateValueError
             A value does not fit its column.
         """
-        if all(value is None or type(value) is exact for value, exact in zip(row, self._exact, strict=True)):
+        if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
             return row
         return self.each_as_read([row])[0]
 
@@ -136,11 +137,22 @@ def _values(row: Any, names: list[str], what: str) -> State:
                 f"{what} takes values by position, and this Row has the columns in another order: "
                 f"give them as {', '.join(names)}"
             )
-    elif not isinstance(row, Sequence) or isinstance(row, (str, bytes, bytearray)):
+    elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, Set)):
         raise PySparkTypeError(
             f"{what} takes a tuple of values, one for each of the columns {', '.join(names)}, not {type(row).__name__}"
         )
     return tuple(row)
+
+
+def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
+    """Return whether the store gives back just these values; null does so everywhere."""
+    for value, class_ in zip(row, exact, strict=True):
+        if type(value) is not class_:
+            if value is not None:
+                return False
+        elif class_ is int and not -(1 << 63) <= value < 1 << 63:
+            return False
+    return True
 
 
 class UserKeys:
@@ -167,7 +179,7 @@ class UserKeys:
             A value does not fit its column.
         """
         given = self.rows.given(key, doing)
-        if all(value is None or type(value) is exact for value, exact in zip(given, self._exact, strict=True)):
+        if _comes_back(given, self._exact):
             return given
         return _hashable(self.rows.each_as_read([given])[0])
 
