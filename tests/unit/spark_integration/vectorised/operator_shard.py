@@ -56,7 +56,7 @@ class OperatorShard:
                     break
             self._pointer = transaction.commit()
         self._previous_ms = now
-        return returned[0]
+        return returned[0] if returned else None
 
     def stored(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table as they are stored."""
