@@ -50,6 +50,7 @@ def session_of_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: 
             else:
                 over += [session] if session is not None else []
                 session = (1, at_ms, at_ms)
+        assert session is not None  # a key that is called has events, or has timed out
         state.update(session)
         state.setTimeoutTimestamp(session[2] + GAP_MS)
     yield pd.DataFrame(over, columns=SESSION).assign(key=key[0])

@@ -27,13 +27,14 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 #: The value column that says when a row expires, in ms since 1970.
 EXPIRES = "expires_ms"
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
 _NEVER_INDEXED = np.iinfo(np.int64).max
+_GONE = -1
 
 
 class KeyRows:
@@ -108,17 +109,21 @@ class Expiry:
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
         index = Timers(transaction, self.index)
-        gone: list[Keys] = []
+        parts: list[tuple[DueTimers, IntArray]] = []
         for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
             found = transaction.get(self.table, due.keys)
-            expires_ms = _expires(found)
-            gone.append(due.keys.take(np.flatnonzero(found.exists & (expires_ms <= self.now_ms))))
-            index.remove(due.keys, due.due_ms)
-            live = np.flatnonzero(expires_ms > self.now_ms)
-            self.place(transaction, due.keys.take(live), expires_ms[live])
-        # At the end: each delete that precedes a look-up is searched by it.
-        if sum(map(len, gone)):
-            transaction.delete(self.table, Keys.concat(gone))
+            parts.append((due, np.where(found.exists, _expires(found), _GONE)))
+        if not parts:
+            return
+        # Written when all is looked up: each write that precedes a look-up is searched by it.
+        keys = Keys.concat([due.keys for due, _ in parts])
+        expires_ms = np.concatenate([expires_ms for _, expires_ms in parts])
+        index.remove(keys, np.concatenate([due.due_ms for due, _ in parts]))
+        live = np.flatnonzero(expires_ms > self.now_ms)
+        self.place(transaction, keys.take(live), expires_ms[live])
+        expired = np.flatnonzero((expires_ms != _GONE) & (expires_ms <= self.now_ms))
+        if len(expired):
+            transaction.delete(self.table, keys.take(expired))
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""
