@@ -20,14 +20,18 @@ from holdfast.benches.jobs.job import Job, SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import Requests, server_of_environment
+from holdfast.benches.jobs.sessions import Sessions
 from holdfast.benches.jobs.snapshots import Restore, Snapshots
+from holdfast.benches.jobs.ttl import Ttl
 from holdfast.benches.report import micro_tables, tables
 from holdfast.benches.report.results import (
     SPARK_BY_KEY,
     WITH_SNAPSHOTS,
     WITH_TIMEOUTS,
+    WITH_TTL,
     WITHOUT,
     WITHOUT_TIMEOUTS,
+    WITHOUT_TTL,
     Document,
     document,
 )
@@ -182,6 +186,25 @@ def timers(engine: str, **options: Any) -> None:
     without = replace(plan.job, timeouts=False)  # type: ignore[call-arg]
     entries = {WITH_TIMEOUTS: Entry(engine, plan.job), WITHOUT_TIMEOUTS: Entry(engine, without)}
     plan.carry_out("timers", f"--engine {engine}", entries)
+
+
+@bench.command("ttl")
+@click.option("--engine", type=click.Choice(engines_for(Ttl)), default="holdfast-memory")
+@_options(Ttl(), repeats=1, without="expires")
+def ttl(engine: str, **options: Any) -> None:
+    """Micro-batches that refresh all of many entries with a time to live, and the same without one."""
+    plan = _Plan.of(Ttl(), options)
+    without = replace(plan.job, expires=False)  # type: ignore[call-arg]
+    entries = {WITH_TTL: Entry(engine, plan.job), WITHOUT_TTL: Entry(engine, without)}
+    plan.carry_out("ttl", f"--engine {engine}", entries)
+
+
+@bench.command("sessions")
+@_engines(Sessions, f"holdfast-memory,pandas-memory,{SPARK_BY_KEY}")
+@_options(Sessions(), repeats=1)
+def sessions(engines: str, **options: Any) -> None:
+    """The same session window three ways: vectorised, by key, and by the same function in Spark's own operator."""
+    _compare("sessions", Sessions(), engines, options)
 
 
 @bench.command("stalls")

@@ -121,7 +121,7 @@ class GroupedStream:
             in a query.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of ``batch.timers``, as for Spark's ``transformWithState``; "None" for no timers. "EventTime" also
-            drops late rows: those older than the previous micro-batch's watermark.
+            drops late rows: those that are not newer than the previous micro-batch's watermark.
 
         Returns
         -------
@@ -166,7 +166,8 @@ class GroupedStream:
             output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
             output_mode=mode,
             timeout_conf=TIMEOUT_CONF[timeMode],
-            transport="packed",
+            # Where Spark drops late rows, one by one, every event time would need a blob of its own.
+            transport=None if timeMode == "EventTime" else "packed",
             settings=settings,
         ).plan()
 

@@ -12,10 +12,13 @@ from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import Requests
+from holdfast.benches.jobs.sessions import Sessions
 from holdfast.benches.jobs.snapshots import Restore, Snapshots
+from holdfast.benches.jobs.ttl import Ttl
 
 JOBS: dict[str, type[Job]] = {
-    job.name: job for job in (JobA, JobB, DropIn, ByProcessor, Timers, Requests, Commits, Snapshots, Restore)
+    job.name: job
+    for job in (JobA, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Requests, Commits, Snapshots, Restore)
 }
 
 

@@ -147,6 +147,8 @@ class HoldfastEngine(SparkEngine):
     def live_bytes(self, job: SparkJob, places: Places) -> int | None:
         from holdfast.backends.registry import find_backend
 
+        if job.time_mode != "None" or job.ttl_ms is not None:
+            return None  # timers and expiry times are state too
         backend = find_backend(self.backend)
         # One that has an owner cannot be opened beside it.
         return None if backend.has_one_owner else queries.live_bytes(self._local(places), backend, job)

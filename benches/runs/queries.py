@@ -24,9 +24,12 @@ _OPERATOR = "bench"
 def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return the job on holdfast."""
     from holdfast.spark_integration.stream import stream
+    from holdfast.spark_integration.vectorised.state_table import StateTable
 
-    grouped = stream(frame).groupBy("key")
-    return grouped.applyInArrowWithState(job.stateful, job.output, job.state, "update", name=_OPERATOR)
+    state, grouped = StateTable(job.state, job.ttl_ms), stream(frame).groupBy("key")
+    return grouped.applyInArrowWithState(
+        job.stateful, job.output, state, "update", name=_OPERATOR, timeMode=job.time_mode
+    )
 
 
 def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:

@@ -76,7 +76,9 @@ class PandasWithState:
 
     def tables(self) -> Mapping[str, TableSchema]:
         state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
-        return state if self.timeout_conf == "NoTimeout" else {**state, **KeyTimers.tables(self.key_types)}
+        if self.timeout_conf == "NoTimeout":
+            return state
+        return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])
@@ -107,7 +109,8 @@ class _KeyCalls:
         self._fired_before_ms = due_before_ms(step.timeout_conf, times)
         self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
         if step.timeout_conf != "NoTimeout":
-            self._timeouts = Timeouts(transaction, step.timeout_rule, times.earliest_timer_ms)
+            timers = KeyTimers(transaction, step.timeout_conf, times.earliest_timer_ms)
+            self._timeouts = Timeouts(timers, step.timeout_rule)
 
     def with_rows(
         self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]

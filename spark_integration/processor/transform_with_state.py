@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.types import Row, StructType
 
-from holdfast.backends.arrow.rows import order_rows
+from holdfast.backends.arrow.rows import IntArray, order_rows
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
@@ -90,7 +90,7 @@ class TransformWithState:
         for variable in self.declared.variables:
             tables |= variable.tables(self.key_types)
         if self.time_mode != "None":
-            tables |= timer_tables(self.key_types)
+            tables |= timer_tables(self.key_types, self.time_mode)
         return tables
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
@@ -215,7 +215,7 @@ class _Calls:
     def _open_timers(self, transaction: Transaction, times: BatchTimes) -> ProcessorTimers | None:
         if self._step.time_mode == "None":
             return None
-        schema = timer_tables(self._step.key_types)[TIMERS]
+        schema = timer_tables(self._step.key_types, self._step.time_mode)[TIMERS]
         entries = EntryRows(transaction, schema, len(self._step.key_types), None)
         return ProcessorTimers(transaction, entries, self._slab, times.earliest_timer_ms)
 
@@ -235,9 +235,13 @@ def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues,
     return TimerValues(times.processing_ms, watermark_ms), due_ms
 
 
-def _distinct(due: DueTimers) -> tuple[Keys, Any]:
-    """Return the keys of some timers, each once, and which of them each timer belongs to."""
+def _distinct(due: DueTimers) -> tuple[Keys, IntArray]:
+    """Return the keys of some timers, each once, in the order of their first timers, and the key of each timer."""
     order = order_rows(due.keys.hashes, due.keys.columns)
+    first_timers = order.rows[order.first]
+    ascending = np.argsort(first_timers)
+    place_of = np.empty(len(ascending), np.int64)
+    place_of[ascending] = np.arange(len(ascending))
     places = np.empty(len(due), np.int64)
-    places[order.rows] = np.cumsum(order.first) - 1
-    return due.keys.take(order.rows[order.first]), places
+    places[order.rows] = place_of[np.cumsum(order.first) - 1]
+    return due.keys.take(first_timers[ascending]), places

@@ -15,12 +15,14 @@ from typing import Any
 
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
     DateType,
     DoubleType,
     LongType,
+    MapType,
     Row,
     StringType,
     StructType,
@@ -34,6 +36,7 @@ State = tuple[Any, ...]
 
 # By type: the class whose values come back from the store as they are.
 _EXACT: dict[type[DataType], type] = {BooleanType: bool, DoubleType: float, LongType: int, StringType: str}
+_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
 # The same for keys of maps, which are compared: NaN is not equal to itself, so floats are not among them.
 _EXACT_IN_KEYS: dict[type[DataType], type] = {
     BinaryType: bytes,
@@ -57,6 +60,8 @@ class StateRows:
     ----------
     values : RowValues
         Converts rows to Arrow and back.
+    is_small : bool
+        Whether no column holds text, binaries or anything nested.
     """
 
     def __init__(self, schema: StructType, what: str) -> None:
@@ -67,6 +72,7 @@ class StateRows:
         self._exact = tuple(_EXACT.get(type(field.dataType)) for field in schema)
         self._takes_nulls = all(field.nullable for field in schema)
         self._copied = copier(schema)
+        self.is_small = not any(isinstance(f.dataType, _MAY_BE_LARGE) for f in schema)
 
     def given(self, row: Any, doing: str = "updating value state") -> State:
         """Return a row that the processor writes, safe from later changes of what it holds.

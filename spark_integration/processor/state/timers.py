@@ -18,16 +18,20 @@ from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.variables import free_name
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
+from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 _FIRST_MS = -(1 << 63)
 
 
-def timer_tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-    """Return the schemas of both tables, for grouping keys of these types."""
-    due = pa.field(free_name("due_ms", key_types), pa.int64())
+def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, TableSchema]:
+    """Return the schemas of both tables, for grouping keys of these types and timers of one clock.
+
+    A column is named after the clock, so that an operator which is given the other one is refused.
+    """
+    due = pa.field(free_name(DUE[TIMEOUT_CONF[time_mode]], key_types), pa.int64())
     by_key = TableSchema.of(TIMERS, pa.schema([*key_types, due]), pa.schema([]))
     return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 

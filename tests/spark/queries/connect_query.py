@@ -115,6 +115,30 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return found
 
 
+def wake(batch: holdfast.ShardBatch) -> pa.Table:
+    """Set each key's timer to a time that has passed, and keep how often it was due."""
+    is_due = pc.is_valid(batch.timers.due_ms)
+    seen = batch.states["seen"]
+    seen.put(n=pc.add(pc.coalesce(seen.get()["n"], 0), is_due.cast(pa.int64())))
+    batch.timers.set([0] * batch.keys.num_rows, where=pc.greater(batch.groups.count(), 0))
+    return batch.keys.append_column("n", seen.get()["n"])
+
+
+def with_timers(spark: SparkSession, events: DataFrame, folder: Path) -> list[dict[str, Any]]:
+    """Run a query with timers in event time and a state table that expires; return its state."""
+    timed = events.selectExpr("key", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
+    seen = {"seen": holdfast.StateTable("n long", ttlDurationMs=3_600_000)}
+    woken = (
+        holdfast.stream(timed)
+        .groupBy("key")
+        .applyInArrowWithState(wake, "key string, n long", seen, "update", name="woken", timeMode="EventTime")
+    )
+    writer = woken.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-woken")).start().awaitTermination()
+    state = holdfast.read_state(spark, folder / "query-woken", "woken", table="seen").select(["key", "n"])
+    return sorted(state.to_pylist(), key=repr)
+
+
 def main(folder: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.remote("local[2]")
@@ -148,6 +172,7 @@ def main(folder: Path) -> None:
     found = {
         "state": sorted(state.to_pylist(), key=repr),
         "state by key": sorted(state_by_key.to_pylist(), key=repr),
+        "woken": with_timers(spark, events, folder),
         "batch": [row.asDict() for row in once.collect()],
         **in_foreach_batch(spark, folder),
     }

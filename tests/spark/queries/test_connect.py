@@ -28,6 +28,8 @@ def test_state_over_spark_connect(java_home: Path, tmp_path: Path) -> None:
     found = json.loads(run_program(PROGRAM, tmp_path)[0])
     assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
     assert found["state by key"] == found["state"]
+    assert all(row["n"] >= 1 for row in found["woken"]), "each timer was due after the first micro-batch"
+    assert [row["key"] for row in found["woken"]] == ["a", "b", None]
     for query in ("one", "two"):
         batches = [[["a", 1], ["b", 1], [None, 1]], [["a", 2]], [["a", 3], ["c", 1]]]
         ways = 6 if query == "one" else 2
