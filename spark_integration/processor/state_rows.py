@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,7 +138,7 @@ def _values(row: Any, names: list[str], what: str) -> State:
                 f"{what} takes values by position, and this Row has the columns in another order: "
                 f"give them as {', '.join(names)}"
             )
-    elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, Set)):
+    elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, AbstractSet)):
         raise PySparkTypeError(
             f"{what} takes a tuple of values, one for each of the columns {', '.join(names)}, not {type(row).__name__}"
         )

@@ -40,7 +40,8 @@ def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_tim
         # has no public call that sets a timeout in the past: with those alone it is due when the watermark moves on.
         setattr(state, PRIVATE_TIMEOUT, earliest_timer_ms)
     else:
-        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms))
+        # Spark takes no timeout at 0, which is the watermark of the first micro-batch.
+        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms, 1))
 
 
 def timeout_of(state: GroupState) -> int | None:
