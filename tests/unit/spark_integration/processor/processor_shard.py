@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
@@ -21,6 +21,12 @@ from holdfast.spark_integration.processor.exchange import FrameExchange, RowExch
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
+
+
+def columns(**types: DataType) -> StructType:
+    """Return a schema; a worker cannot parse one from text."""
+    return StructType([StructField(name, data_type) for name, data_type in types.items()])
+
 
 KEY = StructType([StructField("key", StringType())])
 OUTPUT = StructType([*KEY, StructField("shown", StringType())])
