@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.handle import PRE_INIT, ProcessorHandle
-from holdfast.spark_integration.processor.spark_errors import invalid_handle_state
-from holdfast.spark_integration.processor.variables import StateVariable
+from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.timeout import TimeMode
 
 

@@ -26,9 +26,11 @@ class ProcessorOutput(Protocol):
 
     failed_key: KeyTuple | None
 
-    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]: ...
+    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
+        """Iterate over what it returned for a key; yield batches as they fill."""
 
-    def finish(self) -> Iterator[pa.RecordBatch]: ...
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is left."""
 
 
 class Exchange(Protocol):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.spark_errors import (
+from holdfast.spark_integration.processor.state.spark_errors import (
     invalid_handle_state,
     invalid_time_mode,
     state_error,
 )
-from holdfast.spark_integration.processor.variables import Kind, StateVariable
+from holdfast.spark_integration.processor.state.timers import ProcessorTimers
+from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
 
@@ -34,8 +35,6 @@ PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
 #: How Spark writes the time modes in its errors.
 SHOWN_TIME_MODES = {"None": "NoTime", "ProcessingTime": "ProcessingTime", "EventTime": "EventTime"}
 
-S = TypeVar("S")
-
 
 class States(Protocol):
     """What is behind a handle."""
@@ -45,16 +44,6 @@ class States(Protocol):
 
     def drop(self, name: str) -> None:
         """Remove all values of a variable, if it was ever declared."""
-
-
-class TimerActions(Protocol):
-    """Timers of the key being called."""
-
-    def register(self, due_ms: int) -> None: ...
-
-    def delete(self, due_ms: int) -> None: ...
-
-    def list(self) -> list[int]: ...
 
 
 class ProcessorHandle(StatefulProcessorHandle):
@@ -67,7 +56,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         Schemas that were given as text, parsed. On the driver it is filled; a worker, which has no JVM to parse text,
         looks them up.
     states : States
-    timers : TimerActions or None
+    timers : ProcessorTimers or None
         None on the driver, and where the time mode has no timers.
     phase : str
         `PRE_INIT` on the driver, `CREATED` in a worker.
@@ -84,7 +73,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         time_mode: TimeMode,
         schemas: dict[str, StructType],
         states: States,
-        timers: TimerActions | None,
+        timers: ProcessorTimers | None,
         phase: str,
     ) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
@@ -183,7 +172,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             )
         return ttl_ms
 
-    def _for_timers(self, doing: str, operation: str) -> TimerActions:
+    def _for_timers(self, doing: str, operation: str) -> ProcessorTimers:
         if self.phase not in (INITIALIZED, DATA_PROCESSED):
             raise invalid_handle_state(doing, operation, self.phase)
         if self._timers is None:

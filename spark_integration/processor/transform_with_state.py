@@ -40,9 +40,9 @@ from holdfast.spark_integration.processor.handle import (
     TIMER_PROCESSED,
     ProcessorHandle,
 )
-from holdfast.spark_integration.processor.slab import Slab, no_keys
-from holdfast.spark_integration.processor.states import ProcessorStates
-from holdfast.spark_integration.processor.timers import ProcessorTimers, timer_tables
+from holdfast.spark_integration.processor.state.slab import Slab, no_keys
+from holdfast.spark_integration.processor.state.states import ProcessorStates
+from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, Lon
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor import list_state, slab_entries
+from holdfast.spark_integration.processor.state import list_state, slab_entries
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())

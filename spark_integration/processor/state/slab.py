@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.spark_errors import invalid_handle_state
+from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
 
 _NONE = -1
 

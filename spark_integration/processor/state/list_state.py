@@ -17,10 +17,10 @@ from pyspark.sql.streaming.stateful_processor import ListState
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.slab import Slab
-from holdfast.spark_integration.processor.slab_entries import SlabEntries
-from holdfast.spark_integration.processor.spark_errors import state_error
-from holdfast.spark_integration.processor.state_rows import State, StateRows
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.spark_errors import state_error
+from holdfast.spark_integration.processor.state.state_rows import State, StateRows
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 
 _NUMBERS_PER_VERSION = 1 << 32

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.processor.list_state import ProcessorListState
-from holdfast.spark_integration.processor.map_state import ProcessorMapState
-from holdfast.spark_integration.processor.slab import Slab
-from holdfast.spark_integration.processor.state_rows import StateRows, UserKeys
-from holdfast.spark_integration.processor.value_state import ProcessorValueState
-from holdfast.spark_integration.processor.variables import StateVariable
+from holdfast.spark_integration.processor.state.list_state import ProcessorListState
+from holdfast.spark_integration.processor.state.map_state import ProcessorMapState
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.state_rows import StateRows, UserKeys
+from holdfast.spark_integration.processor.state.value_state import ProcessorValueState
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import BatchTimes
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_rows import Expiry, index_of

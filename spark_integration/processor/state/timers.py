@@ -15,9 +15,9 @@ from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
-from holdfast.spark_integration.processor.slab import Slab
-from holdfast.spark_integration.processor.slab_entries import SlabEntries
-from holdfast.spark_integration.processor.variables import free_name
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.variables import free_name
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema

@@ -17,9 +17,9 @@ from pyspark.sql.types import Row
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.slab import Slab
-from holdfast.spark_integration.processor.slab_entries import SlabEntries
-from holdfast.spark_integration.processor.state_rows import State, StateRows, UserKeys
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from holdfast.spark_integration.keyed.group_state import copier
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
-from holdfast.spark_integration.processor.spark_errors import state_error
+from holdfast.spark_integration.processor.state.spark_errors import state_error
 
 State = tuple[Any, ...]
 
@@ -151,9 +151,13 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
         if type(value) is not class_:
             if value is not None:
                 return False
-        elif class_ is int and not -(1 << 63) <= value < 1 << 63:
+        elif class_ is int and not _is_long(value):
             return False
     return True
+
+
+def _is_long(value: Any) -> bool:
+    return bool(-(1 << 63) <= value < 1 << 63)
 
 
 class UserKeys:

@@ -8,8 +8,8 @@ import numpy as np
 from pyspark.sql.streaming.stateful_processor import ValueState
 
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.processor.slab import Slab
-from holdfast.spark_integration.processor.state_rows import State, StateRows
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.state_rows import State, StateRows
 from holdfast.spark_integration.tables.entry_rows import open_rows
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
-from holdfast.spark_integration.processor.slab import Slab
+from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.tables.entry_rows import Entries, EntryRows
 
 # A window that holds too much is followed by one of a fraction of its keys; one that does not, by one of more.
