@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor import slab_entries, timers
+from holdfast.spark_integration.processor.state import slab_entries, timers
 from tests.repetitions import sample
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted
 
