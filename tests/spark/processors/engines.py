@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyspark
 import pytest
 
 import holdfast
@@ -39,6 +40,8 @@ class ProcessorEngine(Engine):
     def transform(self, frame: DataFrame, keys: Sequence[Any], *arguments: Any, **named: Any) -> DataFrame:
         """Group a frame and call ``transformWithState`` or ``transformWithStateInPandas``, Spark's or ours."""
         if self.is_spark:
+            if pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
+                pytest.skip("what Spark does is stated of Spark 4.3")
             grouped: Any = frame.groupBy(*keys)
         else:
             grouped = holdfast.stream(frame).groupBy(*keys)

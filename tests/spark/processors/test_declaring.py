@@ -148,9 +148,11 @@ def test_d2_a_schema_without_columns(run: Run, run_on: Open) -> None:
     """D2: Spark takes it; we ask for a column, as everywhere."""
     processor = Declaring(lambda handle: handle.getMapState("x", "k int", StructType([])))
     assert run(Way(SPARK_ROW, is_batch=True), _KEYS, "k string", ["k"], processor, SHOWN) == []
-    with run_on(BY_ROW[0]) as on, pytest.raises(InvalidArgumentError, match="at least one column"):
+    with run_on(BY_ROW[0]) as on:
         on.feed_table(_KEYS)
-        BY_ROW[0].transform(on.source("k string", delay=None), ["k"], processor, SHOWN, "append", "none")
+        source = on.source("k string", delay=None)
+        with pytest.raises(InvalidArgumentError, match="at least one column"):
+            BY_ROW[0].transform(source, ["k"], processor, SHOWN, "append", "none")
 
 
 _NOTHING = Declaring(lambda handle: None)
