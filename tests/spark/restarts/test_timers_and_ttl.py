@@ -98,7 +98,7 @@ def test_other_tables_are_refused(lab: Lab, states: Any) -> None:
     feed(lab, ("a", 10))
     lab.run(query(lab, keep({}), {"a": "n long"}, "None"))
     feed(lab, ("a", 11))
-    with pytest.raises(StreamingQueryException, match="other tables or columns than the operator declares"):
+    with pytest.raises(StreamingQueryException, match="other tables or other columns than the operator declares"):
         lab.run(query(lab, keep({}), states, "None"))
     lab.run(query(lab, keep({}), {"a": "n long"}, "None"))
     stored = holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="a")
