@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0, 2)
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []
@@ -65,7 +67,8 @@ def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
             for path in executor.directory.glob("memory/*/*/shard-*/versions"):
                 versions = sorted(path.iterdir(), key=lambda p: int(p.name.partition("-")[0]))
                 for old in versions[:-1]:
-                    old.rename(executor.directory / f"gone-{next(nested)}")
+                    with suppress(FileNotFoundError):  # the executor's own thread has dropped it meanwhile
+                        old.rename(executor.directory / f"gone-{next(nested)}")
 
     monkeypatch.setattr(ClockedStorage, "put", put_while_the_query_goes_on)
     bench.run(query, executor, 60, step_ms=10 * 60_000)
