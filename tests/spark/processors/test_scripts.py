@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.parity.engines import trial
-from tests.spark.processors.clocked import ClockedQuery
 from tests.spark.processors.engines import ProcessorEngine, quick_engines
-from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Play, Played, Script, Scripted, now_ms
+from tests.spark.processors.scripts.clocked import play_script
+from tests.spark.processors.scripts.script import Case, Play, Played, Script
 from tests.spark.processors.scripts.timers import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tests.spark.processors.scripts.ttl import TTL
 
@@ -34,23 +34,8 @@ def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
     played: dict[tuple[str, str], Played | Exception] = {}
 
     def play_it(engine: ProcessorEngine, script: Script) -> Played:
-        found = Played()
         with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state) as on:
-            for first, end in ((0, script.micro_batches // 2), (script.micro_batches // 2, script.micro_batches)):
-                on.feed(script.rows(first))
-                processor = Scripted(engine.api, script.on_timer(), script.ttl_ms)
-                source = on.source(INPUT, delay="0 seconds" if script.watermark else None)
-                frame = engine.transform(source, ["key"], processor, OUTPUT, "append", script.time_mode)
-                query = ClockedQuery(frame, on.folder / "query", now_ms(first))
-                try:
-                    found.add(first, query.micro_batch())
-                    for number in range(first + 1, end):
-                        if number < script.micro_batches - 1 or script.time_mode == "None":
-                            on.feed(script.rows(number))
-                        found.add(number, query.tick(now_ms(number)))
-                finally:
-                    query.query.stop()
-        return found
+            return play_script(script, engine, on)
 
     def once(engine: ProcessorEngine, script: Script) -> Played:
         if (engine.name, script.name) not in played:

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812
 import holdfast
 from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
-from tests.spark.processors.clocked import ClockedQuery
 from tests.spark.processors.engines import (
     BY_ROW,
     OPERATOR,
@@ -23,6 +22,7 @@ from tests.spark.processors.engines import (
     by_engine,
     quick_engines,
 )
+from tests.spark.processors.scripts.clocked import ClockedQuery
 from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, Scripted, now_ms
 from tests.spark.processors.showing import SHOWN, Calling
 from tests.spark.processors.test_keys import ONE_PARTITION

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming import StreamingQuery
 
+from tests.spark.processors.scripts.script import INPUT, OUTPUT, Played, Script, Scripted, now_ms
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from tests.spark.parity.engines import Trial
+    from tests.spark.processors.engines import ProcessorEngine
 
 _LIMIT_S = 120
 
@@ -79,3 +84,24 @@ class ClockedQuery:
         """Set the clock, and return the rows of the micro-batch that runs then."""
         self._clock.setTime(now_ms)
         return self.micro_batch()
+
+
+def play_script(script: Script, engine: ProcessorEngine, on: Trial) -> Played:
+    """Play a script, with a restart in its middle."""
+    found = Played()
+    middle = script.micro_batches // 2
+    for first, end in ((0, middle), (middle, script.micro_batches)):
+        on.feed(script.rows(first))
+        processor = Scripted(engine.api, script.on_timer(), script.ttl_ms)
+        source = on.source(INPUT, delay="0 seconds" if script.watermark else None)
+        frame = engine.transform(source, ["key"], processor, OUTPUT, "append", script.time_mode)
+        query = ClockedQuery(frame, on.folder / "query", now_ms(first))
+        try:
+            found.add(first, query.micro_batch())
+            for number in range(first + 1, end):
+                if number < script.micro_batches - 1 or script.time_mode == "None":
+                    on.feed(script.rows(number))
+                found.add(number, query.tick(now_ms(number)))
+        finally:
+            query.query.stop()
+    return found
