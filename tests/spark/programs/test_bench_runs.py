@@ -86,6 +86,10 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
      ["with TTL", "without TTL"], ["with TTL/without TTL"], 4),
     ("sessions", ["--engines", "holdfast-memory,pandas-memory", "--rows", "20", "--keys", "50"],
      ["holdfast-memory", "pandas-memory"], [], 4),
+    *(("dropin-tws", ["--engines", "holdfast-memory-row,spark-tws-row", "--variable", variable, "--touched", "10",
+                      "--rows", "20", "--keys", "20", "--larger", "1"],
+       ["holdfast-memory-row", "spark-tws-row"], ["holdfast-memory-row/spark-tws-row"], 4)
+      for variable in ("value", "map", "list")),
 ]  # fmt: skip
 
 
