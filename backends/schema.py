@@ -6,7 +6,7 @@ A row is found by its hash and its key; `holdfast.backends.run` shows how rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -150,6 +150,12 @@ class Keys:
         """Return one key for an error."""
         pairs = zip(self.columns.schema.names, self.columns.columns, strict=True)
         return ", ".join(f"{name}={arrow_values.shown(column[row])}" for name, column in pairs)
+
+    @staticmethod
+    def concat(parts: Sequence[Keys]) -> Keys:
+        """Return the keys of all parts, at least one, in their order."""
+        hashes = np.concatenate([part.hashes for part in parts])
+        return Keys(hashes, pa.concat_batches([part.columns for part in parts]))
 
     @cached_property
     def is_sorted(self) -> bool:

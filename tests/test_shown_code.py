@@ -43,6 +43,13 @@ def test_the_walk_through_the_sessions_shows_what_runs() -> None:
     exec(tried, {"pd": pd})
 
 
+def test_the_session_window_of_the_guide_is_the_one_that_is_measured() -> None:
+    """docs/operators.md shows the functions of the bench as they are; a test of theirs compares them."""
+    source = text("benches/jobs/sessions.py")
+    for name in ("session_of_key", "sessions_of_shard"):
+        assert block_with("docs/operators.md", f"def {name}(").strip() in source
+
+
 def test_the_guide_lists_every_option_with_its_default() -> None:
     """An option that a backend has stands in docs/backends.md, and no other does."""
     rows = re.findall(

@@ -252,7 +252,7 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
     new_hash = first.copy()
     repeats = np.flatnonzero(~first)
     same = _same_key(keys, rows, repeats)
-    if not same.all():
+    if not same.all() and not _stand_in_order(rows, new_hash, keys):
         _sort_shared_hashes(rows, new_hash, repeats[~same], keys)
         same = _same_key(keys, rows, repeats)
     first[repeats[~same]] = True
@@ -261,6 +261,18 @@ def order_rows(hashes: HashArray, keys: pa.RecordBatch) -> RowOrder:
 
 def _same_key(keys: pa.RecordBatch, rows: IntArray, places: IntArray) -> BoolArray:
     return rows_equal(take(keys, rows[places]), take(keys, rows[places - 1]))
+
+
+def _stand_in_order(rows: IntArray, new_hash: BoolArray, keys: pa.RecordBatch) -> bool:
+    """Tell whether the keys ascend wherever neighbours share a hash, as those do that were read in order.
+
+    That is cheaper to see than to sort; where it is not so easy to see, as of several columns, it is False.
+    """
+    if keys.num_columns != 1 or pa.types.is_nested(keys.column(0).type) or pa.types.is_null(keys.column(0).type):
+        return False
+    in_order = keys.column(0).take(pa.array(rows))
+    ascends = to_bools(pc.less_equal(in_order.slice(0, len(rows) - 1), in_order.slice(1)))
+    return bool((ascends | new_hash[1:]).all())
 
 
 def _sort_shared_hashes(rows: IntArray, new_hash: BoolArray, places: IntArray, keys: pa.RecordBatch) -> None:

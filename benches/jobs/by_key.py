@@ -1,5 +1,7 @@
 """Jobs whose function sees one key at a time: Spark's ``applyInPandasWithState`` beside holdfast's, unchanged.
 
+Each has a vectorised function too, which does the same.
+
 ``dropin``: a running count and sum. Micro-batch b touches `DropIn.touched` of the keys, each with as many rows, those
 that follow the ones of the batch before it; all keys come again after some batches.
 
@@ -16,8 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from holdfast.benches.jobs.job import option
+from holdfast.benches.jobs.job import beside, option
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.numbered_rows import FIRST_SECOND, numbered_rows
 from holdfast.errors import InvalidArgumentError
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.state import GroupState
 
-    from holdfast.spark_integration.shard.timeout import TimeoutConf
+    from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 _BATCH_S = 60
 _FAR_MS = 10 * 365 * 86_400_000
@@ -117,6 +122,10 @@ class Timers(JobByKey):
     def timeout_conf(self) -> TimeoutConf:
         return "EventTimeTimeout" if self.timeouts else "NoTimeout"
 
+    @property
+    def time_mode(self) -> TimeMode:
+        return "EventTime" if self.timeouts else "None"
+
     def source(self, spark: SparkSession) -> DataFrame:
         """Return the streaming rows; all rows of a micro-batch happen in one second, a minute after the last ones."""
         from pyspark.sql import functions as F  # noqa: N812
@@ -147,10 +156,21 @@ class Timers(JobByKey):
                 state.setTimeoutTimestamp(self.due_ms(key[0]) if is_new else state.getCurrentWatermarkMs() + _FAR_MS)
         yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]})
 
-    def due_ms(self, key: int) -> int:
+    def stateful(self, batch: ShardBatch) -> pa.Table:
+        if not self.timeouts:
+            return super().stateful(batch)
+        is_new, has_rows = pc.invert(batch.state.exists()), pc.greater(batch.groups.count(), 0)
+        state = self.combine(batch.state.get(), self.reduce(batch))
+        batch.state.put(state, where=has_rows)
+        batch.state.delete(where=pc.invert(has_rows))
+        far_ms = (batch.watermark_ms or 0) + _FAR_MS
+        batch.timers.set(pc.if_else(is_new, self.due_ms(batch.keys["key"].to_numpy()), far_ms), where=has_rows)
+        return beside(batch.keys, state)
+
+    def due_ms(self, key: Any) -> Any:
         """Return the timeout that a new key gets: `due` of them fire in each micro-batch once all have one.
 
         The watermark of a micro-batch is the time of the rows of the one before it.
         """
-        batch = self.fill_batches + int(key) // self.due
+        batch = self.fill_batches + key // self.due
         return (FIRST_SECOND + batch * _BATCH_S + _BATCH_S // 2) * 1000

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from holdfast.benches.instruments.measured import Measured, Places
+    from holdfast.spark_integration.shard.timeout import TimeMode
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 
@@ -124,6 +125,16 @@ class SparkJob(Job, ABC):
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
         }
+
+    @property
+    def time_mode(self) -> TimeMode:
+        """The clock of the vectorised function's timers."""
+        return "None"
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """How long the vectorised function's state lives."""
+        return None
 
     @abstractmethod
     def source(self, spark: SparkSession) -> DataFrame:

@@ -59,8 +59,9 @@ class Target:
 _BACKENDS = ("memory", "filesystem", "rocksdb")
 WITH_SNAPSHOTS, WITHOUT = "with snapshots", "without"
 WITH_TIMEOUTS, WITHOUT_TIMEOUTS = "with timeouts", "without timeouts"
+WITH_TTL, WITHOUT_TTL = "with TTL", "without TTL"
 SPARK_BY_KEY = "spark-pandas-rocksdb"
-# "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput"; so with 1.1 and 1.2.
+# "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput"; so with 1.1, 1.2 and 1.3.
 TARGETS = {
     "job-a": (
         Target("holdfast-memory/spark-agg-rocksdb", at_least=4.5),
@@ -76,7 +77,16 @@ TARGETS = {
         *(Target(f"pandas-{name} x10/{SPARK_BY_KEY}", at_least=8.0) for name in _BACKENDS),
     ),
     "dropin-small": (Target(f"pandas-memory/{SPARK_BY_KEY}", at_least=0.91),),
+    "dropin-tws": (
+        Target("holdfast-memory-row/spark-tws-row", at_least=30.0),
+        Target("holdfast-memory-pandas/spark-tws-pandas", at_least=15.0),
+        Target("holdfast-rocksdb-row/spark-tws-row", at_least=15.0),
+        Target("holdfast-memory-row x10/spark-tws-row", at_least=50.0),
+        Target("holdfast-memory-pandas x10/spark-tws-pandas", at_least=20.0),
+        Target("holdfast-rocksdb-row x10/spark-tws-row", at_least=25.0),
+    ),
     "timers": (Target(f"{WITH_TIMEOUTS}/{WITHOUT_TIMEOUTS}", at_least=0.83),),
+    "ttl": (Target(f"{WITH_TTL}/{WITHOUT_TTL}", at_least=0.77),),
     "stalls": (Target("budget store-rocksdb", at_most=1.0),),
     "requests": (
         Target("requests holdfast-memory-s3", at_most=10.0),

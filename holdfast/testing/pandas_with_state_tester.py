@@ -26,12 +26,11 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
-from holdfast.spark_integration.keyed.timeouts import Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
-from holdfast.spark_integration.tables.key_timers import NEVER
+from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.testing.ddl import parse_schema
 
@@ -188,8 +187,8 @@ class PandasWithStateTester:
         if self._step.timeout_conf == "NoTimeout":
             return None
         with self._store.begin() as transaction:
-            timeouts = Timeouts(transaction, self._step.timeout_rule, self._earliest_timer_ms)
-            due_ms = int(timeouts.get(self._keys_of(key))[0])
+            timers = KeyTimers(transaction, self._step.timeout_conf, self._earliest_timer_ms)
+            due_ms = int(timers.get(self._keys_of(key))[0])
             return None if due_ms == NEVER else due_ms
 
     def updateState(self, key: Any, value: tuple[Any, ...]) -> None:

@@ -27,11 +27,12 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
-from holdfast.spark_integration.keyed.frames import SLAB_KEYS, FrameFormat, KeyFrames, key_tuples
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
@@ -75,7 +76,9 @@ class PandasWithState:
 
     def tables(self) -> Mapping[str, TableSchema]:
         state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
-        return state if self.timeout_conf == "NoTimeout" else {**state, **KeyTimers.tables(self.key_types)}
+        if self.timeout_conf == "NoTimeout":
+            return state
+        return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])
@@ -106,7 +109,8 @@ class _KeyCalls:
         self._fired_before_ms = due_before_ms(step.timeout_conf, times)
         self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
         if step.timeout_conf != "NoTimeout":
-            self._timeouts = Timeouts(transaction, step.timeout_rule, times.earliest_timer_ms)
+            timers = KeyTimers(transaction, step.timeout_conf, times.earliest_timer_ms)
+            self._timeouts = Timeouts(timers, step.timeout_rule)
 
     def with_rows(
         self, keys: Keys, shown: pa.Table, chunks: Iterable[Iterator[pd.DataFrame]]

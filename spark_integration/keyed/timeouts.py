@@ -13,7 +13,6 @@ import numpy as np
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys
-from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.tables.timers import DueTimers
@@ -43,14 +42,12 @@ class Timeouts:
 
     Parameters
     ----------
-    transaction : Transaction
+    timers : KeyTimers
     rule : {"documented", "spark"}
-    earliest_ms : int or None
-        No timer is due earlier; None if the shard has no timer.
     """
 
-    def __init__(self, transaction: Transaction, rule: TimeoutRule, earliest_ms: int | None) -> None:
-        self._timers = KeyTimers(transaction, earliest_ms)
+    def __init__(self, timers: KeyTimers, rule: TimeoutRule) -> None:
+        self._timers = timers
         self._keeps_untouched = rule == "spark"
 
     def get(self, keys: Keys) -> IntArray:

@@ -7,12 +7,21 @@ the shard in exactly those micro-batches that have data for it or in which a tim
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
+TimeMode = Literal["None", "ProcessingTime", "EventTime"]
+
+#: How Spark calls a shard whose timers are due.
+TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
+    "None": "NoTimeout",
+    "ProcessingTime": "ProcessingTimeTimeout",
+    "EventTime": "EventTimeTimeout",
+}
 
 #: Where `GroupState` has the timeout to send to Spark; private to it, and used in this module alone.
 PRIVATE_TIMEOUT = "_timeout_timestamp"
@@ -31,7 +40,7 @@ def set_shard_timeout(state: GroupState, timeout_conf: TimeoutConf, earliest_tim
         # has no public call that sets a timeout in the past: with those alone it is due when the watermark moves on.
         setattr(state, PRIVATE_TIMEOUT, earliest_timer_ms)
     else:
-        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms))
+        state.setTimeoutTimestamp(max(earliest_timer_ms, watermark_ms, 1))  # Spark refuses 0
 
 
 def timeout_of(state: GroupState) -> int | None:

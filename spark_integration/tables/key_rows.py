@@ -6,12 +6,14 @@ time, as timers have theirs (`holdfast.spark_integration.tables.timers`), so tha
     state                                    state.expiring
     user   n   expires_ms                    hash                     user   key_hash
     "ann"  3   1 700 003 600 412             1 700 003 656 250 + 2⁶³  "ann"  …     ← a step after it, at most
-    "bob"  1   1 700 003 599 807             1 700 003 600 000 + 2⁶³  "bob"  …
+    "bob"  1   1 700 007 199 807             1 700 003 600 000 + 2⁶³  "bob"  …     ← was refreshed
 
-A row that is written again would have to move in the second table: its old place is left where it is, and is found out
-of date when its time comes. Times there are rounded up to a step, about `1 / STEPS` of the time to live, so that a row
-which is written in every micro-batch gets a new place once a step only. Steps are powers of two: where the time to live
-was changed, a place that is no multiple of the step now is one of before, and is made anew.
+A row that is written again stays where it stands in the second table: when that time comes, it is found to live on and
+moves to its new time. So a row that is refreshed in every micro-batch moves once in its time to live, and the index has
+one entry for it. One that is written unread gets an entry without a look-up; to make these few, times in the index are
+rounded up to a step, about `1 / STEPS` of the time to live.
+
+Invariant: for every row, the index has an entry no later than its time rounded up, and later than all that is evicted.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.timers import Timers, timers_schema
+from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 #: The value column that says when a row expires, in ms since 1970.
 EXPIRES = "expires_ms"
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
+_NEVER_INDEXED = np.iinfo(np.int64).max
+_GONE = -1
 
 
 class KeyRows:
@@ -62,7 +66,7 @@ class KeyRows:
             self._found = self._transaction.get(self._table, self._keys)
         return self._found
 
-    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+    def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`; `values` has one row for each of these."""
         self._transaction.put(self._table, self._at(rows), values)
         self._found = None
@@ -98,22 +102,28 @@ class Expiry:
         self._step_ms = 1 << max(0, (ttl_ms // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
 
-    def place_of(self, expires_ms: IntArray) -> IntArray:
-        """Return where rows that expire at these times stand in the index: at most a step later, never earlier."""
-        return -(-expires_ms // self._step_ms) * self._step_ms
+    def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
+        """Enter keys in the index, at most a step after their rows expire."""
+        Timers(transaction, self.index).add(keys, -(-expires_ms // self._step_ms) * self._step_ms)
 
     def evict(self, transaction: Transaction) -> None:
         """Remove the rows that have expired."""
         index = Timers(transaction, self.index)
+        parts: list[tuple[DueTimers, IntArray]] = []
         for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
             found = transaction.get(self.table, due.keys)
-            expires_ms = _expires(found)
-            expired = np.flatnonzero(found.exists & (expires_ms <= self.now_ms))
-            if len(expired):
-                transaction.delete(self.table, due.keys.take(expired))
-            index.remove(due.keys, due.due_ms)
-            misplaced = np.flatnonzero((expires_ms > self.now_ms) & (due.due_ms % self._step_ms != 0))
-            index.add(due.keys.take(misplaced), self.place_of(expires_ms[misplaced]))
+            parts.append((due, np.where(found.exists, _expires(found), _GONE)))
+        if not parts:
+            return
+        # Written when all is looked up: each write that precedes a look-up is searched by it.
+        keys = Keys.concat([due.keys for due, _ in parts])
+        expires_ms = np.concatenate([expires_ms for _, expires_ms in parts])
+        index.remove(keys, np.concatenate([due.due_ms for due, _ in parts]))
+        live = np.flatnonzero(expires_ms > self.now_ms)
+        self.place(transaction, keys.take(live), expires_ms[live])
+        expired = np.flatnonzero((expires_ms != _GONE) & (expires_ms <= self.now_ms))
+        if len(expired):
+            transaction.delete(self.table, keys.take(expired))
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""
@@ -132,11 +142,11 @@ class ExpiringKeyRows:
 
     def __init__(self, transaction: Transaction, expiry: Expiry, keys: Keys) -> None:
         self._rows = KeyRows(transaction, expiry.table, keys)
-        self._index = Timers(transaction, expiry.index)
+        self._transaction = transaction
         self._expiry = expiry
         self._keys = keys
-        # Where each key stands in the index, as far as is known: 0, where nothing can stand, if it is not.
-        self._places: IntArray = np.zeros(len(keys), np.int64)
+        # A row of the key that expires then or later is in the index, as far as is known.
+        self._indexed_from: IntArray = np.full(len(keys), _NEVER_INDEXED)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -145,18 +155,17 @@ class ExpiringKeyRows:
         """Return the row of each key; one that has expired is absent."""
         found = self._rows.get()
         expires_ms = _expires(found)
-        self._places = np.where(found.exists, self._expiry.place_of(expires_ms), self._places)
+        self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
         return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
 
-    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+    def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`: it lives from now on."""
         expires_ms = self._expiry.expires_ms
         self._rows.put(values.append_column(EXPIRES, pa.repeat(pa.scalar(expires_ms, pa.int64()), len(values))), rows)
         rows = np.arange(len(self._keys)) if rows is None else rows
-        place = int(self._expiry.place_of(np.array([expires_ms], np.int64))[0])
-        moved = rows[self._places[rows] != place]
-        self._index.add(self._keys.take(moved), np.full(len(moved), place, np.int64))
-        self._places[moved] = place
+        new = rows[self._indexed_from[rows] > expires_ms]
+        self._expiry.place(self._transaction, self._keys.take(new), np.full(len(new), expires_ms))
+        self._indexed_from[new] = expires_ms
 
     def delete(self, rows: IntArray | None = None) -> None:
         """Remove the row of every key, or of those at `rows`."""

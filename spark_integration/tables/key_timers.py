@@ -2,6 +2,9 @@
 
 Two tables hold them: `timers` by key, so that a new timer finds the old one, and `timers_by_due` by time
 (`holdfast.spark_integration.tables.timers`). A key with a timer need not have state.
+
+The column of `timers` is named after the clock. So an operator that is given the other clock has other columns and is
+refused, as its timers would be due in another century.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
-_DUE = "due_ms"
+#: The column of `timers` that says when one is due, by clock.
+DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
 #: No timer, in arrays of due times; times that can be set are not negative.
 NEVER = -1
 _TAKEN_AT_ONCE = 65_536
@@ -38,6 +42,8 @@ class KeyTimers:
     Parameters
     ----------
     transaction : Transaction
+    timeout_conf : {"EventTimeTimeout", "ProcessingTimeTimeout"}
+        Says the clock.
     earliest_ms : int or None
         No timer of the shard is due earlier; None if the shard has no timer.
     is_exact : bool
@@ -48,16 +54,19 @@ class KeyTimers:
     Threads: one at a time, like the transaction.
     """
 
-    def __init__(self, transaction: Transaction, earliest_ms: int | None, *, is_exact: bool = True) -> None:
+    def __init__(
+        self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
+    ) -> None:
         self._transaction = transaction
+        self._column = DUE[timeout_conf]
         self._by_due = Timers(transaction, TIMERS_BY_DUE)
         self._earliest_ms = earliest_ms
         self._is_exact = is_exact
 
     @staticmethod
-    def tables(key_types: pa.Schema) -> Mapping[str, TableSchema]:
-        """Return the schemas of both tables, for keys of these types."""
-        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE, pa.int64())]))
+    def tables(key_types: pa.Schema, timeout_conf: TimeoutConf) -> Mapping[str, TableSchema]:
+        """Return the schemas of both tables, for keys of these types and timers of one clock."""
+        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(DUE[timeout_conf], pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def get(self, keys: Keys) -> IntArray:
@@ -88,7 +97,7 @@ class KeyTimers:
         if len(cleared):
             self._transaction.delete(TIMERS, keys.take(cleared))
         if len(new):
-            self._transaction.put(TIMERS, keys.take(new), pa.table({_DUE: pa.array(new_ms[new])}))
+            self._transaction.put(TIMERS, keys.take(new), pa.table({self._column: pa.array(new_ms[new])}))
             earliest_new_ms = int(new_ms[new].min())
             if self._earliest_ms is None or earliest_new_ms < self._earliest_ms:
                 self._earliest_ms = earliest_new_ms
@@ -99,13 +108,7 @@ class KeyTimers:
         found = list(self.due(before_ms, _TAKEN_AT_ONCE))
         if not found:
             return None
-        due = DueTimers(
-            Keys(
-                np.concatenate([some.keys.hashes for some in found]),
-                pa.concat_batches([some.keys.columns for some in found]),
-            ),
-            np.concatenate([some.due_ms for some in found]),
-        )
+        due = DueTimers(Keys.concat([some.keys for some in found]), np.concatenate([some.due_ms for some in found]))
         self.change(due.keys, due.due_ms, np.full(len(due), NEVER))
         assert self._earliest_ms is not None
         self._earliest_ms = max(self._earliest_ms, before_ms)

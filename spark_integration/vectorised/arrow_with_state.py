@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.shard.operator import ShardInput
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, expiring_tables
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
@@ -32,14 +31,6 @@ from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
-TimeMode = Literal["None", "ProcessingTime", "EventTime"]
-
-#: How Spark calls a shard whose timers are due.
-TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
-    "None": "NoTimeout",
-    "ProcessingTime": "ProcessingTimeTimeout",
-    "EventTime": "EventTimeTimeout",
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,9 @@ class ArrowWithState:
                 tables[name] = TableSchema.of(name, self.key_types, state.types)
             else:
                 tables |= expiring_tables(name, self.key_types, state.types)
-        return tables if self.time_mode == "None" else {**tables, **KeyTimers.tables(self.key_types)}
+        if self.time_mode == "None":
+            return tables
+        return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])
@@ -95,21 +88,22 @@ class ArrowWithState:
         if due is not None:
             keys, groups, due_ms = with_due(keys, groups, due)
             shown = pa.Table.from_batches([keys.columns]).cast(self.key_types)
-        returned = self.function(
-            ShardBatch(
-                rows=batch.rows,
-                keys=shown,
-                groups=groups,
-                states=call.states(keys),
-                shard=batch.shard,
-                batch_id=batch.batch_id,
-                watermark_ms=batch.times.watermark_ms,
-                processing_ms=batch.times.processing_ms,
-                _timers=call.shard_timers(keys, due_ms),
+        if len(keys):  # none if Spark calls the shard to evict what has expired
+            returned = self.function(
+                ShardBatch(
+                    rows=batch.rows,
+                    keys=shown,
+                    groups=groups,
+                    states=call.states(keys),
+                    shard=batch.shard,
+                    batch_id=batch.batch_id,
+                    watermark_ms=batch.times.watermark_ms,
+                    processing_ms=batch.times.processing_ms,
+                    _timers=call.shard_timers(keys, due_ms),
+                )
             )
-        )
-        if returned is not None:
-            yield conform_output(returned, self.output_types, batch.operator)
+            if returned is not None:
+                yield conform_output(returned, self.output_types, batch.operator)
         call.evict()
         return call.earliest_ms()
 
@@ -120,7 +114,8 @@ class _Call:
     def __init__(self, step: ArrowWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
         self._transaction = transaction
-        self._due_before_ms = due_before_ms(TIMEOUT_CONF[step.time_mode], batch.times)
+        clock = TIMEOUT_CONF[step.time_mode]
+        self._due_before_ms = due_before_ms(clock, batch.times)
         self._expiries = {
             name: Expiry(name, state.ttl_ms, batch.times.processing_ms, batch.times.previous_ms)
             for name, state in step.states.items()
@@ -129,7 +124,8 @@ class _Call:
         self._timers: KeyTimers | None = None
         if step.time_mode != "None":
             wakes_to_evict = bool(self._expiries) and step.time_mode == "ProcessingTime"
-            self._timers = KeyTimers(transaction, batch.times.earliest_timer_ms, is_exact=not wakes_to_evict)
+            earliest_ms = batch.times.earliest_timer_ms
+            self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not wakes_to_evict)
 
     def fire(self) -> DueTimers | None:
         """Remove the timers that are due, and return them; None where there is none."""

@@ -126,10 +126,7 @@ def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, 
         `NEVER` if none was.
     """
     n = len(keys)
-    both = Keys(
-        np.concatenate([keys.hashes, due.keys.hashes]),
-        pa.concat_batches([keys.columns, due.keys.columns]),
-    )
+    both = Keys.concat([keys, due.keys])
     order = order_rows(both.hashes, both.columns)
     at = np.empty(len(both), np.int64)
     at[order.rows] = order.rows[order.first][np.cumsum(order.first) - 1]  # a key with rows stands before its timer

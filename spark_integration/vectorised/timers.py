@@ -12,6 +12,10 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
 
+_LATEST = np.iinfo(np.int64).max
+#: By what a number in each unit of time is multiplied and divided.
+_TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
+
 
 class ShardTimers:
     """Timers of the micro-batch's keys, at most one for each, read and set for all of them at once.
@@ -51,14 +55,14 @@ class ShardTimers:
         Raises
         ------
         InvalidArgumentError
-            Neither timestamps nor integers, a time before 1970, or not one for each key.
+            Neither timestamps nor integers, not one for each key, or a time to set that is before 1970 or too late.
         """
-        new_ms = _milliseconds(array_of(times, "timers", len(self._keys)))
-        if where is None:
-            self._change(np.arange(len(self._keys)), new_ms)
-        else:
+        chosen = array_of(times, "timers", len(self._keys))
+        rows = np.arange(len(self._keys))
+        if where is not None:
             rows = rows_where(where, len(self._keys))
-            self._change(rows, new_ms[rows])
+            chosen = chosen.take(pa.array(rows))
+        self._change(rows, _milliseconds(chosen))
 
     def delete(self, where: object = None) -> None:
         """Remove the timer of every key, or of those where `where` is true; none is fine."""
@@ -75,14 +79,18 @@ def _shown(times_ms: IntArray) -> pa.Array:
 
 
 def _milliseconds(times: pa.Array) -> IntArray:
+    factor = divisor = 1
     if pa.types.is_timestamp(times.type):
-        times = pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
+        factor, divisor = _TO_MS[times.type.unit]
+        times = times.view(pa.int64())  # the instant; a zone says only how it is shown
     elif not (pa.types.is_integer(times.type) or pa.types.is_null(times.type)):
         raise InvalidArgumentError(
             "timers must be timestamps, or integers in milliseconds since 1970", given=str(times.type)
         )
-    earliest = pc.min(times).as_py()
-    if earliest is not None and earliest < 0:
-        raise InvalidArgumentError("a timer cannot be due before 1970", earliest_ms=earliest)
-    times_ms: IntArray = times.cast(pa.int64()).fill_null(NEVER).to_numpy()
-    return times_ms
+    bounds = pc.min_max(times).as_py()
+    if bounds["min"] is not None and bounds["min"] < 0:
+        raise InvalidArgumentError("a timer cannot be due before 1970", earliest=bounds["min"])
+    if bounds["max"] is not None and bounds["max"] * factor > _LATEST:
+        raise InvalidArgumentError("a timer's time in milliseconds must fit into 64 bits", latest=bounds["max"])
+    numbers: IntArray = times.cast(pa.int64()).fill_null(NEVER).to_numpy()
+    return np.where(numbers == NEVER, NEVER, numbers // divisor * factor)

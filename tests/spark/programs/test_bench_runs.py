@@ -80,6 +80,12 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
      ["pandas-memory", "spark-pandas-rocksdb"], ["pandas-memory/spark-pandas-rocksdb"], 4),
     ("timers", ["--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
      ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
+    ("timers", ["--engine", "holdfast-memory", "--rows", "4", "--keys", "80", "--fill-rows", "40", "--due", "2"],
+     ["with timeouts", "without timeouts"], ["with timeouts/without timeouts"], 6),
+    ("ttl", ["--rows", "20", "--keys", "20", "--ttl", "500"],
+     ["with TTL", "without TTL"], ["with TTL/without TTL"], 4),
+    ("sessions", ["--engines", "holdfast-memory,pandas-memory", "--rows", "20", "--keys", "50"],
+     ["holdfast-memory", "pandas-memory"], [], 4),
 ]  # fmt: skip
 
 

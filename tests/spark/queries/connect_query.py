@@ -17,7 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors.exceptions.connect import SparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from tests.spark.application import settings_of
@@ -105,6 +106,14 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
     state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
+    processed = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .transformWithState(CountRows(), "key string, n long", "update", "None", name="processed")
+    )
+    writer = processed.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-processed")).start().awaitTermination()
+    processed_state = holdfast.read_state(spark, folder / "query-processed", "processed", table="v.n")
     batch = spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long")
     once = (
         holdfast.stream(batch)
@@ -114,6 +123,8 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return {
         "state": sorted(state.to_pylist(), key=repr),
         "state by key": sorted(state_by_key.to_pylist(), key=repr),
+        "processed": sorted(processed_state.to_pylist(), key=repr),
+        "woken": with_timers(spark, events, folder),
         "batch": [row.asDict() for row in once.collect()],
     }
 
@@ -146,6 +157,42 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
         state = holdfast.read_state(spark, folder / query, "each").to_pylist()
         found[f"state of {query}"] = sorted(state, key=repr)
     return found
+
+
+class CountRows(StatefulProcessor):
+    """Counts the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        before = self._n.get() or (0,)
+        self._n.update((before[0] + sum(1 for _ in rows),))
+        yield Row(key=key[0], n=self._n.get()[0])
+
+
+def wake(batch: holdfast.ShardBatch) -> pa.Table:
+    """Set each key's timer to a time that has passed, and keep how often it was due."""
+    is_due = pc.is_valid(batch.timers.due_ms)
+    seen = batch.states["seen"]
+    seen.put(n=pc.add(pc.coalesce(seen.get()["n"], 0), is_due.cast(pa.int64())))
+    batch.timers.set([0] * batch.keys.num_rows, where=pc.greater(batch.groups.count(), 0))
+    return batch.keys.append_column("n", seen.get()["n"])
+
+
+def with_timers(spark: SparkSession, events: DataFrame, folder: Path) -> list[dict[str, Any]]:
+    """Run a query with timers in event time and a state table that expires; return its state."""
+    timed = events.selectExpr("key", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
+    seen = {"seen": holdfast.StateTable("n long", ttlDurationMs=3_600_000)}
+    woken = (
+        holdfast.stream(timed)
+        .groupBy("key")
+        .applyInArrowWithState(wake, "key string, n long", seen, "update", name="woken", timeMode="EventTime")
+    )
+    writer = woken.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-woken")).start().awaitTermination()
+    state = holdfast.read_state(spark, folder / "query-woken", "woken", table="seen").select(["key", "n"])
+    return sorted(state.to_pylist(), key=repr)
 
 
 PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {

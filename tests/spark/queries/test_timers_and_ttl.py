@@ -88,6 +88,18 @@ def test_a_wrong_definition_says_so(lab: Lab, states: Any, time_mode: Any, text:
         grouped.applyInArrowWithState(idle, "key string, n long", states, "update", timeMode=time_mode)
 
 
+@pytest.mark.parametrize(("time_mode", "python_stages"), [("None", 2), ("EventTime", 1)])
+def test_rows_of_many_event_times_are_not_packed(
+    lab: Lab, capsys: pytest.CaptureFixture[str], time_mode: Any, python_stages: int
+) -> None:
+    """Spark drops late rows one by one, so each event time would be a blob of its own: 55 µs a row instead of 0.5."""
+    lab.feed([("a", 1)])
+    source = lab.source().selectExpr("key", "timestamp_millis(v) as at").withWatermark("at", "0 seconds")
+    grouped = holdfast.stream(source).groupBy("key")
+    grouped.applyInArrowWithState(idle, "key string, n long", "n long", "update", timeMode=time_mode).explain()
+    assert capsys.readouterr().out.count("MapInArrow") == python_stages
+
+
 def test_timers_and_ttl_over_a_batch_data_frame(lab: Lab) -> None:
     """The state is empty, and no timer fires."""
     frame = lab.spark.createDataFrame([("a", 1), ("b", 1), ("a", 1)], "key string, v long")

@@ -52,6 +52,22 @@ def nest(rows: list[Any]) -> list[Any]:
     return [(first, number, None if last is None else [last, None]) for first, number, last in rows]
 
 
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("data_type", [pa.int64(), pa.string(), pa.float64()])
+@given(st.lists(st.tuples(st.integers(0, 1), st.none() | st.integers(0, 5)), max_size=20))
+def test_keys_of_one_column_ascend_where_they_share_a_hash(
+    data_type: pa.DataType, is_sorted: bool, rows: list[tuple[int, int | None]]
+) -> None:
+    """Rows that come in order are not sorted again, and it makes no difference; nulls come last."""
+    in_order = sorted(rows, key=lambda row: (row[0], row[1] is None, row[1]))
+    given_rows = in_order if is_sorted else rows
+    keys = batch([(None if key is None else str(key),) for _, key in given_rows], pa.string())
+    keys = pa.RecordBatch.from_arrays([keys.column(0).cast(arrow_rows.storage_type(data_type))], names=["0"])
+    order = arrow_rows.order_rows(np.array([row[0] for row in given_rows], np.uint64), keys)
+    assert [given_rows[i] for i in order.rows] == in_order
+    assert order.first.tolist() == [i == 0 or in_order[i] != in_order[i - 1] for i in range(len(in_order))]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), nested, floats), max_size=30))
 def test_order_groups_equal_keys_in_order_of_arrival(rows: list[Any]) -> None:
     """Hashes ascend, each key stands together, its rows as they came: what "last wins" rests on."""

@@ -147,7 +147,7 @@ calls = st.lists(
 @given(st.lists(st.tuples(calls, st.integers(1, 16)), max_size=6))
 def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple[int, int, bool]], int]]) -> None:
     """Micro-batches in which keys are called, and then those that are due: both tables and the bound always agree."""
-    tables = KeyTimers.tables(KEY_TYPES)
+    tables = KeyTimers.tables(KEY_TYPES, "EventTimeTimeout")
     model: dict[int, int] = {}
     earliest_ms = None
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
         for called, later in batches:
             now += later
             with store.begin(pointer) as transaction:
-                timeouts = Timeouts(transaction, rule, earliest_ms)
+                timeouts = Timeouts(KeyTimers(transaction, "EventTimeTimeout", earliest_ms), rule)
                 numbers = [i for i, _, _ in called]
                 keys = keys_of(tables["timers"], numbers)
                 old_ms = timeouts.get(keys)
@@ -186,7 +186,7 @@ def test_timeouts_keep_one_timer_a_key(rule: Any, batches: list[tuple[list[tuple
 
 
 def test_an_operator_without_timeouts_has_none() -> None:
-    keys = keys_of(KeyTimers.tables(KEY_TYPES)["timers"], [0, 1])
+    keys = keys_of(KeyTimers.tables(KEY_TYPES, "EventTimeTimeout")["timers"], [0, 1])
     nothing = NoTimeouts()
     nothing.settle(keys, np.full(2, NEVER), np.full(2, NEVER), np.ones(2, np.bool_))
     assert nothing.get(keys).tolist() == [NEVER, NEVER]

@@ -62,6 +62,13 @@ def test_the_shard_is_called_when_its_earliest_timer_is_due(
     assert state._timeout_timestamp == expected_ms
 
 
+def test_a_timer_at_0_is_told_to_spark_as_1() -> None:
+    """Spark refuses a timeout at 0, which would fail the query in every micro-batch; nothing happens in between."""
+    state = group_state("EventTimeTimeout", 0)
+    set_shard_timeout(state, "EventTimeTimeout", 0)
+    assert state._timeout_timestamp == 1
+
+
 @pytest.mark.parametrize(("earliest_ms", "expected_ms"), [(1500, 1500), (1000, 1000), (400, 1000)])
 def test_without_the_private_name_public_ways_do(
     monkeypatch: pytest.MonkeyPatch, earliest_ms: int, expected_ms: int

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.backends.base import Pointer
+from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
@@ -24,9 +24,16 @@ Step = Callable[[ShardBatch], Any]
 class OperatorShard:
     """Runs steps, which tests give one by one, with the state that the steps before have left."""
 
-    def __init__(self, folder: Path, states: Mapping[str, StateColumns], time_mode: TimeMode) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        states: Mapping[str, StateColumns],
+        time_mode: TimeMode,
+        backend_class: type[Backend] = MemoryBackend,
+    ) -> None:
         self._states, self._time_mode = states, time_mode
-        self._store = VersionedStore(MemoryBackend(folder, self._operator(_nothing).tables(), clock.new_id))
+        self.backend = backend_class(folder, self._operator(_nothing).tables(), clock.new_id)
+        self._store = VersionedStore(self.backend)
         self._pointer: Pointer | None = None
         self._previous_ms: int | None = None
         self.earliest_ms: int | None = None
@@ -47,6 +54,8 @@ class OperatorShard:
         batch = ShardInput("op", 0, 7, rows, rows.select(["user"]), hashes, times)
         returned: list[Any] = []
         with self._store.begin(self._pointer) as transaction:
+            if self._pointer is not None:
+                self._store.prune(self._pointer)
             running = self._operator(lambda batch: returned.append(step(batch))).run(batch, transaction)
             while True:
                 try:
@@ -56,7 +65,12 @@ class OperatorShard:
                     break
             self._pointer = transaction.commit()
         self._previous_ms = now
-        return returned[0]
+        return returned[0] if returned else None
+
+    def maintain(self) -> None:
+        """Do what the state server does in the background."""
+        if self._pointer is not None:
+            self.backend.maintain(self._pointer)
 
     def stored(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table as they are stored."""

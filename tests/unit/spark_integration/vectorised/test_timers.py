@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -58,9 +60,9 @@ def test_a_timer_that_is_due_brings_its_key_without_rows(shard: OperatorShard) -
 
 def test_a_timer_is_due_once_its_time_has_passed(shard: OperatorShard) -> None:
     shard.run(["ann"], 0, set_all(100))
-    assert shard.run([], 100, users_of) == []
+    assert shard.run([], 100, users_of) is None, "no key, no call"
     assert shard.run([], 101, users_of) == ["ann"]
-    assert shard.run([], 102, users_of) == [], "it is gone"
+    assert shard.run([], 102, users_of) is None, "it is gone"
     assert shard.stored("timers") == shard.stored("timers_by_due") == []
 
 
@@ -111,12 +113,50 @@ def test_timestamps_are_times_rounded_down(shard: OperatorShard) -> None:
     assert shard.earliest_ms == 1
 
 
+def test_a_timer_in_the_hour_that_a_clock_repeats_is_the_instant_given(shard: OperatorShard) -> None:
+    """Rounding in local time would take the second 01:30 for the first."""
+    second = dt.datetime(2013, 11, 3, 6, 30, tzinfo=dt.UTC)
+    times = pa.array([second], pa.timestamp("us", "America/New_York"))
+    shard.run(["ann"], 0, lambda batch: batch.timers.set(times))
+    assert shard.earliest_ms == int(second.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected_ms"),
+    [
+        (pd.Series([pd.NaT], dtype="datetime64[ns]"), None),
+        ([None], None),
+        (np.array(["NaT"], "datetime64[ms]"), None),
+        (pa.array([3], pa.timestamp("s")), 3000),
+        (np.array([0], np.uint8), 0),
+        ([2**63 - 1], 2**63 - 1),
+        (pa.chunked_array([[], [5]], pa.int32()), 5),
+    ],
+)
+def test_times_come_in_many_forms(shard: OperatorShard, times: Any, expected_ms: int | None) -> None:
+    """Null and NaT are no timer; 0 and the last millisecond there is are times as others are."""
+    shard.run(["ann"], 0, lambda batch: batch.timers.set(times))
+    assert shard.earliest_ms == expected_ms
+    assert shard.run(["ann"], 0, lambda batch: batch.timers.get().to_pylist()) == [expected_ms]
+
+
+def test_times_of_keys_that_are_not_chosen_are_not_looked_at(shard: OperatorShard) -> None:
+    """What a function computes for them may be anything."""
+    shard.run(["ann", "bob"], 0, lambda batch: batch.timers.set([-5, 7], where=[False, True]))
+    assert shard.earliest_ms == 7
+
+
 @pytest.mark.parametrize(
     ("times", "text"),
     [
         (["soon"], "must be timestamps, or integers in milliseconds"),
         ([1.5], "must be timestamps, or integers in milliseconds"),
         ([-1], "cannot be due before 1970"),
+        (np.array([2**63], np.uint64), "must fit into 64 bits"),
+        (pa.array([2**62], pa.timestamp("s")), "must fit into 64 bits"),
+        (pa.array([-1], pa.timestamp("us")), "cannot be due before 1970"),
+        ([dt.date(2020, 1, 1)], "must be timestamps, or integers in milliseconds"),
+        ([True], "must be timestamps, or integers in milliseconds"),
         ([1, 2], "one value for each key"),
         (7, "must be an array"),
     ],
@@ -164,5 +204,5 @@ def test_timers_do_as_a_dict_of_them_does(script: list[tuple[list[str | None], i
 
             shard.run(rows, now, step)
             assert shard.earliest_ms == min(model.values(), default=None)
-            assert {row["user"]: row["due_ms"] for row in shard.stored("timers")} == model
+            assert {row["user"]: row["due_processing_ms"] for row in shard.stored("timers")} == model
             assert len(shard.stored("timers_by_due")) == len(model)

@@ -59,16 +59,52 @@ def test_what_has_expired_is_removed_when_the_shard_is_called(shard: OperatorSha
     assert shard.earliest_ms is None
 
 
-def test_a_row_written_in_every_micro_batch_moves_once_a_step(shard: OperatorShard) -> None:
-    """What a refresh costs: one row of the index for each step of the time, not for each micro-batch."""
+def refresh(batch: ShardBatch) -> None:
+    batch.state.put(n=pc.add(pc.coalesce(batch.state.get()["n"], 0), 1))
 
-    def refresh(batch: ShardBatch) -> None:
-        batch.state.put(n=pc.add(pc.coalesce(batch.state.get()["n"], 0), 1))
 
-    for now in range(32):
+def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard: OperatorShard) -> None:
+    """What a refresh costs: nothing in the index, until the time there has come."""
+    seen = set()
+    for now in range(0, 3 * TTL_MS, 10):
         shard.run(["ann"], now, refresh)
-    assert shard.run(["ann"], 32, counts_of) == {"ann": 32}
-    assert len(shard.stored("state.expiring")) <= 32 // 8 + 1
+        (entry,) = shard.stored("state.expiring")
+        assert entry["user"] == "ann"
+        assert shard.earliest_ms is not None
+        assert shard.earliest_ms > now
+        seen.add(shard.earliest_ms)
+    assert len(seen) == 3
+    assert shard.run(["ann"], 3 * TTL_MS, counts_of) == {"ann": 300}
+
+
+def test_a_row_written_unread_has_an_entry_for_each_step_at_most(shard: OperatorShard) -> None:
+    """Without a look-up nobody knows whether the index has the key."""
+    for now in range(3 * TTL_MS):
+        shard.run(["ann"], now, put(now))
+        assert len(shard.stored("state.expiring")) <= TTL_MS // 8 + 1
+    shard.run([], 5 * TTL_MS, lambda batch: None)
+    assert shard.stored("state") == shard.stored("state.expiring") == []
+
+
+def test_a_time_to_live_changed_there_and_back_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The index entry of the first one is not where the second one would have put it."""
+    shard = OperatorShard(tmp_path, {"state": StateColumns(COUNT, 1023)}, "ProcessingTime")
+    shard.run(["ann"], 5, refresh)
+    shard.with_states({"state": StateColumns(COUNT, 1024)})
+    shard.run(["ann"], 10, refresh)
+    shard.with_states({"state": StateColumns(COUNT, 1023)})
+    shard.run([], 1033, lambda batch: None)
+    shard.run([], 5000, lambda batch: None)
+    assert shard.stored("state") == shard.stored("state.expiring") == []
+
+
+def test_the_function_is_not_called_only_to_evict(shard: OperatorShard) -> None:
+    """It would get no row and no key, in a micro-batch that has none: what few functions expect."""
+    shard.run(["ann"], 0, put(1))
+    called: list[ShardBatch] = []
+    shard.run([], 2 * TTL_MS, called.append)
+    assert not called
+    assert shard.stored("state") == []
 
 
 def test_several_tables_live_for_times_of_their_own(tmp_path: Path) -> None:

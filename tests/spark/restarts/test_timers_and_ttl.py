@@ -1,0 +1,115 @@
+"""What a restart may change of timers, times to live and state tables, and what becomes of those that are stored."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+
+import holdfast
+from tests.repetitions import sample
+from tests.spark.conftest import Lab
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+
+OUT = "key string, due_ms long, n long"
+LAST = 2**63 - 1
+
+
+def feed(lab: Lab, *rows: tuple[str, int]) -> None:
+    """Add a micro-batch of keys, each at a second."""
+    times = [dt.datetime.fromtimestamp(second, dt.UTC) for _, second in rows]
+    at = pa.array(times, pa.timestamp("us", "UTC"))
+    lab.feed(pa.table({"key": pa.array([key for key, _ in rows]), "at": at}))
+
+
+def keep(timers: Mapping[str, int], seen: list[int] | None = None) -> Callable[[holdfast.ShardBatch], pa.Table]:
+    """Return a function that counts in the first table, sets these timers, and gives out what is due."""
+
+    def count(batch: holdfast.ShardBatch) -> pa.Table:
+        state = next(iter(batch.states.values()))
+        has_rows = pc.greater(batch.groups.count(), 0)
+        state.put(n=pc.add(pc.coalesce(state.get()["n"], 0), batch.groups.count()))
+        if timers:
+            keys = batch.keys["key"].to_pylist()
+            batch.timers.set(pa.array([timers.get(key) for key in keys], pa.int64()), where=has_rows)
+            due_ms = batch.timers.due_ms
+        else:
+            due_ms = pa.nulls(batch.keys.num_rows, pa.int64())
+        return batch.keys.append_column("due_ms", due_ms).append_column("n", state.get()["n"])
+
+    return count
+
+
+def query(lab: Lab, function: Any, states: Any = "n long", mode: str = "EventTime") -> DataFrame:
+    source = lab.source("key string, at timestamp").withWatermark("at", "0 seconds")
+    grouped = holdfast.stream(source).groupBy("key")
+    return grouped.applyInArrowWithState(function, OUT, states, "update", name="totals", timeMode=mode)  # type: ignore[arg-type]
+
+
+def due(batches: list[list[dict[str, Any]]]) -> dict[str, int]:
+    return {row["key"]: row["due_ms"] for batch in batches for row in batch if row["due_ms"] is not None}
+
+
+@pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
+def test_timers_outlive_a_restart_without_local_files(lab: Lab, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 0, at the watermark itself, and at the end of time; restored from a snapshot, or from commits."""
+    lab.configure({"backend": backend, "snapshot.maxCommits": "2"})
+    function = keep({"zero": 0, "at": 20_000, "next": 20_001, "last": LAST})
+    feed(lab, ("zero", 10), ("at", 10), ("next", 10), ("last", 10))
+    found = [lab.run(query(lab, function))]
+    for second in (20, 21, 22):
+        lab.lose_local_state()
+        feed(lab, ("other", second))
+        found.append(lab.run(query(lab, function)))
+    assert [due(batches) for batches in found] == [{"zero": 0}, {}, {"at": 20_000, "next": 20_001}, {}]
+    timers = holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="timers")
+    assert {row["key"]: row["due_ms"] for row in timers.to_pylist()} == {"last": LAST}
+
+
+def test_the_other_clock_is_refused(lab: Lab) -> None:
+    """Timers in event time would all be due at once in processing time, and those in processing time never."""
+    feed(lab, ("a", 10))
+    lab.run(query(lab, keep({"a": 90_000})))
+    feed(lab, ("a", 11))
+    for mode in ("ProcessingTime", "None"):
+        with pytest.raises(StreamingQueryException):
+            lab.run(query(lab, keep({"a": 90_000} if mode != "None" else {}), mode=mode))
+    lab.run(query(lab, keep({"a": 90_000})))
+    assert lab.state() == {"a": (2,)}
+
+
+TTL = holdfast.StateTable("n long", ttlDurationMs=3_600_000)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [{"a": TTL}, {"a": "n long", "b": "n long"}, {"b": "n long"}, {"a": "n long, m long"}, "n long"],
+    ids=["first TTL", "added", "renamed", "another column", "without a name"],
+)
+def test_other_tables_are_refused(lab: Lab, states: Any) -> None:
+    """By name, with both lists; what is stored stays, and the old definition goes on with it."""
+    feed(lab, ("a", 10))
+    lab.run(query(lab, keep({}), {"a": "n long"}, "None"))
+    feed(lab, ("a", 11))
+    with pytest.raises(StreamingQueryException, match="other tables or other columns than the operator declares"):
+        lab.run(query(lab, keep({}), states, "None"))
+    lab.run(query(lab, keep({}), {"a": "n long"}, "None"))
+    stored = holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="a")
+    assert stored.to_pylist() == [{"key": "a", "n": 2}]
+
+
+def test_another_time_to_live_is_taken(lab: Lab) -> None:
+    """It holds for what is written from then on."""
+    for ttl_ms in (3_600_000, 1, 86_400_000):
+        feed(lab, ("a", 10))
+        table = holdfast.StateTable("n long", ttlDurationMs=ttl_ms)
+        lab.run(query(lab, keep({}), {"a": table}, "None"))
+    stored = holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="a").to_pylist()
+    assert [row["n"] for row in stored] == [1], "the second one had expired"
