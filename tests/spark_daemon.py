@@ -5,11 +5,13 @@ longer than most tests take. The programs of users have Spark's own daemon, and 
 """
 
 import gc
+import importlib
 
 import pandas as pd
 import pyarrow.compute as pc
+import pyspark
 from pyarrow import pandas_compat
-from pyspark import daemon, testing, worker
+from pyspark import daemon, worker
 
 from holdfast.backends.run_files import filesystem, memory
 from holdfast.snapshotter.storage import local
@@ -21,10 +23,14 @@ from holdfast.spark_integration.vectorised import arrow_with_state
 from tests.spark import conftest
 
 LOADED = (
-    *(pd, pc, pandas_compat, testing, worker, conftest),
+    *(pd, pc, pandas_compat, worker, conftest),
     *(filesystem, memory, local, remote_backend),
     *(call, output, packed, rows, pandas_with_state, arrow_with_state),
 )
+
+if not pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
+    # Asked whether numpy is there when a worker converts rows. In older versions it loads gRPC, which must not fork.
+    importlib.import_module("pyspark.testing")
 
 if __name__ == "__main__":
     # What is loaded is no garbage: a collection in a worker would copy its pages.
