@@ -20,9 +20,10 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # files are given out in the order of tests/conftest.py, the longest first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p no:benchmark
 
-# Neither Spark nor a server nor anything slow; where nothing else is, nothing is imported.
+# Neither Spark nor a server nor anything slow, no injected faults and no histories by chance; what is left out whole is
+# not imported.
 FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs' \
-        $(addprefix --ignore=tests/,cluster packaging soak spark)
+        $(addprefix --ignore=tests/,cluster faults fuzz model packaging soak spark)
 
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
 SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read
@@ -56,7 +57,7 @@ hdfs: $(STAMP) ## a local HDFS to try the demo on, until Ctrl-C [ARGS=]
 test: $(STAMP) ## all tests, few repetitions; those of Spark alone with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
-test-fast: $(STAMP) ## the tests without Spark, servers and anything slow [ARGS=]
+test-fast: $(STAMP) ## unit and contract tests without Spark, servers and anything slow [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]

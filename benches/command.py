@@ -14,6 +14,7 @@ from rich.console import Console
 
 from holdfast.benches.instruments.machine import machine, versions
 from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job, SparkJob
 from holdfast.benches.jobs.job_a import JobA
@@ -131,14 +132,10 @@ def many_partitions(engines: str, **options: Any) -> None:
 def dropin(engines: str, larger: int, **options: Any) -> None:
     """Spark's applyInPandasWithState by holdfast's with the same function, a running count and sum."""
     plan = _Plan.of(DropIn(), options)
-    job = plan.job
-    assert isinstance(job, DropIn)
-    # What is small beside a large micro-batch needs no long warm-up: the JVM's compiler, above all.
-    large = replace(job, batches=min(5, job.batches), warmup=min(2, job.warmup))
-    large = replace(large, rows=job.rows * larger, keys=job.keys * larger, touched=job.touched * larger)
+    large = _larger(plan.job, larger)
     labels = _known_engines(DropIn, engines)
     entries = {f"{label} x{larger}": Entry(label, large) for label in labels} if larger > 1 else {}
-    entries |= {label: Entry(label, job) for label in [*labels, SPARK_BY_KEY]}
+    entries |= {label: Entry(label, plan.job) for label in [*labels, SPARK_BY_KEY]}
     plan.carry_out("dropin", f"--engines {engines} --larger {larger}", entries)
 
 
@@ -149,6 +146,35 @@ def dropin(engines: str, larger: int, **options: Any) -> None:
 def dropin_small(engines: str, **options: Any) -> None:
     """The same with few rows: --rows 10 --touched 10 is the smaller one."""
     _compare("dropin-small", DropIn(), engines, options)
+
+
+@bench.command("dropin-tws")
+@_engines(ByProcessor, "holdfast-memory-row,holdfast-memory-pandas,holdfast-rocksdb-row,spark-tws-row,spark-tws-pandas")
+@click.option("--larger", default=10, help="holdfast also runs with so many times the keys, rows and touched keys")
+# Spark's own takes some 20 s a micro-batch: six of them warm the JVM's compiler as many hundreds of ours do.
+@_options(ByProcessor(rows=20_000, batches=10, warmup=6), repeats=1)
+def dropin_tws(engines: str, larger: int, **options: Any) -> None:
+    """Spark's transformWithState by holdfast's with the same processor."""
+    plan = _Plan.of(ByProcessor(), options)
+    labels = _known_engines(ByProcessor, engines)
+    large = _larger(plan.job, larger)
+    entries = {f"{label} x{larger}": Entry(label, large) for label in labels if _is_ours(label)} if larger > 1 else {}
+    plan.carry_out(
+        "dropin-tws",
+        f"--engines {engines} --larger {larger}",
+        entries | {label: Entry(label, plan.job) for label in labels},
+    )
+
+
+def _is_ours(engine: str) -> bool:
+    return not engine.startswith("spark-")
+
+
+def _larger(job: Job, times: int) -> DropIn:
+    """Return a job with so many times the rows; its micro-batches are long, so that it needs less of a warm-up."""
+    assert isinstance(job, DropIn)
+    shorter = replace(job, batches=min(5, job.batches), warmup=min(2, job.warmup))
+    return replace(shorter, rows=job.rows * times, keys=job.keys * times, touched=job.touched * times)
 
 
 @bench.command("timers")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
@@ -16,16 +17,15 @@ from holdfast.spark_integration.plan.arguments import declared_struct, operator_
 from holdfast.spark_integration.plan.definition import Definition
 from holdfast.spark_integration.plan.event_time import event_time_of, with_watermark
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.plan.processor_arguments import output_mode_of, refuse_what_is_missing, time_mode_of
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
+from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput
-from holdfast.spark_integration.vectorised.arrow_with_state import (
-    TIMEOUT_CONF,
-    ArrowFunction,
-    ArrowWithState,
-    TimeMode,
-)
+from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
 
 
@@ -236,6 +236,108 @@ class GroupedStream:
             output=RowsOutput(output),
             output_mode=outputMode,
             timeout_conf=timeoutConf,
+            transport=None,
+            settings=settings,
+        ).plan()
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+        name: str | None = None,
+    ) -> DataFrame:
+        """Call a processor once per key and micro-batch, with state, timers and TTL, as Spark's method of this name.
+
+        Parameters
+        ----------
+        statefulProcessor : pyspark.sql.streaming.StatefulProcessor
+            Takes and returns `Row` objects. ``init`` runs here once, to learn which state it declares, and then in each
+            call of a shard, on a new copy.
+        outputStructType : StructType or str
+            Columns of the rows that it returns.
+        outputMode : {"append", "update"}
+            The query must be started in the same mode.
+        timeMode : {"None", "ProcessingTime", "EventTime"}
+            The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
+        initialState, eventTimeColumnName
+            Not supported yet.
+        name : str, optional
+            Name of the operator, which identifies its state for good; by default the name of the processor's class.
+            Unique in a query.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+
+        Raises
+        ------
+        InvalidArgumentError
+            An argument, a type or a setting is wrong, or the processor cannot be pickled; nothing has run.
+        IllegalArgumentException, PySparkRuntimeError
+            As Spark's own method raises them, here or in the first micro-batch: for an unknown mode, a wrong
+            declaration.
+
+        Notes
+        -----
+        Exactly once: state is kept if and only if Spark commits the micro-batch. Where holdfast differs from Spark on
+        purpose, docs/transform-with-state.md says how and why.
+        """
+        output = declared_struct(outputStructType, "outputStructType")
+        timezone = str(self.df.sparkSession.conf.get("spark.sql.session.timeZone"))
+        exchange = RowExchange(output, timezone, rows_each(self.df))
+        refuse_what_is_missing(initialState, eventTimeColumnName)
+        return self._with_processor(statefulProcessor, exchange, outputMode, timeMode, name)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+        name: str | None = None,
+    ) -> DataFrame:
+        """Do as `transformWithState` does, for a processor that takes and returns pandas frames."""
+        output = declared_struct(outputStructType, "outputStructType")
+        exchange = FrameExchange(output, FrameFormat.of_session(self.df.sparkSession), rows_each(self.df))
+        refuse_what_is_missing(initialState, eventTimeColumnName)
+        return self._with_processor(statefulProcessor, exchange, outputMode, timeMode, name)
+
+    def _with_processor(
+        self,
+        given: StatefulProcessor,
+        exchange: RowExchange | FrameExchange,
+        output_mode: str,
+        time_mode: str,
+        name: str | None,
+    ) -> DataFrame:
+        mode, times = output_mode_of(output_mode), time_mode_of(time_mode, self.df)
+        settings = checked_settings(self.df, stacklevel=3)
+        processor = PickledProcessor(given)
+        function = TransformWithState(
+            processor=processor,
+            declared=declaration_of(processor, times),
+            key_types=self._key_types(),
+            key_schema=StructType([key.field for key in self.grouping.keys]),
+            given_keys=self.grouping.given,
+            shown_columns=self.df.columns,
+            exchange=exchange,
+            time_mode=times,
+            is_streaming=self.df.isStreaming,
+        )
+        return Definition(
+            df=self.df,
+            keys=self.grouping.keys,
+            name=operator_name(type(given), name),
+            function=function,
+            output=RowsOutput(exchange.output_schema),
+            output_mode=mode,
+            timeout_conf=TIMEOUT_CONF[times],
             transport=None,
             settings=settings,
         ).plan()

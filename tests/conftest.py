@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests import spark_classes
-from tests.repetitions import LONG, seed
+from tests.repetitions import LONG, has_turn, seed
 from tests.servers import downloads
 
 if TYPE_CHECKING:
@@ -133,11 +133,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", unclosed)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not LONG:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="only in the long profile: make test-long"))
+            turn = item.get_closest_marker("turn")
+            # The smoke tests of another Spark leave nothing out.
+            if turn and config.option.markexpr != "smoke" and not has_turn(*turn.args):
+                item.add_marker(pytest.mark.skip(reason="its turn comes in another quick run: tests/repetitions.py"))
     _longest_files_first(items)
 
 

@@ -1,4 +1,4 @@
-"""A plug-in of pytest that tells what CPU time each file of tests takes: ``make test ARGS='-p tests.cpu_time'``.
+"""A plug-in of pytest that tells what CPU time tests take: ``make test ARGS='-p tests.cpu_time'``.
 
 On a machine where other work runs, CPU time says more than time. Each test process enters a control group of its own
 (Linux, as root), which also counts the JVMs and servers that it starts, and what they leave behind.
@@ -16,6 +16,7 @@ import pytest
 _V1, _V2 = Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup")
 _FOLDER = (_V1 if _V1.is_dir() else _V2) / f"tests-{os.getpid()}"
 _by_file: Counter[str] = Counter()
+_by_test: Counter[str] = Counter()
 
 
 class _Meter:
@@ -55,10 +56,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _by_file[report.nodeid.partition("::")[0]] += sum(s for name, s in report.user_properties if name == "cpu_s")
+    cpu_s = sum(s for name, s in report.user_properties if name == "cpu_s")
+    _by_file[report.nodeid.partition("::")[0]] += cpu_s
+    _by_test[report.nodeid] += cpu_s
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("CPU time")
+    for test, cpu_s in _by_test.most_common(100):
+        terminalreporter.write_line(f"{cpu_s:8.1f} s  {test}")
+    terminalreporter.write_line("By file:")
     for file, cpu_s in [*_by_file.most_common(), ("in all, without collecting", _by_file.total())]:
         terminalreporter.write_line(f"{cpu_s:8.1f} s  {file}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,14 @@ def sample(cases: Sequence[Case], quick: int = 1) -> list[Case]:
     if LONG or quick >= len(cases):
         return list(cases)
     return [cases[(seed() + i * len(cases) // quick) % len(cases)] for i in range(quick)]
+
+
+def has_turn(which: int, of: int) -> bool:
+    """Tell whether this run has a test marked ``turn(which, of)``: of so many successive seeds, one has.
+
+    The order differs each time, so that such a test meets all cases of a `sample`.
+    """
+    return LONG or (seed() + zlib.crc32(b"%d" % (seed() // of))) % of == which
 
 
 def seed() -> int:

@@ -32,7 +32,7 @@ _DEFAULTS = _ROOT / "tests" / "spark-conf" / "spark-defaults.conf"
 _STREAMING, _SINCE_41 = "org.apache.spark.sql.execution.streaming", ".checkpointing"
 # The package of what writes the files of Spark's checkpoint.
 FILE_MANAGERS = _STREAMING if pyspark.__version__.startswith("4.0.") else _STREAMING + _SINCE_41
-_OPTIONS = "spark.driver.extraJavaOptions "
+_DRIVER, _EXECUTOR = "spark.driver.extraJavaOptions ", "spark.executor.extraJavaOptions "
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
@@ -42,6 +42,13 @@ def use_defaults(file: Path = _DEFAULTS) -> None:
         file = _written(_ROOT / "build" / f"spark-{pyspark.__version__}.conf")
     os.environ.pop("SPARK_CONF_DIR", None)
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(file))} pyspark-shell"
+
+
+def java_options() -> str:
+    """Return what an executor's JVM is given, for Spark's daemons, which read no such settings."""
+    _, file, _ = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+    (line,) = (line for line in Path(file).read_text().splitlines() if line.startswith(_EXECUTOR))
+    return line.removeprefix(_EXECUTOR).strip()
 
 
 def use_archive() -> bool:
@@ -78,7 +85,7 @@ def _make(folder: Path) -> None:
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "work" / "input").mkdir(parents=True)
-    use_defaults(_written(partial / "making.conf", f"-XX:ArchiveClassesAtExit={partial / 'classes.jsa'}"))
+    use_defaults(_written(partial / "making.conf", f"-XX:ArchiveClassesAtExit={partial / 'classes.jsa'}", (_DRIVER,)))
     pq.write_table(pa.table({"key": ["a", "b"], "v": [1, 2]}), partial / "work" / "input" / "0.parquet")
     program = _ROOT / "tests" / "spark" / "local_query.py"
     # Its end is that of its JVM, which holds the pipes.
@@ -93,12 +100,12 @@ def _make(folder: Path) -> None:
     partial.rename(folder)
 
 
-def _written(file: Path, option: str = "") -> Path:
-    """Write the settings with a further option for the JVM, and names as this Spark knows them."""
+def _written(file: Path, option: str = "", lines_of: tuple[str, ...] = (_DRIVER, _EXECUTOR)) -> Path:
+    """Write the settings with a further option for the JVMs, and names as this Spark knows them."""
     text = _DEFAULTS.read_text().replace(_STREAMING + _SINCE_41, FILE_MANAGERS)
     further = f" {_QUIET} {option}" if option else ""
-    lines = [line + further if line.startswith(_OPTIONS) else line for line in text.splitlines()]
-    assert any(line.startswith(_OPTIONS) for line in lines)
+    lines = [line + further if line.startswith(lines_of) else line for line in text.splitlines()]
+    assert all(any(line.startswith(wanted) for line in lines) for wanted in lines_of)
     file.parent.mkdir(exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text("\n".join([*lines, ""]))

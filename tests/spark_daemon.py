@@ -1,14 +1,32 @@
-"""Spark's daemon of Python workers for the session of the tests: the large libraries are there before it forks.
+"""Spark's daemon of Python workers for the tests: all that a worker imports is there before it forks.
 
-A task that fails takes its worker along, and each new one would import them again, for longer than most tests take.
-Applications that a test starts by itself have Spark's own.
+A task that fails takes its worker along, and each new one would import Spark's worker, pandas and holdfast again, for
+longer than most tests take. The programs of users have Spark's own daemon, and so has the demo.
 """
+
+import gc
 
 import pandas as pd
 import pyarrow.compute as pc
-from pyspark import daemon
+from pyarrow import pandas_compat
+from pyspark import daemon, testing, worker
 
-LOADED = (pd, pc)
+from holdfast.backends.run_files import filesystem, memory
+from holdfast.snapshotter.storage import local
+from holdfast.spark_integration.client import remote_backend
+from holdfast.spark_integration.keyed import pandas_with_state
+from holdfast.spark_integration.shard import call
+from holdfast.spark_integration.transport import output, packed, rows
+from holdfast.spark_integration.vectorised import arrow_with_state
+from tests.spark import conftest
+
+LOADED = (
+    *(pd, pc, pandas_compat, testing, worker, conftest),
+    *(filesystem, memory, local, remote_backend),
+    *(call, output, packed, rows, pandas_with_state, arrow_with_state),
+)
 
 if __name__ == "__main__":
+    # What is loaded is no garbage: a collection in a worker would copy its pages.
+    gc.freeze()
     daemon.manager()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.benches.jobs.by_key import DropIn, Timers
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
@@ -16,7 +17,8 @@ from holdfast.benches.jobs.snapshots import Restore, Snapshots
 from holdfast.benches.jobs.ttl import Ttl
 
 JOBS: dict[str, type[Job]] = {
-    job.name: job for job in (JobA, JobB, DropIn, Timers, Sessions, Ttl, Requests, Commits, Snapshots, Restore)
+    job.name: job
+    for job in (JobA, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Requests, Commits, Snapshots, Restore)
 }
 
 

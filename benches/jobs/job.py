@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from holdfast.benches.instruments.measured import Measured, Places
-    from holdfast.spark_integration.vectorised.arrow_with_state import TimeMode
+    from holdfast.spark_integration.shard.timeout import TimeMode
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 

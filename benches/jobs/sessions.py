@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.state import GroupState
 
-    from holdfast.spark_integration.shard.timeout import TimeoutConf
-    from holdfast.spark_integration.vectorised.arrow_with_state import TimeMode
+    from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
 GAP_MS = 90_000

@@ -10,12 +10,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.request_counts import RequestCounts
 from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.job import Job, SparkJob, StoreJob
 from holdfast.benches.jobs.requests import ENDPOINT, Requests, files_of_spark, server_of_environment
 from holdfast.benches.runs import queries
@@ -170,6 +172,20 @@ class SparkByKeyEngine(SparkEngine):
 
 
 @dataclass(frozen=True)
+class ProcessorEngine(ByKeyEngine):
+    """The same, for processors."""
+
+    runs = ByProcessor
+
+
+@dataclass(frozen=True)
+class SparkProcessorEngine(SparkEngine):
+    """Spark's own state under processors."""
+
+    runs = ByProcessor
+
+
+@dataclass(frozen=True)
 class CountedEngine(HoldfastEngine):
     """The same, but commits are durable on S3, and all requests are counted on their way."""
 
@@ -240,6 +256,26 @@ ENGINES: dict[str, Engine] = {
             "pandas-rocksdb", queries.by_key, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
         ),
         SparkByKeyEngine("spark-pandas-rocksdb", queries.spark_by_key, _SPARK_ROCKSDB, _SPARK_ROCKSDB_BUDGET),
+        *(
+            ProcessorEngine(
+                f"holdfast-{backend}-{api}",
+                partial(queries.by_processor, in_pandas=api == "pandas"),
+                budget={"spark.holdfast.rocksdb.memory": "{mb}m"} if backend == "rocksdb" else {},
+                backend=backend,
+                in_memory=backend == "memory",
+            )
+            for backend in ("memory", "filesystem", "rocksdb")
+            for api in ("row", "pandas")
+        ),
+        *(
+            SparkProcessorEngine(
+                f"spark-tws-{api}",
+                partial(queries.spark_by_processor, in_pandas=api == "pandas"),
+                _SPARK_ROCKSDB,
+                _SPARK_ROCKSDB_BUDGET,
+            )
+            for api in ("row", "pandas")
+        ),
         CountedEngine("holdfast-memory-s3", queries.with_state, backend="memory", in_memory=True),
         CountedEngine("holdfast-rocksdb-s3", queries.with_state, backend="rocksdb"),
         SparkEngine("spark-aiwps-count", queries.spark_counting),

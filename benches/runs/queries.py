@@ -11,6 +11,7 @@ import pandas as pd
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
 from holdfast.benches.jobs.by_key import JobByKey
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.job import SparkJob
 
 if TYPE_CHECKING:
@@ -60,6 +61,24 @@ def spark_by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
     """Return a job by key as Spark's own ``applyInPandasWithState``."""
     assert isinstance(job, JobByKey)
     return frame.groupBy("key").applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf)
+
+
+def by_processor(frame: DataFrame, job: SparkJob, *, in_pandas: bool) -> DataFrame:
+    """Return a job by processor on holdfast."""
+    from holdfast.spark_integration.stream import stream
+
+    assert isinstance(job, ByProcessor)
+    grouped, processor = stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
+    method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+    return method(processor, job.output, "update", "None", name=_OPERATOR)
+
+
+def spark_by_processor(frame: DataFrame, job: SparkJob, *, in_pandas: bool) -> DataFrame:
+    """Return a job by processor as Spark's own ``transformWithState``."""
+    assert isinstance(job, ByProcessor)
+    grouped, processor = frame.groupBy("key"), job.processor(in_pandas=in_pandas)
+    method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
+    return method(processor, job.output, "update", "None")
 
 
 def _count(_key: tuple[object, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

@@ -38,7 +38,7 @@ html_copy_source = html_show_sourcelink = False
 
 # The pages of the sidebar by section, from the root.
 SECTIONS = {
-    "Guides": ["operators", "sessions", "testing", "backends", "configuration"],
+    "Guides": ["operators", "transform-with-state", "sessions", "testing", "backends", "configuration"],
     "In production": ["deploy", "operations", "reliability"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": ["/ARCHITECTURE", "decisions/README", "/benches/RESULTS", "/CONTRIBUTING"],

@@ -19,15 +19,11 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import require_utf8
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# A slab is in memory three times: as Arrow, as pandas, and among the received rows.
-SLAB_KEYS = 20_000
-SLAB_ROWS = 65_536
-SLAB_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class FrameFormat:
             A column has text that is not UTF-8. Spark's worker fails on it too, without naming the column.
         """
         columns = [one_chunk(column) for column in rows.columns]
-        types = [_in_zone(column.type, self.timezone) for column in columns]
+        types = [in_zone(column.type, self.timezone) for column in columns]
         columns = [c if c.type == t else c.cast(t) for c, t in zip(columns, types, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=rows.column_names)
         try:
@@ -106,17 +102,15 @@ def _with_all_digits(series: pd.Series[Any], column: pa.Array) -> pd.Series[Any]
     return pd.Series(pd.arrays.IntegerArray(values, mask), name=series.name)
 
 
-class KeyFrames:
+class KeyFrames(KeySlabs[pd.DataFrame]):
     """The rows of a shard in one micro-batch, as frames by key.
 
     Parameters
     ----------
     rows : pyarrow.Table
         All input columns, in order of arrival.
-    order : numpy.ndarray
-        Row numbers, sorted by key.
-    starts : numpy.ndarray
-        Where in `order` each key begins.
+    order, starts : numpy.ndarray
+        See `KeySlabs`.
     frame_format : FrameFormat
     rows_each : int
         Maximum rows per frame; a key with more has several.
@@ -125,79 +119,20 @@ class KeyFrames:
     def __init__(
         self, rows: pa.Table, order: IntArray, starts: IntArray, frame_format: FrameFormat, rows_each: int
     ) -> None:
-        self._batches = rows.to_batches()
-        self._order = order
-        self._bounds = np.append(starts, len(order))
+        super().__init__(rows, order, starts, rows_each)
         self._format = frame_format
-        self._rows_each = rows_each
-        self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, rows.nbytes)))
         self._names = pd.Index(rows.column_names, dtype=object)
-
-    def slabs(self) -> Iterator[Slab]:
-        """Yield slabs of consecutive keys; a key with more than `rows_each` rows is a slab of its own."""
-        first, last = 0, len(self._bounds) - 1
-        is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
-        while first < last:
-            large = int(is_large[np.searchsorted(is_large, first)])
-            full = int(np.searchsorted(self._bounds, self._bounds[first] + self._slab_rows, side="right")) - 1
-            end = max(first + 1, min(large, full, first + SLAB_KEYS))
-            yield Slab(self, first, end)
-            first = end
 
     def empty(self) -> pd.DataFrame:
         """Return the empty frame that a function gets for a key that has timed out."""
         return pd.DataFrame(columns=self._names.view())
 
-    def chunks_of(self, first: int, end: int) -> Iterator[Iterator[pd.DataFrame]]:
-        """Yield the frames of each key in [`first`, `end`)."""
-        bounds = self._bounds[first : end + 1]
-        if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
-            yield self._stream(bounds[0], bounds[1])
-            return
-        rows = _take(self._batches, self._order[bounds[0] : bounds[-1]])
-        for frame in cut(rows, bounds - bounds[0], self._format.to_frame):
+    def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[pd.DataFrame]]:
+        for frame in cut(rows, bounds, self._format.to_frame):
             yield iter((frame,))
 
-    def _stream(self, start: int, end: int) -> Iterator[pd.DataFrame]:
-        for at in range(start, end, self._rows_each):
-            taken = _take(self._batches, self._order[at : min(at + self._rows_each, end)])
-            yield self._format.to_frame(taken)
-
-
-@dataclass(frozen=True)
-class Slab:
-    """Consecutive keys whose frames are made together; iterating yields, per key, an iterator of frames."""
-
-    frames: KeyFrames
-    first_key: int
-    end_key: int
-
-    @property
-    def keys(self) -> int:
-        """Number of keys."""
-        return self.end_key - self.first_key
-
-    def __iter__(self) -> Iterator[Iterator[pd.DataFrame]]:
-        return self.frames.chunks_of(self.first_key, self.end_key)
-
-
-def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
-    """Return some rows of consecutive batches; Arrow's own `take` would first concatenate all of them."""
-    if len(batches) == 1:
-        return pa.Table.from_batches([batches[0].take(pa.array(rows))])
-    starts = np.cumsum([0, *(len(batch) for batch in batches)])
-    holder = np.searchsorted(starts, rows, side="right") - 1
-    by_holder = np.argsort(holder, kind="stable")
-    bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
-    parts = [
-        batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
-        for which in np.flatnonzero(np.diff(bounds)).tolist()
-    ]
-    if len(parts) == 1:
-        return pa.Table.from_batches(parts)
-    places = np.empty(len(rows), np.int64)
-    places[by_holder] = np.arange(len(rows))
-    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))
+    def convert(self, rows: pa.Table) -> Iterator[pd.DataFrame]:
+        yield self._format.to_frame(rows)
 
 
 def key_tuples(keys: pa.Table, frame_format: FrameFormat) -> list[tuple[Any, ...]]:
@@ -294,15 +229,15 @@ def _nested_nulls(column: pa.Array) -> Iterator[BoolArray]:
         yield of_rows
 
 
-def _in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
+def in_zone(data_type: pa.DataType, timezone: str) -> pa.DataType:
     """Return a type with all its timestamps in one time zone, as Spark sends them to its workers."""
     t = data_type
     if pa.types.is_timestamp(t):
         return t if t.tz is None else pa.timestamp(t.unit, timezone)
     if pa.types.is_list(t) or pa.types.is_large_list(t):
-        return pa.list_(t.value_field.with_type(_in_zone(t.value_type, timezone)))
+        return pa.list_(t.value_field.with_type(in_zone(t.value_type, timezone)))
     if pa.types.is_map(t):
-        return pa.map_(_in_zone(t.key_type, timezone), t.item_field.with_type(_in_zone(t.item_type, timezone)))
+        return pa.map_(in_zone(t.key_type, timezone), t.item_field.with_type(in_zone(t.item_type, timezone)))
     if pa.types.is_struct(t):
-        return pa.struct([f.with_type(_in_zone(f.type, timezone)) for f in t])
+        return pa.struct([f.with_type(in_zone(f.type, timezone)) for f in t])
     return t

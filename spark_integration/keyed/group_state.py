@@ -75,7 +75,7 @@ class KeyStates:
                 "that supports it",
                 lacking=" ".join(lacking),
             )
-        self._kept = _copier(state_schema)
+        self._kept = copier(state_schema)
 
     def open(self, value: tuple[Any, ...] | None, *, has_timed_out: bool = False) -> KeyState:
         """Return the state of one key; `value` is None if it has none."""
@@ -134,7 +134,7 @@ def _python_value(value: Any) -> Any:
     return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
 
 
-def _copier(schema: StructType) -> Callable[[Any], Any] | None:
+def copier(schema: StructType) -> Callable[[Any], Any] | None:
     """Return a function that copies values which could change later; None if no column has such values."""
     return _copied if any(isinstance(f.dataType, _CHANGEABLE) for f in schema) else None
 
@@ -148,7 +148,8 @@ def _copied(value: Any) -> Any:
         is_flat = _PLAIN.issuperset(map(type, value.values()))
         return dict(value) if is_flat else {k: _copied(v) for k, v in value.items()}
     if isinstance(value, tuple):
-        return tuple(_copied(v) for v in value)
+        copied = [_copied(v) for v in value]
+        return Row(*value.__fields__)(*copied) if hasattr(value, "__fields__") else tuple(copied)
     if isinstance(value, bytearray):
         return bytes(value)
     return copy.deepcopy(value)

@@ -43,12 +43,15 @@ class OutputFrames:
 
     Attributes
     ----------
+    names : list of str
+        Columns of the output.
     failed_key : tuple or None
         After a failed conversion, the key whose frame caused it.
     """
 
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
         self._schema = schema
+        self.names = schema.names
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._format = frame_format
         self._rows_each = rows_each
@@ -75,9 +78,20 @@ class OutputFrames:
         for frame in _iterable(returned):
             self._check(frame)
             if len(frame):
-                self._add(frame, key)
-                if self._rows > self._rows_each:
-                    yield from self.finish()
+                yield from self.add(frame, key)
+
+    def add(self, frame: pd.DataFrame, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        """Add a frame with rows; yield a batch if that fills it."""
+        columns = column_arrays(frame)
+        labels = tuple(frame.columns)
+        likeness = (labels, *[column.dtype for column in columns])
+        alike = self._alike.get(likeness)
+        if alike is None:
+            alike = self._alike[likeness] = _AlikeFrames(self.places(labels))
+        alike.add(columns, self._rows, len(frame), key)
+        self._rows += len(frame)
+        if self._rows > self._rows_each:
+            yield from self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield what is left."""
@@ -101,19 +115,9 @@ class OutputFrames:
                 messageParameters={"expected": str(len(self._schema)), "actual": str(columns)},
             )
 
-    def _add(self, frame: pd.DataFrame, key: tuple[Any, ...]) -> None:
-        columns = column_arrays(frame)
-        labels = tuple(frame.columns)
-        likeness = (labels, *[column.dtype for column in columns])
-        alike = self._alike.get(likeness)
-        if alike is None:
-            alike = self._alike[likeness] = _AlikeFrames(self._places(labels))
-        alike.add(columns, self._rows, len(frame), key)
-        self._rows += len(frame)
-
-    def _places(self, labels: tuple[Any, ...]) -> list[int]:
+    def places(self, labels: tuple[Any, ...]) -> list[int]:
         """Return, for each column of the output, its position in a frame with these labels."""
-        names = self._schema.names
+        names = self.names
         if not labels or not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
             return list(range(len(labels)))
         if set(labels) != set(names):

@@ -27,11 +27,12 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
-from holdfast.spark_integration.keyed.frames import SLAB_KEYS, FrameFormat, KeyFrames, key_tuples
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput

@@ -74,6 +74,8 @@ class RowValues:
     Parameters
     ----------
     schema : StructType
+    what : str
+        What to call the schema in an error.
 
     Raises
     ------
@@ -81,9 +83,10 @@ class RowValues:
         A column's type cannot be stored.
     """
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, what: str = "stateStructType") -> None:
         self._fields = schema.fields
-        self.arrow = arrow_schema(schema, "stateStructType")
+        self._what = what
+        self.arrow = arrow_schema(schema, what)
 
     def to_tuples(self, batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
         """Return rows as `GroupState.get` gives them.
@@ -117,13 +120,15 @@ class RowValues:
         for at, row in enumerate(rows):
             if len(row) != width:
                 raise StateValueError(
-                    "the state given to update must have one value for each column of stateStructType",
+                    f"the state given to update must have one value for each column of {self._what}",
                     values=len(row),
                     columns=width,
                     row=at,
                 )
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
-        arrays = [_to_arrow(c, f, t.type) for c, f, t in zip(columns, self._fields, self.arrow, strict=True)]
+        arrays = [
+            _to_arrow(c, f, t.type, self._what) for c, f, t in zip(columns, self._fields, self.arrow, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
 
@@ -168,14 +173,14 @@ def _stretches(column: pa.Array, flat: list[Any]) -> list[list[Any]]:
     return [flat[start:end] for start, end in itertools.pairwise(itertools.chain((0,), ends))]
 
 
-def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) -> pa.Array:
+def _to_arrow(values: Sequence[Any], field: StructField, arrow_type: pa.DataType, what: str) -> pa.Array:
     try:
         array = _build(values, field.dataType, arrow_type)
     except _MISFITS:
-        raise _misfit(values, field, arrow_type) from None
+        raise _misfit(values, field, arrow_type, what) from None
     if array.null_count and not field.nullable:
         raise StateValueError(
-            f"the state given to update has no value in column {field.name!r}, which stateStructType declares NOT NULL",
+            f"the state given to update has no value in column {field.name!r}, which {what} declares NOT NULL",
             row=int(np.argmax(array.is_null().to_numpy(zero_copy_only=False))),
         )
     return array
@@ -242,14 +247,14 @@ def _mask(values: Sequence[Any]) -> pa.Array | None:
     return pa.array(nulls, pa.bool_()) if any(nulls) else None
 
 
-def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) -> StateValueError:
+def _misfit(values: Sequence[Any], field: StructField, arrow_type: pa.DataType, what: str) -> StateValueError:
     """Return the error for the first value that does not fit."""
     for row, value in enumerate(values):
         try:
             _build([value], field.dataType, arrow_type)
         except _MISFITS as exc:
             return StateValueError(
-                f"a value given to update does not fit column {field.name!r} of stateStructType: {exc}",
+                f"a value given to update does not fit column {field.name!r} of {what}: {exc}",
                 type=field.dataType.simpleString(),
                 given=type(value).__name__,
                 row=row,

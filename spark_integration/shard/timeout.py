@@ -7,12 +7,21 @@ the shard in exactly those micro-batches that have data for it or in which a tim
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 TimeoutConf = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
+TimeMode = Literal["None", "ProcessingTime", "EventTime"]
+
+#: How Spark calls a shard whose timers are due.
+TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
+    "None": "NoTimeout",
+    "ProcessingTime": "ProcessingTimeTimeout",
+    "EventTime": "EventTimeTimeout",
+}
 
 #: Where `GroupState` has the timeout to send to Spark; private to it, and used in this module alone.
 PRIVATE_TIMEOUT = "_timeout_timestamp"

@@ -66,7 +66,7 @@ class KeyRows:
             self._found = self._transaction.get(self._table, self._keys)
         return self._found
 
-    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+    def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`; `values` has one row for each of these."""
         self._transaction.put(self._table, self._at(rows), values)
         self._found = None
@@ -158,7 +158,7 @@ class ExpiringKeyRows:
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
         return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
 
-    def put(self, values: pa.Table, rows: IntArray | None = None) -> None:
+    def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
         """Set the row of every key, or of those at `rows`: it lives from now on."""
         expires_ms = self._expiry.expires_ms
         self._rows.put(values.append_column(EXPIRES, pa.repeat(pa.scalar(expires_ms, pa.int64()), len(values))), rows)

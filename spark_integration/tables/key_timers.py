@@ -22,7 +22,8 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
 TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
-_DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
+#: The column of `timers` that says when one is due, by clock.
+DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
 #: No timer, in arrays of due times; times that can be set are not negative.
 NEVER = -1
 _TAKEN_AT_ONCE = 65_536
@@ -57,7 +58,7 @@ class KeyTimers:
         self, transaction: Transaction, timeout_conf: TimeoutConf, earliest_ms: int | None, *, is_exact: bool = True
     ) -> None:
         self._transaction = transaction
-        self._column = _DUE[timeout_conf]
+        self._column = DUE[timeout_conf]
         self._by_due = Timers(transaction, TIMERS_BY_DUE)
         self._earliest_ms = earliest_ms
         self._is_exact = is_exact
@@ -65,7 +66,7 @@ class KeyTimers:
     @staticmethod
     def tables(key_types: pa.Schema, timeout_conf: TimeoutConf) -> Mapping[str, TableSchema]:
         """Return the schemas of both tables, for keys of these types and timers of one clock."""
-        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(_DUE[timeout_conf], pa.int64())]))
+        by_key = TableSchema.of(TIMERS, key_types, pa.schema([(DUE[timeout_conf], pa.int64())]))
         return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
 
     def get(self, keys: Keys) -> IntArray:

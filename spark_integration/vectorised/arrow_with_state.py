@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.shard.operator import ShardInput
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, expiring_tables
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
@@ -32,14 +31,6 @@ from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
 
 ArrowFunction = Callable[[ShardBatch], "pa.Table | pa.RecordBatch | None"]
-TimeMode = Literal["None", "ProcessingTime", "EventTime"]
-
-#: How Spark calls a shard whose timers are due.
-TIMEOUT_CONF: Mapping[str, TimeoutConf] = {
-    "None": "NoTimeout",
-    "ProcessingTime": "ProcessingTimeTimeout",
-    "EventTime": "EventTimeTimeout",
-}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pyspark
 import pytest
 
 import holdfast
+from tests import spark_classes
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import RUN_MARK, Killings, expected, found_output, micro_batches
 
@@ -37,7 +38,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
         **os.environ,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": spark_classes.java_options(),
         # Where executors find `tests.spark_daemon`.
         "PYTHONPATH": str(ROOT),
         RUN_MARK: str(folder),

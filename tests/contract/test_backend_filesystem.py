@@ -21,6 +21,7 @@ class TestFilesystemBackend(BackendContract):
         return lambda directory, tables: FilesystemBackend(directory, tables, clock.new_id)
 
 
+@pytest.mark.slow
 class TestFilesystemBackendInStretches(BackendContract):
     """As with shards far larger than what is merged at a time: each file, merge and scan is of many pieces."""
 

@@ -31,7 +31,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from tests.model.built_in import BUILT_IN, copy_at_rest, copy_directory, open_backend
 from tests.model.steps import TABLES, commit_log, look_after, step_of, take_step, write
-from tests.repetitions import LONG
+from tests.repetitions import LONG, sample
 
 STEPS = 7  # no step, nor the next one, begins at another than the one before
 FLIPS, FILES = (25, 3) if LONG else (5, 1)
@@ -60,7 +60,7 @@ class Shard(NamedTuple):
         return list(self.steps)[-1]
 
 
-@pytest.fixture(params=list(itertools.product(BUILT_IN, ["closed", "killed"])), ids="-".join)
+@pytest.fixture(params=sample(list(itertools.product(BUILT_IN, ["closed", "killed"])), quick=2), ids="-".join)
 def shard(request: pytest.FixtureRequest, ram_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shard]:
     """Make a shard with several versions, merges and frozen files, closed cleanly or as a kill leaves it."""
     backend_name, end = request.param

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 # At least one of each: driver, worker, server.
 KILLS = 25 if LONG else 3
-# The other pair of a quick run is in test_exactly_once_timeouts.
+# By turns with test_exactly_once_timeouts, which kills another pair.
 PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from holdfast.testing.state_rows import (
     run_of,
     users,
 )
-from tests.repetitions import repetitions
+from tests.repetitions import repetitions, sample
 
 ROWS = 3000
 OPTIONS = {"blockSize": "1k", "compression": "none"}
@@ -156,7 +156,8 @@ def files_of(shard: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("verify", [False, True], ids=["read", "verified"])
+@pytest.mark.turn(0, 2)
+@pytest.mark.parametrize("verify", sample([False, True]), ids=lambda verify: "verified" if verify else "read")
 def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, verify: bool) -> None:
     """In every kind of file, at sampled offsets: right answers, or an error that names the file; then restored."""
     chance = random.Random(verify)
@@ -178,6 +179,7 @@ def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, veri
 
 
 @pytest.mark.slow
+@pytest.mark.turn(1, 2)
 def test_a_lost_or_cut_file_is_noticed(shard: Path, tmp_path: Path) -> None:
     """Of every kind that a database needs."""
     noticed: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow(60), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sysconfig.get_path("scripts")) / "uv"
@@ -99,9 +99,13 @@ def installed(wheel: Path, environment: Path, dependencies: str) -> Path:
 
 
 @pytest.mark.spark
+@pytest.mark.turn(0, 3)
 @pytest.mark.parametrize("dependencies", ["of this environment", pytest.param("declared", marks=pytest.mark.long)])
 def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, dependencies: str) -> None:
-    """As after `pip install holdfast`; the libraries are those here, in the long profile those that it declares."""
+    """As after `pip install holdfast`; the libraries are those here, in the long profile those that it declares.
+
+    By turns with the demos in `tests/spark/programs/test_demo.py`.
+    """
     python = installed(wheel, tmp_path / "environment", dependencies)
     home = run(python, "-c", "import holdfast; print(holdfast.__file__)", cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)

@@ -148,6 +148,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.slow(300 if LONG else 15)
+@pytest.mark.turn(1, 2)
 @pytest.mark.timeout(600 + BATCHES // 2)
 def test_nothing_grows_in_a_week(cluster: Cluster) -> None:
     """Local bytes and files, RAM, descriptors, the servers' memory, stored objects, requests for each micro-batch."""

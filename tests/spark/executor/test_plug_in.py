@@ -46,6 +46,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     return done.stdout
 
 
+@pytest.mark.turn(0, 2)
 def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: dict[str, str]) -> None:
     """Whoever copies the example begins with a backend that is right, found by its entry point."""
     shown = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], source, environment)
@@ -56,6 +57,7 @@ def test_it_passes_the_contract_that_holdfast_ships(source: Path, environment: d
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
+@pytest.mark.turn(1, 2)
 def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None:
     """Driver, workers and state server find the plug-in, and its option arrives."""
     lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]

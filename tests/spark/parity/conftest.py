@@ -27,11 +27,11 @@ def run_on(spark: SparkSession, tmp_path: Path, local_state: Path) -> Open:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run each of these tests on one engine of ours, and a quarter of them on Spark's own, unless the profile is long.
+    """Run half of these tests on one engine of ours, a quarter of them on Spark's own, unless the profile is long.
 
-    Other engines, and another quarter, have their turn in each run. What a test expects stands in the test, and holds
-    for each engine alone: Spark shows that the test is right. `test_scripts.py` compares with Spark what it plays, in
-    every run. The smoke tests of another Spark leave nothing out.
+    The other half, other engines and another quarter have their turn in the next run. What a test expects stands in
+    the test, and holds for each engine alone: Spark shows that the test is right. `test_scripts.py` compares with Spark
+    what it plays, in every run. The smoke tests of another Spark leave nothing out.
     """
     if LONG or config.option.markexpr == "smoke":
         return
@@ -44,15 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.nodeid.replace(engine.name, "")
         if engine is not SPARK:
             ours.setdefault(name, []).append(item)
-        elif _turn(name, 4):
+        elif _turn(name) % 4:
             item.add_marker(pytest.mark.long)
     for name, candidates in ours.items():
         quick = [item for item in candidates if not item.get_closest_marker("long")]
+        other_run, turn = _turn(name) % 2, _turn(name) // 2
         for item in quick:
-            if item is not quick[_turn(name, len(quick))]:
+            if other_run or item is not quick[turn % len(quick)]:
                 item.add_marker(pytest.mark.long)
 
 
-def _turn(name: str, among: int) -> int:
-    """Return whose turn it is in this run: the tests of a run differ, and so do the runs."""
-    return (zlib.crc32(name.encode()) + seed()) % among
+def _turn(name: str) -> int:
+    """Return a number whose remainder says whose turn it is: it goes up by one with each run, and tests differ."""
+    return zlib.crc32(name.encode()) + seed()

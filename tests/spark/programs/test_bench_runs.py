@@ -1,4 +1,4 @@
-"""Tiny runs of the benches fill their whole document, and a job means the same to holdfast and to Spark."""
+"""Tiny runs of the benches fill their whole document, and a job means the same to holdfast and to Spark; by turns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def child() -> Iterator[OneChild]:
     found.end()
 
 
-# Command, sizes, labels, targets and micro-batches; a quick run has two of them.
+# Command, sizes, labels, targets and micro-batches; a quick run has at most one of them.
 COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
     ("job-a", ["--engines", "holdfast-memory,spark-aiwps-count", "--rows", "1000", "--keys", "100"],
      ["holdfast-memory", "spark-aiwps-count"], ["state_bytes holdfast-memory"], 4),
@@ -89,7 +89,8 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), sample(COMPARED, quick=2))
+@pytest.mark.turn(0, 2)
+@pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), sample(COMPARED))
 def test_tiny_runs_are_compared(
     java_home: Path,
     tmp_path: Path,
@@ -119,6 +120,7 @@ def test_tiny_runs_are_compared(
         assert engine["runs"][0]["cpu"]["jvm"] > 0
 
 
+@pytest.mark.turn(1, 2)
 def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     """In a process of its own, as always but in the test above."""
     file = tmp_path / "tiny.json"
@@ -142,6 +144,7 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(bench, ["report", str(file)]).output.startswith("## job-a")
 
 
+@pytest.mark.turn(0, 2)
 def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 

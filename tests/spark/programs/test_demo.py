@@ -1,4 +1,4 @@
-"""The demo in its smallest form, killed half-way."""
+"""The demo in its smallest form, killed half-way; a quick run has one of its forms, the wheel's among them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def require_right_totals(shown: str, backend: str) -> None:
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 @pytest.mark.smoke
+@pytest.mark.turn(1, 3)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)
@@ -129,6 +130,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
+@pytest.mark.turn(2, 3)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
     arguments = ["--checkpoint", store.checkpoint, "--backend", "filesystem", "--lose-local", "--restarts", "2"]

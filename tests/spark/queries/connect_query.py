@@ -1,6 +1,6 @@
 """A query over Spark Connect, in a process of its own: a server and a classic session cannot share one.
 
-Started as a program with a folder that holds ``input``; prints the state at the end.
+Started as a program with a folder that holds ``input``, and one of `PARTS`; prints what it found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors.exceptions.connect import SparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from tests.spark.application import settings_of
@@ -85,6 +86,49 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
     return writer.start()
 
 
+def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Return the state of a vectorised operator and of one by key, and the output of a batch query."""
+    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+    events = source.parquet(str(folder / "input"))
+    counts = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
+    )
+    writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query")).start().awaitTermination()
+    state = holdfast.read_state(spark, folder / "query", "counts")
+    by_key = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .applyInPandasWithState(add_up_by_key, "key string, n long", "n long", "update", "NoTimeout", name="by_key")
+    )
+    writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
+    state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
+    processed = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .transformWithState(CountRows(), "key string, n long", "update", "None", name="processed")
+    )
+    writer = processed.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-processed")).start().awaitTermination()
+    processed_state = holdfast.read_state(spark, folder / "query-processed", "processed", table="v.n")
+    batch = spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long")
+    once = (
+        holdfast.stream(batch)
+        .groupBy("key")
+        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
+    )
+    return {
+        "state": sorted(state.to_pylist(), key=repr),
+        "state by key": sorted(state_by_key.to_pylist(), key=repr),
+        "processed": sorted(processed_state.to_pylist(), key=repr),
+        "woken": with_timers(spark, events, folder),
+        "batch": [row.asDict() for row in once.collect()],
+    }
+
+
 def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Start one data frame as two queries that use ``foreachBatch``, twice; return what the micro-batches found."""
     queries = ("one", "two")
@@ -115,6 +159,18 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     return found
 
 
+class CountRows(StatefulProcessor):
+    """Counts the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        before = self._n.get() or (0,)
+        self._n.update((before[0] + sum(1 for _ in rows),))
+        yield Row(key=key[0], n=self._n.get()[0])
+
+
 def wake(batch: holdfast.ShardBatch) -> pa.Table:
     """Set each key's timer to a time that has passed, and keep how often it was due."""
     is_due = pc.is_valid(batch.timers.due_ms)
@@ -139,46 +195,21 @@ def with_timers(spark: SparkSession, events: DataFrame, folder: Path) -> list[di
     return sorted(state.to_pylist(), key=repr)
 
 
-def main(folder: Path) -> None:
+PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {
+    "each API": by_each_api,
+    "in foreachBatch": in_foreach_batch,
+}
+
+
+def main(folder: Path, part: str) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.remote("local[2]")
     for key, value in settings_of(folder).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
-    events = source.parquet(str(folder / "input"))
-    counts = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-    )
-    writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query")).start().awaitTermination()
-    state = holdfast.read_state(spark, folder / "query", "counts")
-    by_key = (
-        holdfast.stream(events)
-        .groupBy("key")
-        .applyInPandasWithState(add_up_by_key, "key string, n long", "n long", "update", "NoTimeout", name="by_key")
-    )
-    writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
-    state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
-    batch = spark.createDataFrame([("a", 1), ("a", 2)], "key string, v long")
-    once = (
-        holdfast.stream(batch)
-        .groupBy("key")
-        .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
-    )
-    found = {
-        "state": sorted(state.to_pylist(), key=repr),
-        "state by key": sorted(state_by_key.to_pylist(), key=repr),
-        "woken": with_timers(spark, events, folder),
-        "batch": [row.asDict() for row in once.collect()],
-        **in_foreach_batch(spark, folder),
-    }
-    print("RESULT", json.dumps(found))
+    print("RESULT", json.dumps(PARTS[part](spark, folder)))
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

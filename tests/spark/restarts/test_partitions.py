@@ -129,6 +129,7 @@ def test_another_number_of_shards_than_stored_is_refused(lab: Lab) -> None:
         lab.run(lab.totals())
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in (Case(4, 2, None, durable=True),)])
 def test_a_new_application_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
     """Its run before had set a job group of its own, which Spark uses for its run id.

@@ -1,6 +1,8 @@
 """Two real queries on one directory of state: each has its own place, the dead make way, an older run stops.
 
-One application runs the first query of each test, since a JVM starts slowly. The tests that want it dead come last.
+One application runs the first query of each test, since a JVM starts slowly. The tests that want it dead come last. By
+turns with the application of `test_partitions.py`; the same of claims and directories, without Spark and always:
+`tests/unit/snapshotter/ownership`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.spark.conftest import Lab, age, claims, configured
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.turn(0, 2)]
 
 STARTED = r"started=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ host=\S+"
 PROGRAM = Path(__file__).with_name("endless_query.py")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers.s3 import BUCKET, SECRET_KEY, Moto
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.timeout(600), pytest.mark.turn(1, 2)]
 
 TOKEN = "TOKENCANARY/" * 3
 PROGRAM = """
@@ -28,7 +28,7 @@ logging.basicConfig(level=logging.DEBUG)
 logging.getLogger("py4j").setLevel(logging.WARNING)
 settings = {
     "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "2", "spark.python.daemon.module": "tests.spark_daemon",
     "spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file://{folder}/events",
     "spark.holdfast.checkpoint.dir": "s3://bucket/secrets", "spark.holdfast.local.dir": f"{folder}/local",
     "spark.holdfast.storage.key": "AKIACANARYCANARY", "spark.holdfast.storage.secret": secret,

@@ -15,6 +15,8 @@ from holdfast.benches.runs.paired import Entry, summarize
 from holdfast.errors import CorruptionError
 from tests.unit.benches.test_report import FACTS, a_document
 
+pytestmark = pytest.mark.slow
+
 _SMALL = Restore(rows=3000, batches=3, warmup=1)
 
 

@@ -52,6 +52,7 @@ def random_step(chance: random.Random, state: State) -> tuple[dict[str, Any], St
     return {"counts": run_of(COUNTS, written)}, after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [0.0, 5.0], ids=["point reads", "mixed"])
 @pytest.mark.parametrize("seed", repetitions(2, 40))
 def test_any_branch_of_any_version(

@@ -22,11 +22,15 @@ from holdfast.testing.state_rows import P1, P2, TABLES, contents, counts
 
 
 @pytest.fixture(autouse=True)
-def _no_other_shards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    gc.collect()
+def _no_other_shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test a memory that no other shard uses; where it opens some, none of them stays."""
     monkeypatch.setattr(rocksdb_options, "_shared", None)
+    opens_shards = "tmp_path" in request.fixturenames
+    if opens_shards:
+        gc.collect()
     yield
-    gc.collect()
+    if opens_shards:
+        gc.collect()
 
 
 def test_every_option_is_read() -> None:
@@ -102,6 +106,7 @@ def test_every_database_uses_the_one_cache(tmp_path: Path) -> None:
         assert " filter_policy=bloomfilter" in written
 
 
+@pytest.mark.slow
 def test_the_least_memory_that_is_named_is_enough(tmp_path: Path) -> None:
     """The error's remedy works; more shards are slower, and none is refused."""
 
@@ -194,6 +199,7 @@ def test_write_buffers_shrink_as_shards_are_opened(tmp_path: Path) -> None:
     assert memory.write_buffer_bytes >= sizes[0]
 
 
+@pytest.mark.slow
 def test_memory_stays_near_its_limit(tmp_path: Path) -> None:
     """Many shards written in turns: cache, with all write buffers in it, does not outgrow what it was given."""
     options = {"memory": "320m", "writeBufferRatio": "0.4"}

@@ -73,6 +73,7 @@ def test_an_option_that_is_none_is_refused_without_being_shown(root: Path, shard
     assert shard
 
 
+@pytest.mark.slow
 def test_ten_thousand_objects_take_seconds(root: Path, shard: ShardHistory, storage: ObjectStorage) -> None:
     """Attempts of a shard that was restarted over and over; nothing is read but what decides."""
     name = next(key for key in files(root) if "commits/5-" in key)

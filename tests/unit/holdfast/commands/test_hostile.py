@@ -81,6 +81,7 @@ def changed(header: Any, path: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_headers_that_say_anything(root: Path, storage: ObjectStorage) -> None:
     """Each place of each kind of header, with each kind of value."""
     every = {key.split("/")[-2] if "shard" in key else key.split("/")[1]: key for key in files(root)}

@@ -16,6 +16,7 @@ from tests.unit.snapshotter.upkeep.upkeep_bench import HOUR_MS, Bench, counters
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0, 2)
 def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> None:
     """Six applications of 60 micro-batches, each with a server of its own, against one of 360."""
     objects, asked = [], []
@@ -36,6 +37,7 @@ def test_a_scheduled_job_stores_no_more_than_a_running_one(tmp_path: Path) -> No
     assert asked[0].total() < asked[1].total() + 6 * 60
 
 
+@pytest.mark.slow
 def test_a_job_of_one_micro_batch_uses_the_snapshots_of_the_one_before(bench: Bench) -> None:
     """A snapshot after the last commit of an application is in no commit: the next ones wrote the whole shard again."""
     query = bench.query()
@@ -75,6 +77,7 @@ def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
     assert executor.failures() == {}
 
 
+@pytest.mark.slow
 def test_a_stray_object_does_not_stop_clean_ups_after_the_query_went_back(bench: Bench) -> None:
     """What a late attempt stores below all that was cleaned up made history look torn."""
     query, executor = bench.query(retained_versions=20), bench.executor()

@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.server.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
 from tests.soak.cluster import Clock, Executor
 from tests.unit.snapshotter.upkeep.upkeep_bench import Bench, counters, local_shards
 
 
+@pytest.mark.slow
 def test_a_shard_that_moved_away_is_let_go(bench: Bench) -> None:
     """And is restored when it comes back; what stays of it is nothing, on disk or in memory."""
     one, other, query = bench.executor(), bench.executor(), bench.query(shards=3)

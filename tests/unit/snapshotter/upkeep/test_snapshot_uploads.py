@@ -132,6 +132,7 @@ def test_versions_that_are_always_gone_too_soon_become_a_failure(bench: Bench) -
     assert counters(executor)["snapshot_errors"] == 1
 
 
+@pytest.mark.slow
 def test_attempts_that_fail_are_cleaned_up_after(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt sends parts under new ids; no snapshot comes before which that would go."""
     query = bench.query(policy=SnapshotPolicy(max_commits=1), retained_versions=1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.keyed import frames as keyed_frames
+from holdfast.spark_integration.keyed import slabs as keyed_slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 
 ZONE = "America/New_York"  # Not that of the process.
@@ -226,8 +226,8 @@ def test_the_frame_of_a_key_that_timed_out() -> None:
 
 def test_slabs_are_bounded_by_keys_and_rows_and_hold_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded: no slab is larger than asked, but for one key, and a large key stands alone."""
-    monkeypatch.setattr(keyed_frames, "SLAB_KEYS", 3)
-    monkeypatch.setattr(keyed_frames, "SLAB_ROWS", 4)
+    monkeypatch.setattr(keyed_slabs, "SLAB_KEYS", 3)
+    monkeypatch.setattr(keyed_slabs, "SLAB_ROWS", 4)
     sizes = np.array([1, 1, 1, 1, 3, 2, 9, 1, 1, 5, 4])
     rows = np.arange(sizes.sum())
     frames = KeyFrames(pa.table({"v": rows}), rows, np.cumsum(sizes) - sizes, FORMATS[0], 4)

@@ -19,7 +19,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import VersionedStore
-from holdfast.spark_integration.keyed import frames
+from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
@@ -159,7 +159,7 @@ def test_floating_keys_are_called_in_sparks_order(tmp_path: Path, script: Script
 @pytest.mark.parametrize("slab_keys", [1, 3, 20_000])
 def test_slabs_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slab_keys: int) -> None:
     """States are read and written by slab; each key sees its own."""
-    monkeypatch.setattr(frames, "SLAB_KEYS", slab_keys)
+    monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
     loop = Loop(tmp_path, count, "NoTimeout")
     keys = [f"k{i % 10}" for i in range(25)]
     loop.run([(key, 1) for key in keys])

@@ -29,6 +29,7 @@ from tests.unit.backends.rocksdb.codec.columns import (
 )
 
 
+@pytest.mark.slow
 @given(batches(key_types, min_columns=1), st.data())
 def test_keys_come_back_exactly(batch: pa.RecordBatch, data: st.DataObject) -> None:
     """With their hashes, from slices too."""

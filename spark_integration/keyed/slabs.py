@@ -1,0 +1,115 @@
+"""Cuts the rows of a shard, sorted by key, into slabs: as many keys as are converted, looked up and written together.
+
+A slab's size is bounded in keys, rows and bytes. A key with more rows than go into one piece is a slab of its own, and
+its rows are converted piece by piece, as the function asks for them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import IntArray
+
+# A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
+SLAB_KEYS = 20_000
+SLAB_ROWS = 65_536
+SLAB_BYTES = 32 << 20
+
+P = TypeVar("P")
+
+
+class KeySlabs(ABC, Generic[P]):
+    """The rows of a shard in one micro-batch, by key, in the pieces that a function sees.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table
+        All input columns, in order of arrival.
+    order : numpy.ndarray
+        Row numbers, sorted by key.
+    starts : numpy.ndarray
+        Where in `order` each key begins.
+    rows_each : int
+        A key with more rows is converted in pieces of so many.
+    """
+
+    def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:
+        self._batches = rows.to_batches()
+        self._order = order
+        self._bounds = np.append(starts, len(order))
+        self._rows_each = rows_each
+        self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, rows.nbytes)))
+
+    @abstractmethod
+    def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[P]]:
+        """Yield the pieces of each key; key i has the rows from ``bounds[i]`` up to ``bounds[i + 1]``."""
+
+    @abstractmethod
+    def convert(self, rows: pa.Table) -> Iterator[P]:
+        """Yield some rows of one key, in pieces."""
+
+    def slabs(self) -> Iterator[Slab[P]]:
+        """Yield slabs of consecutive keys."""
+        first, last = 0, len(self._bounds) - 1
+        is_large = np.append(np.flatnonzero(np.diff(self._bounds) > self._rows_each), last)
+        while first < last:
+            large = int(is_large[np.searchsorted(is_large, first)])
+            full = int(np.searchsorted(self._bounds, self._bounds[first] + self._slab_rows, side="right")) - 1
+            end = max(first + 1, min(large, full, first + SLAB_KEYS))
+            yield Slab(self, first, end)
+            first = end
+
+    def pieces_of(self, first: int, end: int) -> Iterator[Iterator[P]]:
+        """Yield the pieces of each key in [`first`, `end`)."""
+        bounds = self._bounds[first : end + 1]
+        if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
+            yield self._stream(bounds[0], bounds[1])
+            return
+        rows = _take(self._batches, self._order[bounds[0] : bounds[-1]])
+        yield from self.cut(rows, bounds - bounds[0])
+
+    def _stream(self, start: int, end: int) -> Iterator[P]:
+        for at in range(start, end, self._rows_each):
+            yield from self.convert(_take(self._batches, self._order[at : min(at + self._rows_each, end)]))
+
+
+@dataclass(frozen=True)
+class Slab(Generic[P]):
+    """Consecutive keys whose rows are converted together; iterating yields, per key, an iterator of pieces."""
+
+    rows: KeySlabs[P]
+    first_key: int
+    end_key: int
+
+    @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return self.end_key - self.first_key
+
+    def __iter__(self) -> Iterator[Iterator[P]]:
+        return self.rows.pieces_of(self.first_key, self.end_key)
+
+
+def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
+    """Return some rows of consecutive batches; Arrow's own `take` would first concatenate all of them."""
+    if len(batches) == 1:
+        return pa.Table.from_batches([batches[0].take(pa.array(rows))])
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    holder = np.searchsorted(starts, rows, side="right") - 1
+    by_holder = np.argsort(holder, kind="stable")
+    bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
+    parts = [
+        batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
+        for which in np.flatnonzero(np.diff(bounds)).tolist()
+    ]
+    if len(parts) == 1:
+        return pa.Table.from_batches(parts)
+    places = np.empty(len(rows), np.int64)
+    places[by_holder] = np.arange(len(rows))
+    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))

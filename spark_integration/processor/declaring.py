@@ -1,0 +1,108 @@
+"""What a processor declares: its ``init`` runs on the driver, at definition, on a copy of the processor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.processor.handle import PRE_INIT, ProcessorHandle
+from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
+from holdfast.spark_integration.processor.state.variables import StateVariable
+from holdfast.spark_integration.shard.timeout import TimeMode
+
+
+class PickledProcessor:
+    """A processor as it travels to the workers; each call of a shard makes a new one, as Spark does.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no `StatefulProcessor`, or cannot be pickled.
+    """
+
+    def __init__(self, processor: object) -> None:
+        if not isinstance(processor, StatefulProcessor):
+            raise InvalidArgumentError(
+                "statefulProcessor must be an instance of pyspark.sql.streaming.StatefulProcessor",
+                given=f"the class {processor.__name__}" if isinstance(processor, type) else type(processor).__name__,
+            )
+        try:
+            self._pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
+        except Exception as exc:  # whatever an attribute's own methods raise
+            raise InvalidArgumentError(
+                f"the {type(processor).__name__} cannot be pickled, which it must be to reach the workers: {exc}. Make "
+                "what cannot travel, such as connections and locks, in init"
+            ) from exc
+
+    def unpickled(self) -> StatefulProcessor:
+        """Return a new processor."""
+        processor: StatefulProcessor = cloudpickle.loads(self._pickled)
+        return processor
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a processor declares.
+
+    Attributes
+    ----------
+    variables : tuple of StateVariable
+    schemas : dict of str to StructType
+        The schemas that it gives as text, parsed.
+    """
+
+    variables: tuple[StateVariable, ...]
+    schemas: dict[str, StructType]
+
+
+def declaration_of(processor: PickledProcessor, time_mode: TimeMode) -> Declaration:
+    """Return what a processor declares in ``init``; runs that and ``close``.
+
+    Raises
+    ------
+    InvalidArgumentError, PySparkRuntimeError
+        A declaration is wrong.
+    """
+    fresh = processor.unpickled()
+    schemas: dict[str, StructType] = {}
+    handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT)
+    fresh.init(handle)
+    fresh.close()
+    return Declaration(tuple(handle.variables.values()), schemas)
+
+
+class _NoStates:
+    """Behind the handle on the driver: there is no state to use, and none to drop."""
+
+    def open(self, variable: StateVariable) -> _Unusable:
+        return _Unusable(variable)
+
+    def drop(self, name: str) -> None:
+        """Leave it to the workers."""
+
+
+class _Unusable:
+    """The state of a variable on the driver, where each method of it fails."""
+
+    def __init__(self, variable: StateVariable) -> None:
+        self._variable = variable
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def fail(*_: object, **__: object) -> NoReturn:
+            raise invalid_handle_state(
+                f"using {self._variable.what} in init, where no key is being called", name, PRE_INIT
+            )
+
+        return fail

@@ -1,0 +1,140 @@
+"""What differs between the two APIs: how a processor sees rows and keys, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import PySparkValueError
+from pyspark.sql.types import StructType
+
+from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
+from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.output_frames import OutputFrames
+from holdfast.spark_integration.keyed.slabs import KeySlabs
+from holdfast.spark_integration.processor.rows import KeyRowObjects, OutputRows, python_columns
+
+KeyTuple = tuple[Any, ...]
+
+
+class ProcessorOutput(Protocol):
+    """Gathers what a processor returns for many keys."""
+
+    failed_key: KeyTuple | None
+
+    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
+        """Iterate over what it returned for a key; yield batches as they fill."""
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is left."""
+
+
+class Exchange(Protocol):
+    """How rows, keys and output look; travels to the workers."""
+
+    def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
+        """Return the rows by key, in the pieces that ``handleInputRows`` iterates over."""
+
+    def keys(self, shown: pa.Table) -> list[KeyTuple]:
+        """Return keys as ``handleInputRows`` gets them."""
+
+    def output(self) -> ProcessorOutput:
+        """Return where output goes."""
+
+
+@dataclass(frozen=True)
+class RowExchange:
+    """Of ``transformWithState``: `Row` objects.
+
+    Attributes
+    ----------
+    output_schema : StructType
+    timezone : str
+        The session's.
+    rows_each : int
+        How many rows are converted at once.
+    """
+
+    output_schema: StructType
+    timezone: str
+    rows_each: int
+
+    def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
+        return KeyRowObjects(rows, order.rows, order.starts, self.rows_each, self.timezone)
+
+    def keys(self, shown: pa.Table) -> list[KeyTuple]:
+        return list(zip(*python_columns(shown, self.timezone), strict=True))
+
+    def output(self) -> ProcessorOutput:
+        return OutputRows(self.output_schema, self.rows_each)
+
+
+@dataclass(frozen=True)
+class FrameExchange:
+    """Of ``transformWithStateInPandas``: frames.
+
+    Attributes
+    ----------
+    output_schema : StructType
+    frame_format : FrameFormat
+    rows_each : int
+        Maximum rows per frame.
+    """
+
+    output_schema: StructType
+    frame_format: FrameFormat
+    rows_each: int
+
+    def slabs(self, rows: pa.Table, order: KeyOrder) -> KeySlabs[Any]:
+        return KeyFrames(rows, order.rows, order.starts, self.frame_format, self.rows_each)
+
+    def keys(self, shown: pa.Table) -> list[KeyTuple]:
+        return list(zip(*map(self._key_column, shown.column_names, shown.columns), strict=True))
+
+    def _key_column(self, name: str, column: pa.ChunkedArray) -> list[Any]:
+        """Return Python's values; timestamps as pandas has them, without a zone, in the session's time."""
+        if pa.types.is_timestamp(column.type):
+            [series] = self.frame_format.to_series(pa.table({name: column}))
+            return list(series)
+        [values] = python_columns(pa.table({name: column}), self.frame_format.timezone)
+        return values
+
+    def output(self) -> ProcessorOutput:
+        return _ProcessorFrames(self.output_schema, self.frame_format, self.rows_each)
+
+
+class _ProcessorFrames(OutputFrames):
+    """Takes frames by Spark's rules for processors: columns by name if they have names, and more than are needed."""
+
+    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
+        for frame in returned:
+            if not isinstance(frame, pd.DataFrame):
+                raise PySparkValueError(
+                    "Invalid return type. Please make sure that the UDF returns a pandas.DataFrame when the specified "
+                    f"return type is StructType. (an element is a {type(frame).__name__})"
+                )
+            if len(frame):
+                yield from self.add(frame, key)
+
+    def places(self, labels: tuple[Any, ...]) -> list[int]:
+        names = self.names
+        if not any(isinstance(label, str) for label in labels):
+            if len(labels) != len(names):
+                raise SchemaMismatchError(
+                    "the processor returned a frame with another number of columns than outputStructType declares",
+                    columns=len(labels),
+                    declared=len(names),
+                )
+            return list(range(len(names)))
+        missing = [name for name in names if name not in labels]
+        if missing:
+            raise SchemaMismatchError(
+                "the processor returned a frame without a column that outputStructType declares",
+                missing=missing,
+                given=sorted(map(str, labels)),
+            )
+        return [labels.index(name) for name in names]

@@ -1,0 +1,208 @@
+"""The handle that a processor gets in ``init``: it declares state variables, and keeps timers.
+
+On the driver `init` runs once, to learn what a processor declares; its state cannot be used there. In a worker it runs
+at the beginning of each call of a shard, with state behind it. The rules are the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import StructType
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.processor.state.spark_errors import (
+    invalid_handle_state,
+    invalid_time_mode,
+    state_error,
+)
+from holdfast.spark_integration.processor.state.timers import ProcessorTimers
+from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
+from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.spark_types import parse_struct
+
+#: Spark's names for what a processor is doing.
+PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
+    "PRE_INIT",
+    "CREATED",
+    "INITIALIZED",
+    "DATA_PROCESSED",
+    "TIMER_PROCESSED",
+)
+#: How Spark writes the time modes in its errors.
+SHOWN_TIME_MODES = {"None": "NoTime", "ProcessingTime": "ProcessingTime", "EventTime": "EventTime"}
+
+
+class States(Protocol):
+    """What is behind a handle."""
+
+    def open(self, variable: StateVariable) -> Any:
+        """Return the state of a variable that was declared."""
+
+    def drop(self, name: str) -> None:
+        """Remove all values of a variable, if it was ever declared."""
+
+
+class ProcessorHandle(StatefulProcessorHandle):
+    """Spark's handle on holdfast; methods as Spark documents them.
+
+    Parameters
+    ----------
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+    schemas : dict of str to StructType
+        Schemas that were given as text, parsed. On the driver it is filled; a worker, which has no JVM to parse text,
+        looks them up.
+    states : States
+    timers : ProcessorTimers or None
+        None on the driver, and where the time mode has no timers.
+    phase : str
+        `PRE_INIT` on the driver, `CREATED` in a worker.
+
+    Attributes
+    ----------
+    variables : dict of str to StateVariable
+        What was declared, by name.
+    phase : str
+    """
+
+    def __init__(
+        self,
+        time_mode: TimeMode,
+        schemas: dict[str, StructType],
+        states: States,
+        timers: ProcessorTimers | None,
+        phase: str,
+    ) -> None:
+        # Not Spark's __init__, which takes a client of Spark's state server.
+        self.variables: dict[str, StateVariable] = {}
+        self.phase = phase
+        self._time_mode = time_mode
+        self._schemas = schemas
+        self._states = states
+        self._timers = timers
+
+    def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
+        return self._declare("value", stateName, schema, None, ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
+        return self._declare("list", stateName, schema, None, ttlDurationMs)
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        return self._declare("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._for_timers("register timer", "register_timer").register(_milliseconds(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._for_timers("deleting timer", "delete_timer").delete(_milliseconds(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        return iter(self._for_timers("listing timers", "list_timers").list())
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self._require_declaring("deleting state", "delete_if_exists")
+        self._states.drop(stateName)
+
+    def _declare(
+        self,
+        kind: Kind,
+        name: str,
+        schema: StructType | str,
+        user_key: StructType | str | None,
+        ttl_ms: int | None,
+    ) -> Any:
+        doing = f"initializing {kind} state"
+        self._require_declaring(doing, f"get_{kind}_state")
+        _require_name(name, doing)
+        if name in self.variables:
+            raise state_error(
+                doing,
+                "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED",
+                f"State variable with name {name} has already been defined in the StatefulProcessor.",
+            )
+        what = f"{kind} state {name!r}"
+        variable = StateVariable(
+            name,
+            kind,
+            self._parsed(schema, what),
+            None if user_key is None else self._parsed(user_key, f"the key of {what}"),
+            self._checked_ttl(ttl_ms, name, doing),
+        )
+        self.variables[name] = variable
+        return self._states.open(variable)
+
+    def _parsed(self, schema: StructType | str, what: str) -> StructType:
+        if not isinstance(schema, str):
+            return parse_struct(schema, what)
+        if schema not in self._schemas:
+            if self.phase != PRE_INIT:
+                raise InvalidArgumentError(
+                    f"init declares {what} with another schema here than when the operator was defined: it must "
+                    "declare the same everywhere",
+                    schema=schema,
+                )
+            self._schemas[schema] = parse_struct(schema, what)
+        return self._schemas[schema]
+
+    def _checked_ttl(self, ttl_ms: int | None, name: str, doing: str) -> int | None:
+        if not ttl_ms:
+            return None  # 0 is no TTL, in any time mode, as in Spark
+        ttl_ms = operator.index(ttl_ms)
+        if self._time_mode != "ProcessingTime":
+            raise state_error(
+                doing,
+                "STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL",
+                f"Cannot use TTL for state={name} in timeMode={SHOWN_TIME_MODES[self._time_mode]}, use "
+                "TimeMode.ProcessingTime() instead.",
+            )
+        if ttl_ms < 0:
+            raise state_error(
+                doing,
+                "STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE",
+                f"TTL duration must be greater than zero for State store operation={doing} on state={name}.",
+            )
+        return ttl_ms
+
+    def _for_timers(self, doing: str, operation: str) -> ProcessorTimers:
+        if self.phase not in (INITIALIZED, DATA_PROCESSED):
+            raise invalid_handle_state(doing, operation, self.phase)
+        if self._timers is None:
+            raise invalid_time_mode(doing, operation, SHOWN_TIME_MODES[self._time_mode])
+        return self._timers
+
+    def _require_declaring(self, doing: str, operation: str) -> None:
+        if self.phase not in (PRE_INIT, CREATED):
+            raise invalid_handle_state(doing, operation, self.phase)
+
+
+def _require_name(name: object, doing: str) -> None:
+    if not isinstance(name, str) or not name or name != name.strip() or name == "default":
+        raise state_error(
+            doing,
+            "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME",
+            f"Failed to perform column family operation=createColFamilyIfAbsent with invalid name={name}. Column "
+            "family name cannot be empty or include leading/trailing spaces or use the reserved keyword=default",
+        )
+    if name.startswith("$"):
+        raise state_error(
+            doing,
+            "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS",
+            f"Failed to create column family with reserved name={name}.",
+        )
+
+
+def _milliseconds(time_ms: int | None) -> int:
+    """Return the time of a timer; None is 0, as in Spark."""
+    given = 0 if time_ms is None else operator.index(time_ms)
+    if not -(1 << 63) <= given < (1 << 63) - 1:
+        raise ValueError(f"a timer's time must fit into 64 bits: {given}")
+    return given

@@ -1,0 +1,1 @@
+"""State variables and timers of a processor: what stands in tables, seen key by key."""

@@ -1,0 +1,161 @@
+"""List state of a processor: a row for each element, in the order of a number that only grows.
+
+An element's number is the version that the micro-batch commits, times 2³², plus a count within the call of the shard.
+So appending needs no look at the list. Elements that were appended are kept until the slab ends; a list that is read is
+fetched with those of the keys after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ListState
+
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.spark_errors import state_error
+from holdfast.spark_integration.processor.state.state_rows import State, StateRows
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+
+_NUMBERS_PER_VERSION = 1 << 32
+#: How many elements of a list that is too large to fetch are read at once.
+_READ_AT_ONCE = 10_000
+
+
+class ProcessorListState(ListState):
+    """One variable in one call of a shard; methods as Spark documents them.
+
+    Parameters
+    ----------
+    name : str
+    entries : EntryRows
+    rows : StateRows
+        Of the elements.
+    slab : Slab
+    version : int
+        What the micro-batch commits.
+    """
+
+    def __init__(self, name: str, entries: EntryRows, rows: StateRows, slab: Slab, version: int) -> None:
+        # Not Spark's __init__, which takes a client of Spark's state server.
+        self._name = name
+        self._entries = entries
+        self._rows = rows
+        self._slab = slab
+        self._windows = SlabEntries(entries, slab)
+        self._numbers = count(version * _NUMBERS_PER_VERSION)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last slab; its changes were written."""
+        self._appended: dict[int, list[State]] = {}
+        self._replaced: set[int] = set()
+        self._stored: dict[int, list[State] | None] = {}
+
+    def exists(self) -> bool:
+        at = self._slab.current("checking list state exists")
+        if self._appended.get(at):
+            return True
+        return at not in self._replaced and next(iter(self._stored_of(at)), None) is not None
+
+    def get(self) -> Iterator[State]:
+        self._slab.current("getting list state")
+        return self._elements(self._slab.call)
+
+    def put(self, newState: Any) -> None:
+        at = self._slab.current("updating value state")
+        self._appended[at] = self._given(newState)
+        self._replaced.add(at)
+
+    def appendValue(self, newState: Any) -> None:
+        at = self._slab.current("updating value state")
+        self._appended.setdefault(at, []).append(self._rows.given(newState))
+
+    def appendList(self, newState: Any) -> None:
+        at = self._slab.current("updating value state")
+        self._appended.setdefault(at, []).extend(self._given(newState))
+
+    def clear(self) -> None:
+        at = self._slab.current("clearing value state")
+        self._appended.pop(at, None)
+        self._replaced.add(at)
+
+    def _given(self, rows: Any) -> list[State]:
+        given = self._rows.each_given(rows)
+        if not given:
+            raise state_error(
+                "updating value state",
+                "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE",
+                f"Illegal value provided to the State Store: Cannot write empty list values to State Store for "
+                f"StateName {self._name}.",
+            )
+        return given
+
+    def _elements(self, call: int) -> Iterator[State]:
+        """Iterate over what the list holds at the first step."""
+        if self._slab.call != call:
+            raise InvalidArgumentError(
+                "an iterator over a list was kept beyond the call of its key: read it while that runs",
+                state=self._name,
+            )
+        at = self._slab.current("getting list state")
+        appended = self._rows.each_as_read(self._appended.get(at, []))
+        stored = () if at in self._replaced else self._stored_of(at)
+        yield from map(self._rows.copy, chain(stored, appended))
+
+    def _stored_of(self, at: int) -> list[State] | Iterator[State]:
+        if at not in self._stored:
+            self._fetch(at)
+        stored = self._stored[at]
+        return self._in_pieces(at) if stored is None else stored
+
+    def _fetch(self, at: int) -> None:
+        window = self._windows.fetch(at)
+        if window is None:
+            self._stored[at] = None
+            return
+        numbers = window.entries.own_keys.column(0).to_numpy()
+        found = window.entries.take(np.lexsort((numbers, window.entries.places)))
+        elements = self._rows.values.to_tuples(found.values)
+        for i in range(window.end - window.first):
+            self._stored[window.first + i] = elements[window.bounds[i] : window.bounds[i + 1]]
+
+    def _in_pieces(self, at: int) -> Iterator[State]:
+        """Iterate over a list that is too large to be fetched: its numbers first, then its elements in their order."""
+        key = self._slab.keys.take(np.array([at]))
+        numbers = np.concatenate([part.own_keys.column(0).to_numpy() for part in self._entries.scan(key)])
+        numbers.sort()
+        for start in range(0, len(numbers), _READ_AT_ONCE):
+            some = numbers[start : start + _READ_AT_ONCE]
+            found = self._entries.at(self._keys_of(key.take(np.zeros(len(some), np.int64)), some)).get()
+            yield from self._rows.values.to_tuples(found.values)
+
+    def _keys_of(self, keys: Any, numbers: IntArray) -> Any:
+        own = pa.RecordBatch.from_arrays([pa.array(numbers)], schema=self._entries.own_key_types)
+        return self._entries.keys_of(keys, own)
+
+    def flush(self) -> None:
+        """Write the slab's changes.
+
+        Raises
+        ------
+        StateValueError
+            An element does not fit its column; ``row`` is the place of its key in the slab.
+        """
+        keys = self._slab.keys
+        going = [at for at in self._replaced if self._stored.get(at, True) != []]
+        self._entries.delete_all(keys.take(np.array(going, np.int64)))
+        elements = list(chain.from_iterable(self._appended.values()))
+        if elements:
+            places = np.repeat(list(self._appended), [len(some) for some in self._appended.values()])
+            with self._rows.placed(places.tolist()):
+                values = self._rows.values.to_arrow(elements)
+            numbers = np.fromiter(self._numbers, np.int64, len(elements))
+            rows = self._entries.at(self._keys_of(keys.take(places), numbers))
+            rows.put(values)

@@ -1,0 +1,79 @@
+"""The keys that a processor's state is fetched and written for together, and which of them is being called."""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+import pyarrow as pa
+
+from holdfast.backends.run import Keys
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
+
+_NONE = -1
+
+
+class Slab:
+    """The keys in hand; Spark calls the one whose call runs the implicit key.
+
+    Attributes
+    ----------
+    keys : Keys, shape (n,)
+        Each once.
+    call : int
+        A number for the call that runs; no two have the same.
+    phase : str
+        Spark's name for what the processor is doing, for errors.
+    """
+
+    def __init__(self, no_keys: Keys) -> None:
+        self.keys = no_keys
+        self.call = 0
+        self.phase = "CREATED"
+        self._at = _NONE
+        self._thread = get_ident()
+
+    def begin(self, keys: Keys) -> None:
+        """Take other keys in hand; none is being called."""
+        self.keys = keys
+        self.leave()
+
+    def enter(self, at: int) -> None:
+        """Begin the call of key `at`."""
+        self._at = at
+        self.call += 1
+
+    def leave(self) -> None:
+        """End the call."""
+        self._at = _NONE
+        self.call += 1
+
+    def current(self, doing: str) -> int:
+        """Return which key is being called.
+
+        Parameters
+        ----------
+        doing : str
+            What for, in Spark's words.
+
+        Raises
+        ------
+        PySparkRuntimeError
+            None is: the processor's ``init`` or ``close`` runs.
+        InvalidArgumentError
+            Another thread asks, which could not know whose state it gets.
+        """
+        if self._thread != get_ident():
+            raise InvalidArgumentError(
+                "a thread of the processor's own uses its state: use it in the thread that calls the processor, or "
+                "the state of another key could be read and written"
+            )
+        if self._at == _NONE:
+            raise invalid_handle_state(doing, doing.replace(" ", "_"), self.phase)
+        return self._at
+
+
+def no_keys(key_types: pa.Schema) -> Keys:
+    """Return no grouping keys."""
+    columns = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in key_types], schema=key_types)
+    return Keys(pa.array([], pa.uint64()).to_numpy(), columns)

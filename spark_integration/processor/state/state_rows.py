@@ -1,0 +1,209 @@
+"""The rows that a processor writes and reads: tuples of Python values, checked and copied as they come in.
+
+What is written is converted for many keys at once, later. So a value that does not fit its column is an error at the
+end of the slab, with the key, unless it is read before: then at the read.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    MapType,
+    Row,
+    StringType,
+    StructType,
+)
+
+from holdfast.spark_integration.keyed.group_state import copier
+from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.processor.state.spark_errors import state_error
+
+State = tuple[Any, ...]
+
+# By type: the class whose values come back from the store as they are.
+_EXACT: dict[type[DataType], type] = {BooleanType: bool, DoubleType: float, LongType: int, StringType: str}
+_MAY_BE_LARGE = (ArrayType, BinaryType, MapType, StringType, StructType)
+# The same for keys of maps, which are compared: NaN is not equal to itself, so floats are not among them.
+_EXACT_IN_KEYS: dict[type[DataType], type] = {
+    BinaryType: bytes,
+    BooleanType: bool,
+    DateType: dt.date,
+    LongType: int,
+    StringType: str,
+}
+
+
+class StateRows:
+    """Rows of one schema.
+
+    Parameters
+    ----------
+    schema : StructType
+    what : str
+        What to call the schema in an error.
+
+    Attributes
+    ----------
+    values : RowValues
+        Converts rows to Arrow and back.
+    is_small : bool
+        Whether no column holds text, binaries or anything nested.
+    """
+
+    def __init__(self, schema: StructType, what: str) -> None:
+        self.values = RowValues(schema, what)
+        self._what = what
+        self._names = schema.names
+        self._width = len(schema.names)
+        self._exact = tuple(_EXACT.get(type(field.dataType)) for field in schema)
+        self._takes_nulls = all(field.nullable for field in schema)
+        self._copied = copier(schema)
+        self.is_small = not any(isinstance(f.dataType, _MAY_BE_LARGE) for f in schema)
+
+    def given(self, row: Any, doing: str = "updating value state") -> State:
+        """Return a row that the processor writes, safe from later changes of what it holds.
+
+        Parameters
+        ----------
+        doing : str
+            What for, in Spark's words.
+
+        Raises
+        ------
+        PySparkTypeError
+            It is no sequence of values in the order of the columns.
+        PySparkRuntimeError
+            It has another number of values.
+        """
+        if type(row) is not tuple:
+            row = _values(row, self._names, self._what)
+        if len(row) != self._width:
+            raise state_error(
+                doing,
+                "STRUCT_ARRAY_LENGTH_MISMATCH",
+                f"Input row doesn't have expected number of values required by the schema. {self._width} fields are "
+                f"required while {len(row)} values are provided ({self._what}).",
+            )
+        return row if self._copied is None else tuple(map(self._copied, row))
+
+    def each_given(self, rows: Any, doing: str = "updating value state") -> list[State]:
+        """Return several rows that the processor writes."""
+        if rows is None or isinstance(rows, (str, bytes, Mapping)):
+            raise PySparkTypeError(f"{self._what} takes a list of tuples, not {type(rows).__name__}")
+        return [self.given(row, doing) for row in rows]
+
+    def as_read(self, row: State) -> State:
+        """Return a row that was written a moment ago, as the store will give it back.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column.
+        """
+        if _comes_back(row, self._exact) and (self._takes_nulls or None not in row):
+            return row
+        return self.each_as_read([row])[0]
+
+    def each_as_read(self, rows: Sequence[State]) -> list[State]:
+        """Return rows that were written a moment ago, as the store will give them back."""
+        return self.values.to_tuples(self.values.to_arrow(rows)) if rows else []
+
+    @contextmanager
+    def placed(self, places: Sequence[int]) -> Iterator[None]:
+        """Give an error about row i of some rows the place of its key in the slab, ``places[i]``."""
+        try:
+            yield
+        except StateValueError as exc:
+            exc.row = places[exc.row]
+            raise
+
+    def copy(self, row: State) -> State:
+        """Return a row that was read, so that the processor may change what it holds."""
+        return row if self._copied is None else tuple(map(self._copied, row))
+
+
+def _values(row: Any, names: list[str], what: str) -> State:
+    if isinstance(row, Row) and hasattr(row, "__fields__"):
+        given = list(row.__fields__)
+        if given != names and sorted(given) == sorted(names):
+            raise PySparkTypeError(
+                f"{what} takes values by position, and this Row has the columns in another order: "
+                f"give them as {', '.join(names)}"
+            )
+    elif not isinstance(row, Iterable) or isinstance(row, (str, bytes, bytearray, Mapping, AbstractSet)):
+        raise PySparkTypeError(
+            f"{what} takes a tuple of values, one for each of the columns {', '.join(names)}, not {type(row).__name__}"
+        )
+    return tuple(row)
+
+
+def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
+    """Return whether the store gives back just these values; null does so everywhere."""
+    for value, class_ in zip(row, exact, strict=True):
+        if type(value) is not class_:
+            if value is not None:
+                return False
+        elif class_ is int and not _is_long(value):
+            return False
+    return True
+
+
+def _is_long(value: Any) -> bool:
+    return bool(-(1 << 63) <= value < 1 << 63)
+
+
+class UserKeys:
+    """Keys of a map, in a form in which equal ones are equal in Python too.
+
+    Parameters
+    ----------
+    schema : StructType
+    what : str
+        What to call the schema in an error.
+    """
+
+    def __init__(self, schema: StructType, what: str) -> None:
+        self.rows = StateRows(schema, what)
+        self._exact = tuple(_EXACT_IN_KEYS.get(type(field.dataType)) for field in schema)
+        self._is_exact = None not in self._exact
+
+    def of(self, key: Any, doing: str) -> State:
+        """Return a key that the processor gives.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column.
+        """
+        given = self.rows.given(key, doing)
+        if _comes_back(given, self._exact):
+            return given
+        return _hashable(self.rows.each_as_read([given])[0])
+
+    def of_stored(self, keys: list[State]) -> list[State]:
+        """Return keys that were read from the store."""
+        return keys if self._is_exact else [_hashable(key) for key in keys]
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_hashable, value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, float) and math.isnan(value):
+        return math.nan  # one object, which is found by identity
+    return value

@@ -1,0 +1,111 @@
+"""The state variables of a processor during one call of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.processor.state.list_state import ProcessorListState
+from holdfast.spark_integration.processor.state.map_state import ProcessorMapState
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.state_rows import StateRows, UserKeys
+from holdfast.spark_integration.processor.state.value_state import ProcessorValueState
+from holdfast.spark_integration.processor.state.variables import StateVariable
+from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.key_rows import Expiry, index_of
+
+State = ProcessorValueState | ProcessorListState | ProcessorMapState
+
+
+class ProcessorStates:
+    """Opens variables as they are declared, and writes and evicts all of them.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    tables : mapping of str to TableSchema
+        The operator's.
+    grouping : int
+        Number of columns of the grouping key.
+    slab : Slab
+    times : BatchTimes
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        tables: Mapping[str, TableSchema],
+        grouping: int,
+        slab: Slab,
+        times: BatchTimes,
+    ) -> None:
+        self._transaction = transaction
+        self._tables = tables
+        self._grouping = grouping
+        self._slab = slab
+        self._times = times
+        self._opened: list[State] = []
+        self._expiries: list[Expiry] = []
+        self._deleted: list[str] = []
+
+    def open(self, variable: StateVariable) -> State:
+        """Return the state of a variable."""
+        expiry = None
+        if variable.ttl_ms is not None:
+            expiry = Expiry(variable.table, variable.ttl_ms, self._times.processing_ms, self._times.previous_ms)
+            self._expiries.append(expiry)
+        state = self._state(variable, expiry)
+        self._opened.append(state)
+        return state
+
+    def _state(self, variable: StateVariable, expiry: Expiry | None) -> State:
+        rows = StateRows(variable.schema, variable.what)
+        if variable.kind == "value":
+            return ProcessorValueState(self._transaction, variable.table, expiry, rows, self._slab)
+        entries = EntryRows(self._transaction, self._tables[variable.table], self._grouping, expiry)
+        if variable.user_key is None:
+            return ProcessorListState(variable.name, entries, rows, self._slab, self._transaction.version)
+        user_keys = UserKeys(variable.user_key, f"the key of {variable.what}")
+        return ProcessorMapState(variable.name, entries, user_keys, rows, self._slab, variable.schema.names)
+
+    def drop(self, name: str) -> None:
+        """Remember to remove all values of a variable."""
+        self._deleted.append(name)
+
+    def drop_deleted(self) -> None:
+        """Remove all values of the variables that ``deleteIfExists`` named."""
+        for kind in "vlm":
+            for name in self._deleted:
+                table = f"{kind}.{name}"
+                for part in (table, index_of(table)):
+                    if part in self._tables:
+                        for run in self._transaction.scan(part):
+                            self._transaction.delete(part, Keys(run.hashes, run.keys))
+
+    def begin(self) -> None:
+        """Begin a slab."""
+        for state in self._opened:
+            state.begin()
+
+    def flush(self) -> None:
+        """Write what a slab has changed.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column; ``row`` is the place of its key in the slab.
+        """
+        for state in self._opened:
+            state.flush()
+
+    def evict(self) -> None:
+        """Remove what has expired."""
+        for expiry in self._expiries:
+            expiry.evict(self._transaction)
+
+    def next_expiry_ms(self) -> int | None:
+        """Return when the next values expire, once `evict` has run; None if none ever do."""
+        found = (expiry.earliest(self._transaction) for expiry in self._expiries)
+        return min((at for at in found if at is not None), default=None)

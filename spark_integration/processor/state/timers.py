@@ -1,0 +1,131 @@
+"""Timers of a processor: any number for each key, registered and deleted without a read.
+
+Two tables hold them: `timers` by key, for ``listTimers``, and `timers_by_due` in the order of time
+(`holdfast.spark_integration.tables.timers`), from which they fire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
+from holdfast.spark_integration.processor.state.variables import free_name
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE
+from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
+
+_FIRST_MS = -(1 << 63)
+
+
+def timer_tables(key_types: pa.Schema, time_mode: TimeMode) -> Mapping[str, TableSchema]:
+    """Return the schemas of both tables, for grouping keys of these types and timers of one clock.
+
+    A column is named after the clock, so that an operator which is given the other one is refused.
+    """
+    due = pa.field(free_name(DUE[TIMEOUT_CONF[time_mode]], key_types), pa.int64())
+    by_key = TableSchema.of(TIMERS, pa.schema([*key_types, due]), pa.schema([]))
+    return {TIMERS: by_key, TIMERS_BY_DUE: timers_schema(TIMERS_BY_DUE, key_types)}
+
+
+class ProcessorTimers:
+    """The timers of a shard's keys in one call; times are in ms since 1970 and may be negative.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    entries : EntryRows
+        Of the table by key.
+    slab : Slab
+    earliest_ms : int or None
+        No timer is due earlier; None if the shard has no timer.
+    """
+
+    def __init__(self, transaction: Transaction, entries: EntryRows, slab: Slab, earliest_ms: int | None) -> None:
+        self._entries = entries
+        self._slab = slab
+        self._by_due = Timers(transaction, TIMERS_BY_DUE)
+        self._windows = SlabEntries(entries, slab)
+        self._earliest_ms = earliest_ms
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last slab; its changes were written."""
+        self._changed: dict[int, dict[int, bool]] = {}
+        self._stored: dict[int, list[int]] = {}
+
+    def register(self, due_ms: int) -> None:
+        """Register a timer of the key being called; one that it has already is fine."""
+        self._changed.setdefault(self._slab.current("register timer"), {})[due_ms] = True
+
+    def delete(self, due_ms: int) -> None:
+        """Delete a timer of the key being called; one that it has not is fine."""
+        self._changed.setdefault(self._slab.current("deleting timer"), {})[due_ms] = False
+
+    def list(self) -> list[int]:
+        """Return when the timers of the key being called are due, ascending."""
+        at = self._slab.current("listing timers")
+        if at not in self._stored:
+            self._fetch(at)
+        due = dict.fromkeys(self._stored[at], True) | self._changed.get(at, {})
+        return sorted(due_ms for due_ms, is_set in due.items() if is_set)
+
+    def _fetch(self, at: int) -> None:
+        window = self._windows.fetch(at)
+        if window is None:
+            key = self._slab.keys.take(np.array([at]))
+            self._stored[at] = [ms for part in self._entries.scan(key) for ms in part.own_keys.column(0).to_pylist()]
+            return
+        due_ms = window.entries.own_keys.column(0).to_pylist()
+        for i in range(window.end - window.first):
+            self._stored[window.first + i] = due_ms[window.bounds[i] : window.bounds[i + 1]]
+
+    def flush(self) -> None:
+        """Write the slab's changes."""
+        for is_set in (False, True):
+            changes = [(at, ms) for at, some in self._changed.items() for ms, is_on in some.items() if is_on is is_set]
+            if changes:
+                places, due_ms = np.array(changes, np.int64).T
+                self._write(self._slab.keys.take(places), np.ascontiguousarray(due_ms), is_set=is_set)
+
+    def _write(self, keys: Keys, due_ms: IntArray, *, is_set: bool) -> None:
+        own = pa.RecordBatch.from_arrays([pa.array(due_ms)], schema=self._entries.own_key_types)
+        by_key = self._entries.at(self._entries.keys_of(keys, own))
+        if not is_set:
+            by_key.delete()
+            self._by_due.remove(keys, due_ms)
+            return
+        by_key.put(_nothing(len(due_ms)))
+        self._by_due.add(keys, due_ms)
+        earliest_ms = int(due_ms.min())
+        self._earliest_ms = earliest_ms if self._earliest_ms is None else min(self._earliest_ms, earliest_ms)
+
+    def due(self, until_ms: int) -> Iterator[DueTimers]:
+        """Yield the timers that are due now, earliest first, in slabs; later changes do not change what it yields."""
+        if self._earliest_ms is None or self._earliest_ms > until_ms:
+            return
+        due = self._by_due.due(self._first_ms(), until_ms + 1, SLAB_KEYS)
+        self._earliest_ms = until_ms + 1  # what is due goes; what is registered meanwhile is counted as it is written
+        yield from due
+
+    def earliest(self) -> int | None:
+        """Return when the earliest timer is due; None if there is none."""
+        return None if self._earliest_ms is None else self._by_due.earliest(self._first_ms())
+
+    def _first_ms(self) -> int:
+        # What the query remembers of a shard has no negative times.
+        assert self._earliest_ms is not None
+        return self._earliest_ms if self._earliest_ms > 0 else _FIRST_MS
+
+
+def _nothing(rows: int) -> pa.RecordBatch:
+    marker = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+    return pa.RecordBatch.from_struct_array(marker)

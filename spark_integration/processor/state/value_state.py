@@ -1,0 +1,113 @@
+"""Value state of a processor: one row for each key, fetched at the first read of a slab and written at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pyspark.sql.streaming.stateful_processor import ValueState
+
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.state_rows import State, StateRows
+from holdfast.spark_integration.tables.entry_rows import open_rows
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows
+
+# Until the size of a variable's values is known, where they may be large.
+_FETCHED_FIRST = 1024
+
+
+class ProcessorValueState(ValueState):
+    """One variable in one call of a shard; methods as Spark documents them.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    table : str
+    expiry : Expiry or None
+        None where values stay until they are cleared.
+    rows : StateRows
+    slab : Slab
+    """
+
+    def __init__(
+        self, transaction: Transaction, table: str, expiry: Expiry | None, rows: StateRows, slab: Slab
+    ) -> None:
+        # Not Spark's __init__, which takes a client of Spark's state server.
+        self._transaction = transaction
+        self._table = table
+        self._expiry = expiry
+        self._rows = rows
+        self._slab = slab
+        self._keys = SLAB_KEYS if rows.is_small else _FETCHED_FIRST
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last slab; its changes were written."""
+        self._changed: dict[int, State | None] = {}
+        self._opened: KeyRows | ExpiringKeyRows | None = None
+        self._stored: list[State | None] = []
+        self._first = 0
+
+    def exists(self) -> bool:
+        return self._get("checking value state exists") is not None
+
+    def get(self) -> State | None:
+        value = self._get("getting value state")
+        return None if value is None else self._rows.copy(value)
+
+    def update(self, newValue: Any) -> None:
+        at = self._slab.current("updating value state")
+        self._changed[at] = self._rows.given(newValue)
+
+    def clear(self) -> None:
+        self._changed[self._slab.current("clearing value state")] = None
+
+    def _get(self, doing: str) -> State | None:
+        at = self._slab.current(doing)
+        if at in self._changed:
+            written = self._changed[at]
+            return None if written is None else self._rows.as_read(written)
+        if not self._first <= at < self._first + len(self._stored):
+            self._fetch(at)
+        return self._stored[at - self._first]
+
+    def _fetch(self, at: int) -> None:
+        """Fetch the values of this key and those after it, as many as fit into a slab by the size of the last ones."""
+        self._opened = self._open(at, min(len(self._slab.keys), at + self._keys))
+        self._first = at
+        found = self._opened.get()
+        values = self._rows.values.to_tuples(found.values)
+        self._stored = [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
+        self._keys = max(1, min(SLAB_KEYS, SLAB_BYTES * len(values) // max(1, found.values.nbytes)))
+
+    def _open(self, first: int, end: int) -> KeyRows | ExpiringKeyRows:
+        return open_rows(self._transaction, self._table, self._expiry, self._slab.keys.take(np.arange(first, end)))
+
+    def flush(self) -> None:
+        """Write the slab's changes.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column; ``row`` is the place of its key in the slab.
+        """
+        if not self._changed:
+            return
+        put = {at: value for at, value in self._changed.items() if value is not None}
+        gone = [at for at, value in self._changed.items() if value is None and self._may_exist(at)]
+        # What was fetched knows the index of what expires.
+        rows, first = self._opened, self._first
+        if rows is None or not first <= min(self._changed) <= max(self._changed) < first + len(self._stored):
+            rows, first = self._open(0, len(self._slab.keys)), 0
+        if put:
+            with self._rows.placed(list(put)):
+                values = self._rows.values.to_arrow(list(put.values()))
+            rows.put(values, np.array(list(put), np.int64) - first)
+        if gone:
+            rows.delete(np.array(gone, np.int64) - first)
+
+    def _may_exist(self, at: int) -> bool:
+        is_fetched = self._first <= at < self._first + len(self._stored)
+        return not is_fetched or self._stored[at - self._first] is not None

@@ -1,0 +1,94 @@
+"""State variables of a processor, and the tables that hold them.
+
+::
+
+    variable                                   table       key            value
+    getValueState("total", "n long")           v.total     k…             n
+    getListState("visits", "page string")      l.visits    k…, seq        page
+    getMapState("seen", "id long", "n long")   m.seen      k…, entry.id   n
+
+A variable with a TTL has the column ``expires_ms`` besides, and an index: `holdfast.spark_integration.tables.key_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from holdfast.backends.run import TableSchema
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
+from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
+
+Kind = Literal["value", "list", "map"]
+
+_SEQUENCE, _ENTRY = "seq", "entry."
+
+
+@dataclass(frozen=True)
+class StateVariable:
+    """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"value", "list", "map"}
+    schema : StructType
+        Of the value, an element, or an entry's value.
+    user_key : StructType or None
+        Of a map's keys.
+    ttl_ms : int or None
+        How long a value, element or entry lives after it was last written; None for ever.
+    """
+
+    name: str
+    kind: Kind
+    schema: StructType
+    user_key: StructType | None = None
+    ttl_ms: int | None = None
+
+    @property
+    def table(self) -> str:
+        """Name of the table that holds it."""
+        return f"{self.kind[0]}.{self.name}"
+
+    @property
+    def what(self) -> str:
+        """What to call its schema in an error."""
+        return f"{self.kind} state {self.name!r}"
+
+    def tables(self, key_types: pa.Schema) -> Mapping[str, TableSchema]:
+        """Return the schemas of its tables, for grouping keys of these types.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A type cannot be stored, or a column has a name of holdfast's own.
+        """
+        values = arrow_schema(self.schema, self.what)
+        keys = pa.schema([*key_types, *self._own_key_types(key_types)])
+        if self.ttl_ms is None:
+            return {self.table: TableSchema.of(self.table, keys, values)}
+        if EXPIRES in values.names:
+            raise InvalidArgumentError(f"{self.what}: with a TTL, {EXPIRES!r} is a column of holdfast's own: rename it")
+        return expiring_tables(self.table, keys, values)
+
+    def _own_key_types(self, key_types: pa.Schema) -> pa.Schema:
+        if self.kind == "list":
+            return pa.schema([pa.field(free_name(_SEQUENCE, key_types), pa.int64())])
+        if self.user_key is None:
+            return pa.schema([])
+        require_key_types(list(self.user_key))
+        types = arrow_schema(self.user_key, f"the key of {self.what}")
+        return pa.schema([pa.field(free_name(_ENTRY + field.name, key_types), field.type) for field in types])
+
+
+def free_name(name: str, key_types: pa.Schema) -> str:
+    """Return a name for a key column beside the grouping columns, which may have any names."""
+    while name in key_types.names:
+        name = f"_{name}"
+    return name

@@ -1,0 +1,247 @@
+"""``transformWithState``: calls a `StatefulProcessor` key by key, with state for a slab of keys behind it.
+
+::
+
+    init ─▶ rows ─▶ slabs of keys ─▶ for each key: handleInputRows(key, rows, times) ─────────────▶ output
+                      ▲       │
+         states, ─────┘       └──▶ states, timers             one look-up and one write per slab and variable
+         timers                          │
+                    timers that are due ◀┘ ─▶ handleExpiredTimer(key, times, timer), earliest first ─▶ output
+                                                                     │
+                                                 close ◀─────────────┘ ─▶ evict what has expired
+
+Keys are called in ascending order, null first and NaN last. Which timers fire is settled when the last row was handled:
+what is registered while they fire waits for the next micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.types import Row, StructType
+
+from holdfast.backends.arrow.rows import IntArray, order_rows
+from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import InvalidArgumentError
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.keyed.key_order import KeyOrder
+from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.processor.declaring import Declaration, PickledProcessor
+from holdfast.spark_integration.processor.exchange import Exchange, KeyTuple
+from holdfast.spark_integration.processor.handle import (
+    CREATED,
+    DATA_PROCESSED,
+    INITIALIZED,
+    TIMER_PROCESSED,
+    ProcessorHandle,
+)
+from holdfast.spark_integration.processor.state.slab import Slab, no_keys
+from holdfast.spark_integration.processor.state.states import ProcessorStates
+from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.tables.entry_rows import EntryRows
+from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.timers import DueTimers
+
+_NO_TIME = -1
+
+
+@dataclass(frozen=True)
+class TransformWithState:
+    """The `ShardFunction` of ``transformWithState``.
+
+    Attributes
+    ----------
+    processor : PickledProcessor
+    declared : Declaration
+        By its ``init``.
+    key_types : pyarrow.Schema
+        In the types that Spark exchanges with Python.
+    key_schema : StructType
+        The same in Spark's types.
+    given_keys : list of int
+        The key column behind each value of a key's tuple; a key given twice appears twice.
+    shown_columns : list of str
+        Columns of the rows.
+    exchange : Exchange
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+    is_streaming : bool
+        False in a batch query, where nothing is kept.
+    """
+
+    processor: PickledProcessor
+    declared: Declaration
+    key_types: pa.Schema
+    key_schema: StructType
+    given_keys: list[int]
+    shown_columns: list[str]
+    exchange: Exchange
+    time_mode: TimeMode
+    is_streaming: bool
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        tables: dict[str, TableSchema] = {}
+        for variable in self.declared.variables:
+            tables |= variable.tables(self.key_types)
+        if self.time_mode != "None":
+            tables |= timer_tables(self.key_types, self.time_mode)
+        return tables
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        keys = batch.keys(self.grouping)
+        order = KeyOrder.of(keys)
+        calls = _Calls(self, batch, transaction)
+        slabs = self.exchange.slabs(batch.rows.select(self.shown_columns), order)
+        for slab in slabs.slabs():
+            first_rows = order.first_rows(slab.first_key, slab.keys)
+            shown = batch.shown_keys.take(pa.array(first_rows)).select(self.given_keys)
+            yield from calls.with_rows(keys.take(first_rows), self.exchange.keys(shown), slab)
+        yield from calls.expired_timers()
+        yield from calls.finish()
+        return calls.close()
+
+    @property
+    def grouping(self) -> TableSchema:
+        """The schema of grouping keys."""
+        return TableSchema.of("grouping keys", self.key_types, pa.schema([]))
+
+
+class _Calls:
+    """Calls a processor during one call of a shard."""
+
+    def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
+        self._step = step
+        self._operator = batch.operator
+        self._times, self._due_ms = _times_of(step, batch.times)
+        self._slab = Slab(no_keys(step.grouping.key))
+        self._timers = self._open_timers(transaction, batch.times)
+        self._states = ProcessorStates(transaction, step.tables(), len(step.key_types), self._slab, batch.times)
+        self._output = step.exchange.output()
+        self._handle = ProcessorHandle(step.time_mode, step.declared.schemas, self._states, self._timers, CREATED)
+        self._processor = step.processor.unpickled()
+        self._processor.init(self._handle)
+        if tuple(self._handle.variables.values()) != step.declared.variables:
+            raise InvalidArgumentError(
+                "init declares other state variables here than when the operator was defined: it must declare the same "
+                "everywhere",
+                operator=self._operator,
+                here=list(self._handle.variables),
+                defined=[variable.name for variable in step.declared.variables],
+            )
+        self._states.drop_deleted()
+        self._in_phase(INITIALIZED)
+
+    def with_rows(self, keys: Keys, shown: list[KeyTuple], pieces: Iterable[Iterator[Any]]) -> Iterator[pa.RecordBatch]:
+        """Call the processor for keys with rows."""
+        call, times, add_all, slab = self._processor.handleInputRows, self._times, self._output.add_all, self._slab
+        self._begin(keys)
+        for at, (key, rows) in enumerate(zip(shown, pieces, strict=True)):
+            slab.enter(at)
+            try:
+                yield from add_all(call(key, rows, times), key)
+            except Exception as exc:
+                self._note_key(exc, self._output.failed_key or key)
+                raise
+        self._flush(shown)
+
+    def expired_timers(self) -> Iterator[pa.RecordBatch]:
+        """Call the processor for timers that are due, earliest first."""
+        self._in_phase(DATA_PROCESSED)
+        timers = self._timers
+        if timers is None:
+            return
+        key_rows, make_key = RowValues(self._step.key_schema, "the keys"), Row(*self._step.key_schema.names)
+        for due in timers.due(self._due_ms):
+            keys, places = _distinct(due)
+            shown: list[KeyTuple] = [make_key(*values) for values in key_rows.to_tuples(keys.columns)]
+            self._begin(keys)
+            for at, due_ms in zip(places.tolist(), due.due_ms.tolist(), strict=True):
+                self._slab.enter(at)
+                try:
+                    yield from self._output.add_all(self._expire(shown[at], due_ms), shown[at])
+                    timers.delete(due_ms)
+                except Exception as exc:
+                    self._note_key(exc, self._output.failed_key or shown[at])
+                    raise
+            self._flush(shown)
+
+    def _expire(self, key: KeyTuple, due_ms: int) -> Any:
+        # By keyword, as Spark does: a method with other parameter names fails there too.
+        return self._processor.handleExpiredTimer(
+            key=key, timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(due_ms)
+        )
+
+    def _begin(self, keys: Keys) -> None:
+        self._slab.begin(keys)
+        self._states.begin()
+        if self._timers is not None:
+            self._timers.begin()
+
+    def _flush(self, shown: list[KeyTuple]) -> None:
+        self._slab.leave()
+        try:
+            self._states.flush()
+        except StateValueError as exc:
+            self._note_key(exc, shown[exc.row])
+            raise
+        if self._timers is not None:
+            self._timers.flush()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the remaining output."""
+        try:
+            yield from self._output.finish()
+        except Exception as exc:
+            if self._output.failed_key is not None:
+                self._note_key(exc, self._output.failed_key)
+            raise
+
+    def close(self) -> int | None:
+        """Close the processor, remove what has expired, and return when the shard is to be called at the latest."""
+        self._in_phase(TIMER_PROCESSED)
+        self._processor.close()
+        self._states.evict()
+        # Spark calls a shard after its time, and a timer is due at its time.
+        due_ms = None if self._timers is None else self._timers.earliest()
+        found = [None if due_ms is None else max(0, due_ms - 1), self._states.next_expiry_ms()]
+        return min((at for at in found if at is not None), default=None)
+
+    def _open_timers(self, transaction: Transaction, times: BatchTimes) -> ProcessorTimers | None:
+        if self._step.time_mode == "None":
+            return None
+        schema = timer_tables(self._step.key_types, self._step.time_mode)[TIMERS]
+        entries = EntryRows(transaction, schema, len(self._step.key_types), None)
+        return ProcessorTimers(transaction, entries, self._slab, times.earliest_timer_ms)
+
+    def _in_phase(self, phase: str) -> None:
+        self._handle.phase = self._slab.phase = phase
+
+    def _note_key(self, exc: BaseException, key: KeyTuple) -> None:
+        exc.add_note(f"raised in operator {self._operator!r} for key {tuple(key)!r}")
+
+
+def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues, int]:
+    """Return the times that a processor sees, and the time up to which timers are due."""
+    if step.time_mode == "None":
+        return TimerValues(_NO_TIME, _NO_TIME), _NO_TIME
+    watermark_ms = (times.watermark_ms or 0) if step.is_streaming else _NO_TIME
+    due_ms = times.processing_ms if step.time_mode == "ProcessingTime" else watermark_ms
+    return TimerValues(times.processing_ms, watermark_ms), due_ms
+
+
+def _distinct(due: DueTimers) -> tuple[Keys, IntArray]:
+    """Return the keys of some timers, each once, in the order of their first timers, and the key of each timer."""
+    order = order_rows(due.keys.hashes, due.keys.columns)
+    first_timers = order.rows[order.first]
+    ascending = np.argsort(first_timers)
+    place_of = np.empty(len(ascending), np.int64)
+    place_of[ascending] = np.arange(len(ascending))
+    places = np.empty(len(due), np.int64)
+    places[order.rows] = place_of[np.cumsum(order.first) - 1]
+    return due.keys.take(first_timers[ascending]), places

@@ -1,0 +1,138 @@
+"""One state table with several rows for each key: the elements of lists, the entries of maps.
+
+A row's key begins with the grouping key, whose hash all rows of one key share::
+
+    l.visits                             m.counts
+    user   seq            page           user   entry.page   n
+    "ann"  8589934592     "/"            "ann"  "/"          3
+    "ann"  8589934593     "/cart"        "ann"  "/cart"      1
+
+So all entries of many keys are read by one scan of their prefixes, one entry is found by its whole key, and an entry
+is written without a look at the others. Rows may expire, each at its own time: see
+`holdfast.spark_integration.tables.key_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, take
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Some entries.
+
+    Attributes
+    ----------
+    places : numpy.ndarray of int64, shape (n,)
+        Which of the keys asked for each belongs to.
+    own_keys : pyarrow.RecordBatch, shape (n, key columns beyond the grouping key)
+    values : pyarrow.RecordBatch, shape (n, value columns)
+    """
+
+    places: IntArray
+    own_keys: pa.RecordBatch
+    values: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the columns."""
+        return int(self.own_keys.nbytes + self.values.nbytes)
+
+    def take(self, rows: IntArray) -> Entries:
+        """Return the entries at `rows`, in their order."""
+        return Entries(self.places[rows], take(self.own_keys, rows), take(self.values, rows))
+
+
+class EntryRows:
+    """The entries of one table in one transaction.
+
+    Parameters
+    ----------
+    transaction : Transaction
+    schema : TableSchema
+    grouping : int
+        How many of its key columns are the grouping key.
+    expiry : Expiry or None
+        None where entries stay until they are deleted.
+
+    Notes
+    -----
+    Threads: one at a time, like the transaction.
+    """
+
+    def __init__(self, transaction: Transaction, schema: TableSchema, grouping: int, expiry: Expiry | None) -> None:
+        self._transaction = transaction
+        self._schema = schema
+        self._prefix = TableSchema(schema.name, schema.prefix(grouping).key, pa.schema([]))
+        self._own = pa.schema(list(schema.key)[grouping:])
+        self._values = pa.schema([field for field in schema.value if expiry is None or field.name != EXPIRES])
+        self._expiry = expiry
+
+    @property
+    def own_key_types(self) -> pa.Schema:
+        """The key columns beyond the grouping key."""
+        return self._own
+
+    @property
+    def value_types(self) -> pa.Schema:
+        """The value columns."""
+        return self._values
+
+    def scan(self, keys: Keys) -> Iterator[Entries]:
+        """Yield the entries of some keys, in any order; what has expired is absent.
+
+        Parameters
+        ----------
+        keys : Keys, shape (m,)
+            Grouping keys, each once.
+        """
+        if not len(keys):
+            return
+        sorted_keys = Run.build(self._prefix, keys, None)
+        place_of = np.empty(len(keys), np.int64)
+        place_of[sorted_keys.find(keys)] = np.arange(len(keys))
+        width = len(self._prefix.key)
+        for run in self._transaction.scan_prefix(self._schema.name, keys):
+            rows = self._live(run)
+            prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
+            places = place_of[sorted_keys.find(Keys(rows.hashes, prefixes))]
+            own = from_columns(rows.keys.columns[width:], self._own, len(rows))
+            yield Entries(places, own, from_columns(rows.values.columns[: len(self._values)], self._values, len(rows)))
+
+    def _live(self, run: Run) -> Run:
+        if self._expiry is None:
+            return run
+        expires_ms = run.values.column(len(self._values)).to_numpy()
+        return Run(run.schema, filter_rows(run.batch, expires_ms > self._expiry.now_ms))
+
+    def keys_of(self, keys: Keys, own_keys: pa.RecordBatch | pa.Table) -> Keys:
+        """Return the whole keys of entries: row i is of the grouping key i."""
+        own = TableSchema(self._schema.name, self._own, pa.schema([])).conform(own_keys, "key")
+        columns = [*keys.columns.columns, *own.columns]
+        return Keys(keys.hashes, from_columns(columns, self._schema.key, len(keys)))
+
+    def at(self, keys: Keys) -> KeyRows | ExpiringKeyRows:
+        """Return the rows of whole keys, to read and write."""
+        return open_rows(self._transaction, self._schema.name, self._expiry, keys)
+
+    def delete_all(self, keys: Keys) -> None:
+        """Remove all entries of some grouping keys."""
+        if len(keys):
+            self._transaction.delete_prefix(self._schema.name, keys)
+
+
+def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:
+    """Return the rows of some keys of a table, which may expire."""
+    return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys)

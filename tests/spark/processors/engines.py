@@ -1,0 +1,87 @@
+"""The engines that run one processor side by side: Spark's operator and ours, each by Row and by pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyspark
+import pytest
+
+import holdfast
+from tests.repetitions import LONG, sample
+from tests.spark.parity.engines import Engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+OPERATOR = "parity"
+Api = Literal["row", "pandas"]
+
+
+@dataclass(frozen=True)
+class ProcessorEngine(Engine):
+    """Who runs a processor, and by which of the two APIs.
+
+    Attributes
+    ----------
+    api : {"row", "pandas"}
+    """
+
+    api: Api = "row"
+
+    @property
+    def is_spark(self) -> bool:
+        return self.name.startswith("spark")
+
+    def transform(self, frame: DataFrame, keys: Sequence[Any], *arguments: Any, **named: Any) -> DataFrame:
+        """Group a frame and call ``transformWithState`` or ``transformWithStateInPandas``, Spark's or ours."""
+        if self.is_spark:
+            if pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):
+                pytest.skip("what Spark does is stated of Spark 4.3")
+            grouped: Any = frame.groupBy(*keys)
+        else:
+            grouped = holdfast.stream(frame).groupBy(*keys)
+            named = {"name": OPERATOR, **named}
+        call = grouped.transformWithState if self.api == "row" else grouped.transformWithStateInPandas
+        return call(*arguments, **named)
+
+
+def _of_spark(api: Api) -> ProcessorEngine:
+    return ProcessorEngine(f"spark-{api}", {_PROVIDER: _ROCKSDB}, api)
+
+
+def _of_holdfast(backend: str, api: Api) -> ProcessorEngine:
+    return ProcessorEngine(f"{backend}-{api}", {"spark.holdfast.backend": backend}, api)
+
+
+SPARK = SPARK_ROW, SPARK_PANDAS = [_of_spark("row"), _of_spark("pandas")]
+BY_ROW = [_of_holdfast(backend, "row") for backend in ("memory", "filesystem", "rocksdb")]
+BY_PANDAS = [_of_holdfast(backend, "pandas") for backend in ("memory", "filesystem", "rocksdb")]
+OURS = [engine for pair in zip(BY_ROW, BY_PANDAS, strict=True) for engine in pair]
+ENGINES = [*SPARK, *OURS]
+
+
+def quick_engines(turn: int = 0) -> list[ProcessorEngine]:
+    """Return the engines of a quick run, by turns: one of Spark's, and two of ours, of both APIs.
+
+    Parameters
+    ----------
+    turn : int
+        So that the modules of one run take different engines.
+    """
+    if LONG:
+        return ENGINES
+
+    def next_of(engines: list[ProcessorEngine]) -> list[ProcessorEngine]:
+        return sample(engines[turn % len(engines) :] + engines[: turn % len(engines)])
+
+    return [*next_of(SPARK), *next_of(BY_ROW), *next_of(BY_PANDAS)]
+
+
+def by_engine(engines: Sequence[ProcessorEngine]) -> pytest.MarkDecorator:
+    """Parametrise a test by engine."""
+    return pytest.mark.parametrize("engine", engines, ids=lambda engine: engine.name)

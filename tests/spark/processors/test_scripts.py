@@ -1,0 +1,67 @@
+"""Timers, time to live and state over micro-batches and a restart: the scripts, on Spark's operator and on ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.parity.engines import trial
+from tests.spark.processors.engines import ProcessorEngine, quick_engines
+from tests.spark.processors.scripts.clocked import play_script
+from tests.spark.processors.scripts.script import Case, Play, Played, Script
+from tests.spark.processors.scripts.timers import EVENT_TIME, NO_TIME, PROCESSING_TIME
+from tests.spark.processors.scripts.ttl import TTL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(0.5)]
+
+SCRIPTS = (PROCESSING_TIME, EVENT_TIME, NO_TIME, TTL)
+PLAYS = [(engine, script) for turn, script in enumerate(SCRIPTS) for engine in quick_engines(turn)]
+CASES = [
+    pytest.param(script, case, engine, id=f"{script.name}-{case.name.replace(' ', '_')}-{engine.name}")
+    for engine, script in PLAYS
+    for case in script.cases
+]
+
+
+@pytest.fixture(scope="module")
+def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """Return a function that plays a script on an engine, once."""
+    played: dict[tuple[str, str], Played | Exception] = {}
+
+    def play_it(engine: ProcessorEngine, script: Script) -> Played:
+        with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state) as on:
+            return play_script(script, engine, on)
+
+    def once(engine: ProcessorEngine, script: Script) -> Played:
+        if (engine.name, script.name) not in played:
+            try:
+                played[engine.name, script.name] = play_it(engine, script)
+            except Exception as exc:  # noqa: BLE001
+                # Once is enough for that, too.
+                played[engine.name, script.name] = exc
+        found = played[engine.name, script.name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return once
+
+
+@pytest.mark.parametrize(("script", "case", "engine"), CASES)
+def test_case(engine: ProcessorEngine, script: Script, case: Case, play: Play) -> None:
+    notes = case.on_spark if engine.is_spark and case.on_spark is not None else case.notes
+    assert play(engine, script).notes.get(case.name, []) == notes
+
+
+@pytest.mark.parametrize(("engine", "script"), [pytest.param(e, s, id=f"{s.name}-{e.name}") for e, s in PLAYS])
+def test_nothing_else_happens(engine: ProcessorEngine, script: Script, play: Play) -> None:
+    """No key but those of the script is called, and the clock's key once in each micro-batch with data."""
+    found = play(engine, script).notes
+    assert set(found) == {"clock", *(case.name for case in script.cases)}
+    last = script.micro_batches - (script.time_mode != "None")
+    assert found["clock"] == [f"{number} rows" for number in range(last)]

@@ -1,0 +1,192 @@
+"""Late rows, micro-batches without data, output modes, and state that was expired or deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812
+
+import holdfast
+from tests.repetitions import sample
+from tests.spark.parity.engines import Open, Trial
+from tests.spark.processors.engines import (
+    BY_ROW,
+    OPERATOR,
+    OURS,
+    SPARK,
+    SPARK_ROW,
+    ProcessorEngine,
+    by_engine,
+    quick_engines,
+)
+from tests.spark.processors.scripts.clocked import ClockedQuery
+from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, Scripted, now_ms
+from tests.spark.processors.showing import SHOWN, Calling
+from tests.spark.processors.test_keys import ONE_PARTITION
+from tests.spark.processors.ways import Run, Way, by_way, ways
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(4)]
+
+
+def scripted(on: Trial, engine: ProcessorEngine, frame: DataFrame, time_mode: str, mode: str = "append") -> DataFrame:
+    """Return what rows do, and nothing when a timer fires."""
+    processor = Scripted(engine.api, dict.fromkeys(("a", "b", "clock", "mixed"), ""))
+    return engine.transform(frame, ["key"], processor, OUTPUT, mode, time_mode)
+
+
+@by_engine(quick_engines(3))
+@pytest.mark.parametrize("time_mode", ["None", "EventTime"])
+def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
+    """W3: late up to and including the watermark of the micro-batch before, row by row, and with event time only.
+
+    The watermarks are 0, 100, 200 and 400.
+    """
+    with run_on(engine) as on:
+        on.feed([("a", 100, "")])
+        on.feed([("a", 200, "")])
+        on.feed(
+            [*((f"at {ms}", ms, "") for ms in (99, 100, 101, 200, 400)), ("mixed", 100, "?1"), ("mixed", 101, "?2")]
+        )
+        on.feed([(f"at {ms}", ms, "") for ms in (199, 200, 201, 399)])
+        on.run(scripted(on, engine, on.source(), time_mode), "append")
+        batches = [dict(rows) for rows in on.batches]
+    if time_mode == "None":
+        assert set(batches[2]) == {"mixed", "at 99", "at 100", "at 101", "at 200", "at 400"}
+        assert set(batches[3]) == {"at 199", "at 200", "at 201", "at 399"}
+        assert batches[2]["mixed"] == "rows 1, 2"
+    else:
+        assert set(batches[2]) == {"mixed", "at 101", "at 200", "at 400"}
+        assert set(batches[3]) == {"at 201", "at 399"}
+        assert batches[2]["mixed"] == "rows 2"
+
+
+@by_engine(quick_engines(4))
+def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: Open) -> None:
+    """W14: a window carries the watermark too."""
+    with run_on(engine) as on:
+        for ms in (1000, 5000, 12_000):
+            on.feed([("a", ms, ""), ("late?", 500, "")])
+        on.feed([("b", 13_000, ""), ("late?", 500, "")])
+        frame = on.source().withColumn("at", F.window("at", "2 seconds"))
+        on.run(scripted(on, engine, frame, "EventTime"), "append")
+        called = [{key for key, _ in rows} for rows in on.batches]
+    assert [sorted(keys) for keys in called if keys] == [*[["a", "late?"]] * 3, ["b"]]
+
+
+@by_engine([SPARK_ROW, BY_ROW[0]])
+def test_w7_output_modes(engine: ProcessorEngine, run_on: Open) -> None:
+    """W7: update is as good as append; the query's mode may be another on Spark, not here."""
+    with run_on(engine) as on:
+        on.feed([("a", 1, "?1")])
+        on.run(scripted(on, engine, on.source(), "None", "Update"), "update")
+        assert on.batches[0] == [("a", "rows 1")]
+    with run_on(engine) as on:
+        on.feed([("a", 1, "?1")])
+        frame = scripted(on, engine, on.source(), "None", "Update")
+        if engine.is_spark:
+            assert frame.schema
+        else:
+            with pytest.raises(AnalysisException, match=r"update mode.*with Append"):
+                frame.writeStream.format("noop").option("checkpointLocation", str(on.folder / "q")).start()
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_w5_without_time_nothing_happens_in_a_batch_without_data(engine: ProcessorEngine, run_on: Open) -> None:
+    """W5: Spark makes one when the watermark moves on, and we do not: nobody is called in it."""
+    with run_on(engine) as on:
+        on.feed([("a", 1000, "")])
+        on.feed([("a", 5000, "")])
+        on.run(scripted(on, engine, on.source(), "None"), "append")
+        assert on.batches == [[("a", "rows")], [("a", "rows")], *([[]] if engine.is_spark else [])]
+
+
+def _counts(key: Any, rows: Any, processor: Calling) -> Any:
+    (n,) = processor.value.get() or (0,)
+    processor.value.update((n + 1,))
+    return [processor.emit(key[0], n)]
+
+
+class _Deleting(Calling):
+    """Deletes its value in `init`."""
+
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("value")
+        super().init(handle)
+
+
+@by_engine(quick_engines(5))
+def test_d7_a_variable_that_is_deleted_is_empty(engine: ProcessorEngine, run_on: Open) -> None:
+    """D7, E11: for all keys, in each batch while the line is there; other variables stay."""
+    with run_on(engine) as on:
+        for processor in (Calling, Calling, _Deleting, Calling):
+            on.feed_table(pa.table({"k": ["a", "b"]}))
+            made = processor(engine.api, _counts)
+            on.run(engine.transform(on.source("k string", delay=None), ["k"], made, SHOWN, "append", "none"), "append")
+        counts = [{key: int(n) for key, n in rows} for rows in on.batches if rows]
+    assert counts == [{"a": n, "b": n} for n in (0, 1, 0, 1)]
+
+
+@by_way(ways(6, batch_only=True))
+@pytest.mark.parametrize("time_mode", ["processingTime", "eventTime", "none"])
+def test_b2_times_of_a_batch_query(way: Way, time_mode: str, run: Run) -> None:
+    """B1, B2: the time of now, and -1 as the watermark; state begins empty, and what is due by then fires."""
+
+    def times(key: Any, rows: Any, processor: Any) -> Any:
+        if time_mode != "none":
+            for due_ms in (-5, 1000, 1 << 50):
+                processor.handle.registerTimer(due_ms)
+        return [processor.emit("value", processor.value.get())]
+
+    def expired(key: Any, due_ms: int, processor: Any) -> Any:
+        return [processor.emit("timer", due_ms)]
+
+    processor = Calling(way.api, times, expired)
+    shown = run(way, pa.table({"k": ["a"]}), "k string", ["k"], processor, SHOWN, time_mode, conf=ONE_PARTITION)
+    fired = {"processingTime": ["-5", "1000"], "eventTime": ["-5"], "none": []}[time_mode]
+    assert shown == [("value", "None"), *(("timer", due) for due in fired)]
+
+
+_EXPIRING = Script(
+    "expiring",
+    "ProcessingTime",
+    (
+        Case("a", {0: "value.update((1,)); items.appendValue((1,)); entries.updateValue((1,), (1,))"}, []),
+        Case("b", {2: "value.update((2,)); items.appendValue((2,)); entries.updateValue((2,), (2,))"}, []),
+    ),
+    micro_batches=6,
+    ttl_ms=2000,
+)
+
+
+@by_engine(sample(OURS))
+def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) -> None:
+    """TL5: of all kinds, by micro-batches without data, and from what is read from outside."""
+    with run_on(engine) as on:
+        on.feed(_EXPIRING.rows(0))
+        frame = on.source(INPUT, delay=None)
+        processor = Scripted(engine.api, {}, _EXPIRING.ttl_ms)
+        transformed = engine.transform(frame, ["key"], processor, OUTPUT, "append", "processingTime")
+        query = ClockedQuery(transformed, on.folder / "query", now_ms(0))
+        try:
+            query.micro_batch()
+            for number in range(1, _EXPIRING.micro_batches):
+                if number == 2:
+                    on.feed(_EXPIRING.rows(number))
+                query.tick(now_ms(number))
+                if number == 3:
+                    stored = {table: keys_of(on, table) for table in ("v.value", "l.items", "m.entries")}
+        finally:
+            query.query.stop()
+        assert stored == {key: ["b"] for key in stored}
+        assert [keys_of(on, table) for table in stored] == [[], [], []]
+
+
+def keys_of(on: Trial, table: str) -> list[str]:
+    """Return the keys that have rows in a table."""
+    return holdfast.read_state(on.session, on.folder / "query", OPERATOR, table=table).column("key").to_pylist()

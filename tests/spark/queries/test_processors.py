@@ -1,0 +1,210 @@
+"""Processors in real queries: their state is durable, and is what `read_state` shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.errors import IllegalArgumentException, PythonException
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+import holdfast
+from holdfast.errors import InvalidArgumentError
+from tests.repetitions import sample
+from tests.spark.conftest import Lab
+
+pytestmark = pytest.mark.spark
+
+OUTPUT = "key string, n long, seen string"
+
+
+class Keeping(StatefulProcessor):
+    """Keeps each key's rows in a value, a list and a map, and gives out a key when its last timer is due."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+        self.values = handle.getListState("values", "v long")
+        self.times = handle.getMapState("times", "v long", "n int")
+
+    def add(self, values: list[int]) -> tuple[int, str]:
+        self.count.update(((self.count.get() or (0,))[0] + len(values),))
+        for v in values:
+            self.values.appendValue((v,))
+            before = self.times.getValue((v,))
+            self.times.updateValue((v,), (1 if before is None else before.n + 1,))
+        self.handle.registerTimer(1000 * max(values) + 5000)
+        return self.count.get()[0], self.seen()
+
+    def seen(self) -> str:
+        return f"{[v for (v,) in self.values.get()]} {sorted((v, n) for (v,), (n,) in self.times.iterator())}"
+
+    def expire(self) -> tuple[int, str]:
+        ended = -self.count.get()[0], self.seen()
+        self.count.clear()
+        self.values.clear()
+        self.times.clear()
+        return ended
+
+
+class KeepingByRow(Keeping):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n, seen = self.add([row.v for row in rows])
+        yield Row(seen=seen, n=n, key=key[0])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        if len(list(self.handle.listTimers())) == 1:
+            n, seen = self.expire()
+            yield Row(key=key.key, n=n, seen=seen)
+
+
+class KeepingByFrame(Keeping):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n, seen = self.add([int(v) for frame in rows for v in frame["v"]])
+        yield pd.DataFrame({"seen": [seen], "n": [n], "key": [key[0]]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        if len(list(self.handle.listTimers())) == 1:
+            n, seen = self.expire()
+            yield pd.DataFrame({"key": [key.key], "n": [n], "seen": [seen]})
+
+
+def kept(lab: Lab, *, in_pandas: bool) -> Any:
+    events = lab.source().selectExpr("*", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
+    grouped = holdfast.stream(events).groupBy("key")
+    if in_pandas:
+        return grouped.transformWithStateInPandas(KeepingByFrame(), OUTPUT, "Update", "EventTime", name="kept")
+    return grouped.transformWithState(KeepingByRow(), OUTPUT, "Update", "EventTime", name="kept")
+
+
+WAYS = [(backend, in_pandas) for backend in ("memory", "filesystem", "rocksdb") for in_pandas in (False, True)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("backend", "in_pandas"), sample(WAYS))
+def test_state_and_timers_survive_the_loss_of_the_executor(lab: Lab, backend: str, in_pandas: bool) -> None:
+    """Value, list, map and timers are restored from durable storage, by Row and by frame."""
+    lab.configure({"backend": backend})
+    lab.feed([("a", 1), ("b", 2)])
+    lab.feed([("a", 2), ("a", 1)])
+    first = lab.run(kept(lab, in_pandas=in_pandas))
+    assert [row for rows in first for row in rows if row["key"] == "a"] == [
+        {"key": "a", "n": 1, "seen": "[1] [(1, 1)]"},
+        {"key": "a", "n": 3, "seen": "[1, 2, 1] [(1, 2), (2, 1)]"},
+    ]
+    lab.lose_local_state()
+    lab.feed([("a", 3), ("c", 100)])
+    then = [row for rows in lab.run(kept(lab, in_pandas=in_pandas)) for row in rows]
+    assert sorted(map(tuple, (row.values() for row in then)), key=str) == [
+        ("a", -4, "[1, 2, 1, 3] [(1, 2), (2, 1), (3, 1)]"),
+        ("a", 4, "[1, 2, 1, 3] [(1, 2), (2, 1), (3, 1)]"),
+        ("b", -1, "[2] [(2, 1)]"),
+        ("c", 1, "[100] [(100, 1)]"),
+    ]
+    shown = {
+        table: holdfast.read_state(lab.spark, lab.folder / "query", "kept", table=table).to_pylist()
+        for table in ("v.count", "l.values", "m.times", "timers", "timers_by_due")
+    }
+    assert shown["v.count"] == [{"key": "c", "n": 1}]
+    assert [(row["key"], row["v"]) for row in shown["l.values"]] == [("c", 100)]
+    assert shown["m.times"] == [{"key": "c", "entry.v": 100, "n": 1}]
+    assert shown["timers"] == [{"key": "c", "due_ms": 105_000}]
+    assert len(shown["timers_by_due"]) == 1
+
+
+class Other(KeepingByRow):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.getValueState("another", "n long")
+
+
+@pytest.mark.slow
+def test_other_variables_at_a_restart_are_refused(lab: Lab) -> None:
+    """Not yet possible; nothing is lost, and the error names the tables."""
+    lab.feed([("a", 1)])
+    lab.run(kept(lab, in_pandas=False))
+    lab.feed([("a", 2)])
+    events = lab.source().selectExpr("*", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
+    other = holdfast.stream(events).groupBy("key")
+    with pytest.raises(Exception, match="other tables or other columns than the operator declares"):
+        lab.run(other.transformWithState(Other(), OUTPUT, "Update", "EventTime", name="kept"))
+    assert len(lab.run(kept(lab, in_pandas=False))) >= 1
+
+
+class Failing(Keeping):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        self.count.update((1,))
+        raise ZeroDivisionError("the user's own")
+
+
+@pytest.mark.slow
+def test_an_exception_of_the_user_names_the_key_and_leaves_no_state(lab: Lab) -> None:
+    """With the user's traceback; a restart goes on as if nothing had happened."""
+    lab.feed([("a", 1)])
+    events = lab.source().selectExpr("*", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
+    failing = (
+        holdfast.stream(events).groupBy("key").transformWithState(Failing(), OUTPUT, "Update", "EventTime", name="kept")
+    )
+    with pytest.raises(Exception, match="the user's own") as caught:
+        lab.run(failing)
+    assert "raised in operator 'kept' for key ('a',)" in str(caught.value)
+    assert "handleInputRows" in str(caught.value)
+    assert lab.run(kept(lab, in_pandas=False))[0] == [{"key": "a", "n": 1, "seen": "[1] [(1, 1)]"}]
+
+
+def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
+    """In Spark some of them fail in the first micro-batch, or never."""
+    lab.feed([("a", 1)])
+    grouped = holdfast.stream(lab.source()).groupBy("key")
+    wrong = [
+        ((KeepingByRow(), OUTPUT, "update", "EventTime"), {}, InvalidArgumentError, "needs an input with a watermark"),
+        ((KeepingByRow(), OUTPUT, "update", "Later"), {}, IllegalArgumentException, "UNKNOWN_TIME_MODE"),
+        ((KeepingByRow(), OUTPUT, "some", "None"), {}, IllegalArgumentException, "STREAMING_OUTPUT_MODE.INVALID"),
+        ((KeepingByRow(), OUTPUT, "complete", "None"), {}, InvalidArgumentError, "streaming aggregation"),
+        ((KeepingByRow, OUTPUT, "update", "None"), {}, InvalidArgumentError, "given='the class KeepingByRow'"),
+        ((KeepingByRow(), OUTPUT, "update", "None"), {"name": "a/b"}, InvalidArgumentError, "cannot name an operator"),
+        (
+            (KeepingByRow(), OUTPUT, "update", "None"),
+            {"eventTimeColumnName": "at"},
+            InvalidArgumentError,
+            "not supported",
+        ),
+        ((KeepingByRow(), OUTPUT, "update", "None"), {"initialState": grouped}, InvalidArgumentError, "not supported"),
+    ]
+    for arguments, more, error, text in wrong:
+        for method in (grouped.transformWithState, grouped.transformWithStateInPandas):
+            with pytest.raises(error, match=text):
+                method(*arguments, **more)
+
+
+class Returning(StatefulProcessor):
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
+        return self.row if self.row is None else iter([self.row])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (None, "'NoneType' object is not iterable"),
+        (("a", 1, "x"), "has no attribute 'asDict'"),
+        (Row(key="a", n=1), "missing=['seen']"),
+        (Row(key="a", n="x", seen="x"), "for key ('a',)"),
+    ],
+)
+def test_output_that_is_no_row_of_the_schema(lab: Lab, row: Any, text: str) -> None:
+    """In a batch query too, where nothing is kept."""
+    batch = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+    frame = holdfast.stream(batch).groupBy("key").transformWithState(Returning(row), OUTPUT, "append", "None")
+    with pytest.raises(PythonException, match=re.escape(text)):
+        frame.collect()

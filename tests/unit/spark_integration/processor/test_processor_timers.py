@@ -1,0 +1,211 @@
+"""Timers and TTL of processors, and what a processor may do when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.types import LongType
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
+
+N = columns(n=LongType())
+
+
+def timers_shard(folder: Path, time_mode: Any = "EventTime") -> ProcessorShard:
+    Scripted.expired = lambda states, key, handle, due_ms: list(handle.listTimers())  # type: ignore[assignment]
+    return ProcessorShard(folder / "shard", Scripted(lambda handle: None), time_mode)
+
+
+def register(*times: int) -> Any:
+    def does(_: Any, __: Any, handle: Any) -> Any:
+        for due_ms in times:
+            handle.registerTimer(due_ms)
+        return list(handle.listTimers())
+
+    return does
+
+
+def nothing(*_: Any) -> None:
+    return None
+
+
+def test_timers_fire_at_their_time_in_order_of_time(tmp_path: Path) -> None:
+    """A timer is due when the clock shows its very time; several of one key fire one after the other."""
+    shard = timers_shard(tmp_path)
+    assert shard.each(["a", "b"], register(30, 10, 20)) == {"a": "[10, 20, 30]", "b": "[10, 20, 30]"}
+    assert shard.earliest_ms == 9, "Spark calls a shard after its time, not at it"
+    assert shard.each([], nothing, now=9) == {}
+    assert list(shard.each([], nothing, now=20).items()) == [
+        ("a@10", "[10, 20, 30]"), ("b@10", "[10, 20, 30]"), ("a@20", "[20, 30]"), ("b@20", "[20, 30]")
+    ]  # fmt: skip
+    assert shard.earliest_ms == 29
+    assert shard.each(["a"], lambda _, __, handle: list(handle.listTimers()), now=20) == {"a": "[30]"}
+    assert len(shard.each([], nothing, now=1000)) == 2
+    assert shard.earliest_ms is None
+    assert shard.stored("timers") == shard.stored("timers_by_due") == []
+
+
+def test_rows_come_before_timers(tmp_path: Path) -> None:
+    """A timer that a row's call deletes does not fire; one that it registers in the past fires in this micro-batch."""
+    shard = timers_shard(tmp_path)
+    shard.each(["a", "b"], register(10))
+
+    def move(_: Any, key: Any, handle: Any) -> Any:
+        handle.deleteTimer(10)
+        handle.deleteTimer(11)
+        handle.registerTimer(-5)
+        return list(handle.listTimers())
+
+    assert shard.each(["a"], move, now=10) == {"a": "[-5]", "a@-5": "[-5]", "b@10": "[10]"}
+
+
+def test_what_is_registered_while_timers_fire_waits(tmp_path: Path) -> None:
+    """Even if it is due; a due timer that an earlier call deletes fires all the same; the firing one cannot be kept."""
+    shard = timers_shard(tmp_path)
+    shard.each(["a"], register(10, 20))
+
+    def expire(_: Any, key: Any, handle: Any, due_ms: int) -> Any:
+        if due_ms == 10:
+            handle.registerTimer(10)
+            handle.registerTimer(-1)
+            handle.deleteTimer(20)
+        return list(handle.listTimers())
+
+    Scripted.expired = expire  # type: ignore[assignment]
+    assert shard.each([], nothing, now=30) == {"a@10": "[-1, 10]", "a@20": "[-1]"}
+    assert shard.earliest_ms == 0
+    assert shard.each([], nothing, now=30) == {"a@-1": "[-1]"}
+    assert shard.earliest_ms is None
+
+
+def test_timers_without_a_time_mode_are_an_error(tmp_path: Path) -> None:
+    """Spark lists none, and then the task dies."""
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda handle: None))
+    for call in (lambda h: h.registerTimer(1), lambda h: h.deleteTimer(1), lambda h: h.listTimers()):
+
+        def provoke(_: Any, __: Any, handle: Any, call: Any = call) -> Any:
+            with pytest.raises(PySparkRuntimeError, match=r"INVALID_TIME_MODE.*timeMode=NoTime"):
+                call(handle)
+
+        shard.each(["a"], provoke)
+
+
+def test_values_elements_and_entries_expire_each_at_its_own_time(tmp_path: Path) -> None:
+    """From the very ms on; a write gives a new time, a read does not; what has expired is removed."""
+
+    def declare(handle: Any) -> Any:
+        return [
+            handle.getValueState("v", N, 100),
+            handle.getListState("l", N, 100),
+            handle.getMapState("m", N, N, 100),
+        ]
+
+    def see(states: Any, *_: Any) -> Any:
+        value, elements, entries = states
+        return value.get(), list(elements.get()), sorted(entries.iterator()), elements.exists(), entries.exists()
+
+    def write(n: int) -> Any:
+        def does(states: Any, *_: Any) -> Any:
+            states[0].update((n,))
+            states[1].appendValue((n,))
+            states[2].updateValue((n,), (n,))
+            states[2].updateValue((0,), (n,))
+
+        return does
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare), "ProcessingTime")
+    shard.each(["a", "b"], write(1), now=1000)
+    shard.each(["a"], write(2), now=1050)
+    both = ((2,), [(1,), (2,)], [((0,), (2,)), ((1,), (1,)), ((2,), (2,))], True, True)
+    assert shard.each(["a"], see, now=1099) == {"a": repr(both)}
+    later = ((2,), [(2,)], [((0,), (2,)), ((2,), (2,))], True, True)
+    assert shard.each(["a", "b"], see, now=1100) == {"a": repr(later), "b": repr((None, [], [], False, False))}
+    assert {row["key"] for row in shard.stored("v.v")} == {"a"}
+    shard.each([], nothing, now=1300)
+    assert [shard.stored(table) for table in ("v.v", "l.l", "m.m", "v.v.expiring", "l.l.expiring", "m.m.expiring")] == (
+        [[]] * 6
+    )
+    assert shard.earliest_ms is None
+
+
+def test_an_entry_that_was_removed_and_put_again_lives_from_then_on(tmp_path: Path) -> None:
+    """Spark evicts it at its old time (TL6): data is lost there."""
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getMapState("m", N, N, 100)), "ProcessingTime")
+    shard.each(["a"], lambda state, *_: state.updateValue((9,), (1,)), now=0)
+    shard.each(["a"], lambda state, *_: state.removeKey((9,)), now=20)
+    shard.each(["a"], lambda state, *_: state.updateValue((9,), (2,)), now=70)
+    assert shard.each(["a"], lambda state, *_: list(state.values()), now=110) == {"a": repr([(2,)])}
+    assert shard.each(["a"], lambda state, *_: list(state.values()), now=170) == {"a": repr([])}
+
+
+@pytest.mark.parametrize(
+    ("declare", "time_mode", "text"),
+    [
+        (lambda h: h.getValueState("v", N, 10), "EventTime", "INCORRECT_TIME_MODE_TO_ASSIGN_TTL"),
+        (lambda h: h.getListState("v", N, -1), "ProcessingTime", "TTL_DURATION_MUST_BE_POSITIVE"),
+        (lambda h: h.getValueState("", N), "None", "INVALID_NAME"),
+        (lambda h: h.getValueState(" v", N), "None", "INVALID_NAME"),
+        (lambda h: h.getValueState("default", N), "None", "INVALID_NAME"),
+        (lambda h: h.getValueState("$v", N), "None", "RESERVED_CHARS"),
+        (lambda h: (h.getValueState("v", N), h.getMapState("v", N, N)), "None", "DUPLICATE_STATE_VARIABLE_DEFINED"),
+        (lambda h: h.getValueState("v", N).get(), "None", "invalid handle state=PRE_INIT"),
+        (lambda h: h.registerTimer(1), "EventTime", "operation=register_timer with invalid handle state=PRE_INIT"),
+    ],
+)
+def test_wrong_declarations_fail_at_definition(declare: Any, time_mode: Any, text: str) -> None:
+    """Most of them fail in Spark's first micro-batch."""
+    with pytest.raises(PySparkRuntimeError, match=text):
+        declaration_of(PickledProcessor(Scripted(declare)), time_mode)
+
+
+def test_a_ttl_of_zero_is_none_in_any_mode() -> None:
+    """As in Spark."""
+    declared = declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 0))), "EventTime")
+    assert declared.variables[0].ttl_ms is None
+    assert set(declared.variables[0].tables(pa.schema([("k", pa.int64())]))) == {"v.v"}
+
+
+def test_state_is_declared_in_init_only(tmp_path: Path) -> None:
+    """Later it could not be found again."""
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: None))
+
+    def provoke(_: Any, __: Any, handle: Any) -> None:
+        with pytest.raises(
+            PySparkRuntimeError, match="operation=get_value_state with invalid handle state=INITIALIZED"
+        ):
+            handle.getValueState("v", N)
+        with pytest.raises(PySparkRuntimeError, match="operation=delete_if_exists"):
+            handle.deleteIfExists("v")
+
+    shard.each(["a"], provoke)
+
+
+def test_delete_if_exists_drops_the_values_of_all_keys(tmp_path: Path) -> None:
+    """In every micro-batch in which the line is there; unknown names are fine."""
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getValueState("v", N)))
+    shard.each(["a", "b"], lambda state, *_: state.update((1,)))
+
+    def declare(handle: Any) -> Any:
+        handle.deleteIfExists("v")
+        handle.deleteIfExists("never declared")
+        return handle.getValueState("v", N)
+
+    shard.restart(Scripted(declare))
+    assert shard.each(["a"], lambda state, *_: state.get()) == {"a": "None"}
+    assert shard.stored("v.v") == []
+
+
+def test_a_processor_that_cannot_travel_is_refused() -> None:
+    """At definition, with what to do."""
+    processor = Scripted(lambda handle: None)
+    processor.lock = __import__("threading").Lock()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidArgumentError, match=r"the Scripted cannot be pickled.*in init"):
+        PickledProcessor(processor)
+    with pytest.raises(InvalidArgumentError, match="must be an instance"):
+        PickledProcessor(Scripted)

@@ -1,0 +1,333 @@
+"""State of a processor: what it reads is what it wrote, whatever was fetched together and however much there is."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError
+from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType
+
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration.keyed import slabs
+from holdfast.spark_integration.processor.state import list_state, slab_entries
+from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
+
+N = columns(n=LongType())
+
+
+def declare_all(handle: Any) -> tuple[Any, Any, Any]:
+    return (
+        handle.getValueState("value", N),
+        handle.getListState("list", N),
+        handle.getMapState("map", N, columns(n=LongType(), text=StringType())),
+    )
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> ProcessorShard:
+    return ProcessorShard(tmp_path / "shard", Scripted(declare_all))
+
+
+def everything(states: Any, *_: Any) -> Any:
+    """What a key has."""
+    value, elements, entries = states
+    return value.get(), list(elements.get()), dict(entries.iterator())
+
+
+def test_state_is_kept_for_each_key_and_only_for_those_that_wrote(shard: ProcessorShard) -> None:
+    """The next micro-batch reads what the last one wrote; other keys have nothing."""
+
+    def write(states: Any, key: Any, _: Any) -> None:
+        value, elements, entries = states
+        n = len(key[0] or "")
+        value.update((n,))
+        elements.appendList([(n,), (None,)])
+        entries.updateValue((n,), (None, "x"))
+
+    shard.each(["a", "bb", None], write)
+    assert shard.each(["a", "bb", "new", None], everything) == {
+        "None": repr(((0,), [(0,), (None,)], {(0,): (None, "x")})),
+        "a": repr(((1,), [(1,), (None,)], {(1,): (None, "x")})),
+        "bb": repr(((2,), [(2,), (None,)], {(2,): (None, "x")})),
+        "new": repr((None, [], {})),
+    }
+
+
+def test_a_call_reads_its_own_writes_and_clears(shard: ProcessorShard) -> None:
+    """Before anything is written out: appended, replaced, removed and cleared."""
+
+    def first(states: Any, *_: Any) -> Any:
+        value, elements, entries = states
+        value.update((1,))
+        elements.put([(1,), (2,)])
+        elements.appendValue((3,))
+        entries.updateValue((1,), (1, None))
+        entries.updateValue((2,), (2, None))
+        entries.removeKey((1,))
+        return everything(states), value.exists(), elements.exists(), entries.exists(), entries.containsKey((1,))
+
+    def second(states: Any, *_: Any) -> Any:
+        value, elements, entries = states
+        elements.appendValue((4,))
+        entries.updateValue((3,), (3, None))
+        before = everything(states)
+        value.clear()
+        elements.clear()
+        entries.clear()
+        entries.updateValue((9,), (9, None))
+        return before, everything(states), value.exists(), elements.exists()
+
+    assert shard.each(["a"], first) == {
+        "a": repr((((1,), [(1,), (2,), (3,)], {(2,): (2, None)}), True, True, True, False))
+    }
+    after = (None, [], {(9,): (9, None)})
+    assert shard.each(["a"], second) == {
+        "a": repr((((1,), [(1,), (2,), (3,), (4,)], {(2,): (2, None), (3,): (3, None)}), after, False, False))
+    }
+    assert shard.each(["a"], everything) == {"a": repr(after)}
+    assert shard.stored("v.value") == shard.stored("l.list") == []
+
+
+def test_lists_keep_their_order_over_micro_batches(shard: ProcessorShard) -> None:
+    """Order is that of appending, whatever order rows are stored in."""
+    for n in range(30):
+        shard.each(["a", "b"], lambda states, key, _, n=n: states[1].appendList([(2 * n,), (2 * n + 1,)]))
+    in_order = repr([(n,) for n in range(60)])
+    assert shard.each(["a", "b"], lambda states, *_: list(states[1].get())) == {"a": in_order, "b": in_order}
+
+
+@pytest.mark.parametrize("slab_keys", [1, 2, 20_000])
+@pytest.mark.parametrize("limit_bytes", [1, 300, 32 << 20])
+def test_how_much_is_fetched_at_once_makes_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slab_keys: int, limit_bytes: int
+) -> None:
+    """Slabs of few keys, windows of a slab, and single lists and maps that are too large to fetch."""
+    monkeypatch.setattr(slabs, "SLAB_KEYS", slab_keys)
+    monkeypatch.setattr(list_state, "_READ_AT_ONCE", 3)
+    monkeypatch.setattr(slab_entries.SlabEntries.__init__, "__defaults__", (limit_bytes,))
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare_all))
+    keys = [f"k{i}" for i in range(9)]
+
+    def write(states: Any, key: Any, _: Any) -> None:
+        size = int(key[0][1:]) ** 2
+        states[1].appendList([(n,) for n in range(size + 1)])
+        for n in range(size):
+            states[2].updateValue((n,), (n, str(n)))
+
+    def change(states: Any, key: Any, _: Any) -> Any:
+        _, elements, entries = states
+        seen = list(elements.get()), dict(entries.iterator()), entries.getValue((3,)), entries.containsKey((99,))
+        entries.removeKey((0,))
+        entries.updateValue((3,), (-3, None))
+        elements.appendValue((-1,))
+        return seen, elements.exists(), entries.exists(), entries.getValue((3,)), sorted(entries.keys())
+
+    shard.each(keys, write)
+    seen = shard.each(keys, change)
+    for i, key in enumerate(keys):
+        size = i**2
+        third = Row(n=3, text="3") if size > 3 else None
+        assert seen[key] == repr(
+            (
+                ([(n,) for n in range(size + 1)], {(n,): (n, str(n)) for n in range(size)}, third, False),
+                True,
+                True,
+                Row(n=-3, text=None),
+                sorted({(n,) for n in range(1, size)} | {(3,)}),
+            )
+        )
+    after = shard.each(keys, lambda states, *_: (list(states[1].get())[-1], states[2].getValue((0,))))
+    assert set(after.values()) == {repr(((-1,), None))}
+
+
+def test_what_a_processor_does_to_what_it_gave_or_got_changes_nothing(tmp_path: Path) -> None:
+    """Lists inside of rows are copied on their way in and out."""
+    schema = columns(items=ArrayType(LongType()))
+    shard = ProcessorShard(
+        tmp_path / "shard", Scripted(lambda h: (h.getValueState("v", schema), h.getListState("l", schema)))
+    )
+
+    def change(states: Any, *_: Any) -> Any:
+        value, elements = states
+        given = [1, 2]
+        value.update((given,))
+        elements.put([(given,)])
+        given.append(3)
+        value.get()[0].append(4)
+        next(elements.get())[0].append(5)
+        return value.get(), list(elements.get())
+
+    def change_what_was_read(states: Any, *_: Any) -> Any:
+        states[0].get()[0].append(6)
+        next(states[1].get())[0].append(7)
+        return states[0].get(), list(states[1].get())
+
+    expected = repr((([1, 2],), [([1, 2],)]))
+    assert shard.each(["a"], change) == {"a": expected}
+    assert shard.each(["a"], change_what_was_read) == {"a": expected}
+
+
+def test_an_unwritten_value_reads_as_the_store_will_give_it(tmp_path: Path) -> None:
+    """A float column keeps 32 bits, at once and later."""
+    schema = columns(f=FloatType(), n=IntegerType())
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getValueState("v", schema)))
+
+    def write(state: Any, *_: Any) -> Any:
+        state.update((1.1, None))
+        return state.get()
+
+    first = shard.each(["a"], write)
+    assert first == shard.each(["a"], lambda state, *_: state.get()) == {"a": repr((1.100000023841858, None))}
+
+
+def test_user_keys_are_equal_as_the_store_has_them(tmp_path: Path) -> None:
+    """NaN is one key, -0.0 is 0.0, and lists can be keys; so it is before and after they were stored."""
+    schema = columns(d=DoubleType(), items=ArrayType(StringType()))
+    shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getMapState("m", schema, N)))
+
+    def count(state: Any, *_: Any) -> Any:
+        for n, key in enumerate([(math.nan, ["x"]), (-math.nan, ["x"]), (0.0, None), (-0.0, None), (None, [])]):
+            before = state.getValue(key)
+            state.updateValue(key, ((before.n if before else 0) + 10 + n,))
+        return sorted(state.values())
+
+    assert shard.each(["a"], count) == {"a": repr([(14,), (21,), (25,)])}
+    assert shard.each(["a"], count) == {"a": repr([(28,), (42,), (50,)])}
+    assert len(shard.stored("m.m")) == 3
+
+
+def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
+    """Appending and removing while one iterates changes nothing in it."""
+
+    def iterate(states: Any, *_: Any) -> Any:
+        _, elements, entries = states
+        elements.put([(1,), (2,)])
+        entries.updateValue((1,), (1, None))
+        waiting, running, pairs = elements.get(), elements.get(), entries.iterator()
+        seen = [next(running)]
+        first = next(pairs)
+        elements.appendValue((3,))
+        entries.updateValue((2,), (2, None))
+        entries.removeKey((1,))
+        return seen + list(running), list(waiting), [first, *pairs]
+
+    assert shard.each(["a"], iterate) == {"a": repr(([(1,), (2,)], [(1,), (2,), (3,)], [((1,), (1, None))]))}
+
+
+def test_an_iterator_kept_into_the_next_key_is_an_error(shard: ProcessorShard) -> None:
+    """Spark goes on with the data of the next key."""
+    kept: list[Any] = []
+
+    def keep(states: Any, *_: Any) -> Any:
+        if kept:
+            return list(kept[0])
+        kept.append(states[1].get())
+        return None
+
+    with pytest.raises(InvalidArgumentError, match="kept beyond the call") as caught:
+        shard.each(["a", "b"], keep)
+    assert "for key ('b',)" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (lambda v, e, m: v.update(None), PySparkTypeError, "takes a tuple of values"),
+        (lambda v, e, m: v.update(5), PySparkTypeError, "takes a tuple of values"),
+        (lambda v, e, m: v.update({"n": 1}), PySparkTypeError, "takes a tuple of values"),
+        (lambda v, e, m: v.update((1, 2)), PySparkRuntimeError, "STRUCT_ARRAY_LENGTH_MISMATCH"),
+        (lambda v, e, m: m.updateValue((1,), Row(text="x", n=1)), PySparkTypeError, "another order"),
+        (lambda v, e, m: e.put([]), PySparkRuntimeError, "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE"),
+        (lambda v, e, m: e.appendList([]), PySparkRuntimeError, "StateName list"),
+        (lambda v, e, m: e.put(None), PySparkTypeError, "takes a list of tuples"),
+        (lambda v, e, m: e.appendValue(7), PySparkTypeError, "takes a tuple of values"),
+        (lambda v, e, m: m.getValue(7), PySparkTypeError, "the key of map state 'map'"),
+        (lambda v, e, m: m.getValue(("x",)), SchemaMismatchError, "the key of map state 'map'"),
+    ],
+)
+def test_what_is_no_row_is_an_error_at_once(shard: ProcessorShard, wrong: Any, error: type, text: str) -> None:
+    """And leaves no trace: the next call, after it was caught, has what there was."""
+
+    def provoke(states: Any, *_: Any) -> Any:
+        states[1].put([(1,)])
+        with pytest.raises(error, match=text):
+            wrong(*states)
+        return everything(states)
+
+    assert shard.each(["a"], provoke) == {"a": repr((None, [(1,)], {}))}
+    assert shard.each(["a"], everything) == {"a": repr((None, [(1,)], {}))}
+
+
+def test_a_value_that_does_not_fit_names_its_key_and_leaves_nothing(shard: ProcessorShard) -> None:
+    """Spark stores null instead."""
+
+    def misfit(states: Any, key: Any, _: Any) -> None:
+        states[1].appendValue((1,))
+        states[1].appendValue(("x" if key[0] == "b" else 2,))
+
+    with pytest.raises(SchemaMismatchError, match="column 'n' of list state 'list'") as caught:
+        shard.each(["a", "b", "c"], misfit)
+    assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
+    assert shard.each(["a"], everything) == {"a": repr((None, [], {}))}
+
+
+def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard) -> None:
+    """Another thread could not know whose state it reads."""
+
+    def from_a_thread(states: Any, *_: Any) -> Any:
+        caught: list[str] = []
+
+        def use() -> None:
+            try:
+                states[0].get()
+            except InvalidArgumentError as exc:
+                caught.append(str(exc))
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        return len(caught), "thread of the processor's own" in caught[0]
+
+    assert shard.each(["a"], from_a_thread) == {"a": repr((1, True))}
+
+
+def test_what_is_not_touched_is_neither_read_nor_written(
+    shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable costs nothing where it is not used; a list is appended to without being read."""
+    from holdfast.mvcc import Transaction
+
+    asked: list[str] = []
+    for name in ("get", "scan_prefix", "put", "delete"):
+        method = getattr(Transaction, name)
+
+        def told(self: Any, table: str, *args: Any, name: str = name, method: Any = method) -> Any:
+            asked.append(f"{name} {table}")
+            return method(self, table, *args)
+
+        monkeypatch.setattr(Transaction, name, told)
+    shard.each(["a", "b"], lambda states, *_: states[1].appendValue((1,)))
+    assert asked == ["put l.list"]
+    asked.clear()
+    shard.each(["a", "b"], lambda states, *_: (states[0].get(), states[2].removeKey((1,)))[:0])
+    assert sorted(asked) == ["delete m.map", "get v.value"]
+
+
+def test_variables_may_have_any_names_and_columns_those_of_keys(tmp_path: Path) -> None:
+    """Spark takes blanks, dots and slashes; a grouping column may be called as a column of ours."""
+
+    def declare(handle: Any) -> Any:
+        return [
+            handle.getListState("a /b.ü", columns(key=LongType())),
+            handle.getMapState("x", columns(key=LongType()), N),
+        ]
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
+    shard.each(["k"], lambda states, *_: (states[0].appendValue((1,)), states[1].updateValue((2,), (3,)))[:0])
+    seen = shard.each(["k"], lambda states, *_: (list(states[0].get()), list(states[1].iterator())))
+    assert seen == {"k": repr(([(1,)], [((2,), (3,))]))}
