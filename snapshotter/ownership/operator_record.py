@@ -151,7 +151,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     if stored.tables != record.tables:
         raise SchemaMismatchError(
             "the stored state has other tables or other columns than the operator declares: declare the stored ones, "
-            "and timers of the same clock (timers in processing time have 'due_processing_ms'), or start with a new "
+            "and timers of the same clock (those in processing time have 'due_processing_ms'), or start with a new "
             "operator name",
             **where,
             stored=stored.tables,
