@@ -23,6 +23,7 @@ from holdfast.spark_integration.processor.state.timers import ProcessorTimers
 from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
+from holdfast.spark_integration.tables.key_rows import LONGEST_TTL_MS
 
 #: Spark's names for what a processor is doing.
 PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
@@ -169,6 +170,10 @@ class ProcessorHandle(StatefulProcessorHandle):
                 doing,
                 "STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE",
                 f"TTL duration must be greater than zero for State store operation={doing} on state={name}.",
+            )
+        if ttl_ms > LONGEST_TTL_MS:
+            raise InvalidArgumentError(
+                "ttlDurationMs must be at most 10,000 years: leave it out for ever", state=name, given=ttl_ms
             )
         return ttl_ms
 

@@ -126,7 +126,7 @@ class _Calls:
         self._handle = ProcessorHandle(step.time_mode, step.declared.schemas, self._states, self._timers, CREATED)
         self._processor = step.processor.unpickled()
         self._processor.init(self._handle)
-        if tuple(self._handle.variables.values()) != step.declared.variables:
+        if self._handle.variables != {variable.name: variable for variable in step.declared.variables}:
             raise InvalidArgumentError(
                 "init declares other state variables here than when the operator was defined: it must declare the same "
                 "everywhere",

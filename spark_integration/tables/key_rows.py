@@ -31,6 +31,8 @@ from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_s
 
 #: The value column that says when a row expires, in ms since 1970.
 EXPIRES = "expires_ms"
+#: 10,000 years.
+LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
 _NEVER_INDEXED = np.iinfo(np.int64).max

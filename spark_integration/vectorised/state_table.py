@@ -11,11 +11,10 @@ from pyspark.sql.types import StructType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
-from holdfast.spark_integration.tables.key_rows import EXPIRES
+from holdfast.spark_integration.tables.key_rows import EXPIRES, LONGEST_TTL_MS
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 
-_LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -70,7 +69,7 @@ def _columns(declared: Declared, what: str) -> StateColumns:
     ttl_ms = table.ttlDurationMs
     if ttl_ms is None:
         return StateColumns(types, None)
-    if type(ttl_ms) is not int or not 0 < ttl_ms <= _LONGEST_TTL_MS:
+    if type(ttl_ms) is not int or not 0 < ttl_ms <= LONGEST_TTL_MS:
         raise InvalidArgumentError(
             f"{what}: ttlDurationMs must be a whole number of milliseconds, at least 1 and at most 10,000 years",
             given=ttl_ms,

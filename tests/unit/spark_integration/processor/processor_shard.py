@@ -38,7 +38,8 @@ class Scripted(StatefulProcessor):
     #: What the calls of this process do; a processor is pickled, and these must not be.
     rows: Callable[..., Any]
     expired: Callable[..., Any]
-    calls: list[tuple[Any, ...]]
+    #: What a test lets change from one making of the processor to the next.
+    turns: Iterator[Any]
 
     def __init__(self, declare: Callable[[StatefulProcessorHandle], Any]) -> None:
         self.declare = declare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,24 @@ def test_a_ttl_of_zero_is_none_in_any_mode() -> None:
     declared = declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 0))), "EventTime")
     assert declared.variables[0].ttl_ms is None
     assert set(declared.variables[0].tables(pa.schema([("k", pa.int64())]))) == {"v.v"}
+
+
+def test_a_ttl_beyond_all_times_is_refused() -> None:
+    """Its end would not fit into 64 bits."""
+    with pytest.raises(InvalidArgumentError, match="at most 10,000 years"):
+        declaration_of(PickledProcessor(Scripted(lambda h: h.getValueState("v", N, 1 << 62))), "ProcessingTime")
+
+
+def test_the_order_of_declarations_does_not_matter(tmp_path: Path) -> None:
+    """Whoever declares from a set may do so in another order in each process."""
+    Scripted.turns = itertools.cycle(["ab", "ba"])
+
+    def declare(handle: Any) -> Any:
+        return {name: handle.getValueState(name, N) for name in next(Scripted.turns)}
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
+    shard.each(["k"], lambda states, *_: states["a"].update((1,)))
+    assert shard.each(["k"], lambda states, *_: states["a"].get()) == {"k": "(1,)"}
 
 
 def test_state_is_declared_in_init_only(tmp_path: Path) -> None:
