@@ -151,7 +151,7 @@ def dropin_small(engines: str, **options: Any) -> None:
 @bench.command("dropin-tws")
 @_engines(ByProcessor, "holdfast-memory-row,holdfast-memory-pandas,holdfast-rocksdb-row,spark-tws-row,spark-tws-pandas")
 @click.option("--larger", default=10, help="holdfast also runs with so many times the keys, rows and touched keys")
-# Spark's own takes some 20 s a micro-batch: six of them warm the JVM's compiler as many hundreds of ours do.
+# Spark's own takes some 5 s a micro-batch, by pandas 17: no time for a long warm-up.
 @_options(ByProcessor(rows=20_000, batches=10, warmup=6), repeats=1)
 def dropin_tws(engines: str, larger: int, **options: Any) -> None:
     """Spark's transformWithState by holdfast's with the same processor."""

@@ -27,6 +27,7 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
+from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.key_order import KeyOrder
@@ -127,12 +128,7 @@ class _KeyCalls:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining output."""
-        try:
-            yield from self._output.finish()
-        except Exception as exc:
-            if self._output.failed_key is not None:
-                self._note_key(exc, self._output.failed_key)
-            raise
+        return finished(self._output, self._operator)
 
     def earliest_timer_ms(self) -> int | None:
         """Return when the earliest remaining timer is due."""
@@ -156,7 +152,7 @@ class _KeyCalls:
                 yield from output.add_all(function(key, frames, state), key)
                 changes.take(at, state, existed=value is not None)
             except Exception as exc:
-                self._note_key(exc, output.failed_key or key)
+                note_key(exc, self._operator, output.failed_key or key)
                 raise
         self._write(keys, changes, old_timers_ms)
 
@@ -164,13 +160,10 @@ class _KeyCalls:
         try:
             self._values.put(keys.take(np.array(changes.put, np.int64)), changes.values)
         except StateValueError as exc:
-            self._note_key(exc, changes.keys[changes.put[exc.row]])
+            note_key(exc, self._operator, changes.keys[changes.put[exc.row]])
             raise
         self._values.delete(keys.take(np.array(changes.deleted, np.int64)))
         self._timeouts.settle(keys, old_timers_ms, changes.timers_ms, changes.is_written)
-
-    def _note_key(self, exc: Exception, key: tuple[Any, ...]) -> None:
-        exc.add_note(f"raised in operator {self._operator!r} for key {key!r}")
 
 
 class _Changes:

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql.types import StructType
 
 from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.keyed.failed_keys import GatheredOutput
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
@@ -21,16 +22,11 @@ from holdfast.spark_integration.processor.rows import KeyRowObjects, OutputRows,
 KeyTuple = tuple[Any, ...]
 
 
-class ProcessorOutput(Protocol):
+class ProcessorOutput(GatheredOutput, Protocol):
     """Gathers what a processor returns for many keys."""
-
-    failed_key: KeyTuple | None
 
     def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
         """Iterate over what it returned for a key; yield batches as they fill."""
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is left."""
 
 
 class Exchange(Protocol):

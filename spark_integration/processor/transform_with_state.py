@@ -29,6 +29,7 @@ from holdfast.backends.arrow.rows import IntArray, order_rows
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
+from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.processor.declaring import Declaration, PickledProcessor
@@ -40,7 +41,7 @@ from holdfast.spark_integration.processor.handle import (
     TIMER_PROCESSED,
     ProcessorHandle,
 )
-from holdfast.spark_integration.processor.state.slab import Slab, no_keys
+from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
@@ -119,7 +120,7 @@ class _Calls:
         self._step = step
         self._operator = batch.operator
         self._times, self._due_ms = _times_of(step, batch.times)
-        self._slab = Slab(no_keys(step.grouping.key))
+        self._slab = Slab()
         self._timers = self._open_timers(transaction, batch.times)
         self._states = ProcessorStates(transaction, step.tables(), len(step.key_types), self._slab, batch.times)
         self._output = step.exchange.output()
@@ -146,7 +147,7 @@ class _Calls:
             try:
                 yield from add_all(call(key, rows, times), key)
             except Exception as exc:
-                self._note_key(exc, self._output.failed_key or key)
+                note_key(exc, self._operator, self._output.failed_key or key)
                 raise
         self._flush(shown)
 
@@ -167,7 +168,7 @@ class _Calls:
                     yield from self._output.add_all(self._expire(shown[at], due_ms), shown[at])
                     timers.delete(due_ms)
                 except Exception as exc:
-                    self._note_key(exc, self._output.failed_key or shown[at])
+                    note_key(exc, self._operator, self._output.failed_key or shown[at])
                     raise
             self._flush(shown)
 
@@ -188,19 +189,14 @@ class _Calls:
         try:
             self._states.flush()
         except StateValueError as exc:
-            self._note_key(exc, shown[exc.row])
+            note_key(exc, self._operator, shown[exc.row])
             raise
         if self._timers is not None:
             self._timers.flush()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining output."""
-        try:
-            yield from self._output.finish()
-        except Exception as exc:
-            if self._output.failed_key is not None:
-                self._note_key(exc, self._output.failed_key)
-            raise
+        return finished(self._output, self._operator)
 
     def close(self) -> int | None:
         """Close the processor, remove what has expired, and return when the shard is to be called at the latest."""
@@ -221,9 +217,6 @@ class _Calls:
 
     def _in_phase(self, phase: str) -> None:
         self._handle.phase = self._slab.phase = phase
-
-    def _note_key(self, exc: BaseException, key: KeyTuple) -> None:
-        exc.add_note(f"raised in operator {self._operator!r} for key {tuple(key)!r}")
 
 
 def _times_of(step: TransformWithState, times: BatchTimes) -> tuple[TimerValues, int]:

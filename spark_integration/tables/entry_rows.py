@@ -23,7 +23,7 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, take
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows
+from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, open_rows
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,3 @@ class EntryRows:
         """Remove all entries of some grouping keys."""
         if len(keys):
             self._transaction.delete_prefix(self._schema.name, keys)
-
-
-def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:
-    """Return the rows of some keys of a table, which may expire."""
-    return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys)

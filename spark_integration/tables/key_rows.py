@@ -174,6 +174,11 @@ class ExpiringKeyRows:
         self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
 
 
+def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:
+    """Return the rows of some keys of a table, which may expire."""
+    return KeyRows(transaction, table, keys) if expiry is None else ExpiringKeyRows(transaction, expiry, keys)
+
+
 def index_of(table: str) -> str:
     """Return the name of the table that has the keys of `table` in the order in which they expire."""
     return f"{table}.expiring"

@@ -23,7 +23,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, expiring_tables
+from holdfast.spark_integration.tables.key_rows import Expiry, expiring_tables, open_rows
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
@@ -138,12 +138,7 @@ class _Call:
     def states(self, keys: Keys) -> dict[str, ShardState]:
         """Return the state tables as these keys see them."""
         return {
-            name: ShardState(
-                ExpiringKeyRows(self._transaction, self._expiries[name], keys)
-                if name in self._expiries
-                else KeyRows(self._transaction, name, keys),
-                state.types,
-            )
+            name: ShardState(open_rows(self._transaction, name, self._expiries.get(name), keys), state.types)
             for name, state in self._step.states.items()
         }
 

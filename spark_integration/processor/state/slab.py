@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from threading import get_ident
 
-import pyarrow as pa
-
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
@@ -26,8 +24,9 @@ class Slab:
         Spark's name for what the processor is doing, for errors.
     """
 
-    def __init__(self, no_keys: Keys) -> None:
-        self.keys = no_keys
+    keys: Keys  # from the first `begin` on; no call runs before
+
+    def __init__(self) -> None:
         self.call = 0
         self.phase = "CREATED"
         self._at = _NONE
@@ -71,9 +70,3 @@ class Slab:
         if self._at == _NONE:
             raise invalid_handle_state(doing, doing.replace(" ", "_"), self.phase)
         return self._at
-
-
-def no_keys(key_types: pa.Schema) -> Keys:
-    """Return no grouping keys."""
-    columns = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in key_types], schema=key_types)
-    return Keys(pa.array([], pa.uint64()).to_numpy(), columns)

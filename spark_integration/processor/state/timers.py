@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.arrow.rows import IntArray, from_columns
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
@@ -103,7 +103,7 @@ class ProcessorTimers:
             by_key.delete()
             self._by_due.remove(keys, due_ms)
             return
-        by_key.put(_nothing(len(due_ms)))
+        by_key.put(from_columns([], pa.schema([]), len(due_ms)))
         self._by_due.add(keys, due_ms)
         earliest_ms = int(due_ms.min())
         self._earliest_ms = earliest_ms if self._earliest_ms is None else min(self._earliest_ms, earliest_ms)
@@ -124,8 +124,3 @@ class ProcessorTimers:
         # What the query remembers of a shard has no negative times.
         assert self._earliest_ms is not None
         return self._earliest_ms if self._earliest_ms > 0 else _FIRST_MS
-
-
-def _nothing(rows: int) -> pa.RecordBatch:
-    marker = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-    return pa.RecordBatch.from_struct_array(marker)

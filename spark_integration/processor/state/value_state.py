@@ -11,8 +11,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
-from holdfast.spark_integration.tables.entry_rows import open_rows
-from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, open_rows
 
 # Until the size of a variable's values is known, where they may be large.
 _FETCHED_FIRST = 1024

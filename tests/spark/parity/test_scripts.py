@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.repetitions import sample
+from tests.spark.once import Once
 from tests.spark.parity import program
 from tests.spark.parity.engines import (
     DOCUMENTED,
@@ -74,7 +75,7 @@ Play = Callable[[Engine, Script], Played]
 @pytest.fixture(scope="module")
 def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
     """Return a function that plays a script on an engine, once."""
-    played: dict[tuple[str, str], Played | Exception] = {}
+    played = Once[Played]()
 
     def play_it(engine: Engine, script: Script) -> Played:
         # With processing time, micro-batches without data would never end.
@@ -87,19 +88,7 @@ def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPa
             run.run(run.apply(run.source(), ["key"], *arguments))
             return _played(run.batches, run.state(), script)
 
-    def once(engine: Engine, script: Script) -> Played:
-        if (engine.name, script.name) not in played:
-            try:
-                played[engine.name, script.name] = play_it(engine, script)
-            except Exception as exc:  # noqa: BLE001
-                # Once is enough for that, too.
-                played[engine.name, script.name] = exc
-        found = played[engine.name, script.name]
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return once
+    return lambda engine, script: played.get((engine.name, script.name), lambda: play_it(engine, script))
 
 
 def _played(batches: list[list[tuple[str, str]]], states: State, script: Script) -> Played:

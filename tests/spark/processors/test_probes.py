@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import PythonException
 
 from tests.repetitions import sample
+from tests.spark.once import Once
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.engines import SPARK
 from tests.spark.processors.probes import calls, lists, maps, types, values
@@ -49,23 +50,13 @@ def run(way: Way, probes: list[Probe], on: Trial, *, raises: bool = False) -> di
 @pytest.fixture(scope="module")
 def find(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Find:
     """Return a function that runs, once, the probes that can share a query, and returns what they find."""
-    found: dict[str, dict[str, list[str]] | Exception] = {}
+    found = Once[dict[str, list[str]]]()
 
-    def once(way: Way) -> dict[str, list[str]]:
-        if way.name not in found:
-            probes = TOGETHER if way.is_spark else PROBES
-            try:
-                with trial(spark, way.engine, tmp_path_factory.mktemp("probes"), local_state) as on:
-                    found[way.name] = run(way, probes, on)
-            except Exception as exc:  # noqa: BLE001
-                # Once is enough for that, too.
-                found[way.name] = exc
-        here = found[way.name]
-        if isinstance(here, Exception):
-            raise here
-        return here
+    def find_it(way: Way) -> dict[str, list[str]]:
+        with trial(spark, way.engine, tmp_path_factory.mktemp("probes"), local_state) as on:
+            return run(way, TOGETHER if way.is_spark else PROBES, on)
 
-    return once
+    return lambda way: found.get(way.name, lambda: find_it(way))
 
 
 @by_way(WAYS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.once import Once
 from tests.spark.parity.engines import trial
 from tests.spark.processors.engines import ProcessorEngine, quick_engines
 from tests.spark.processors.scripts.clocked import play_script
@@ -31,25 +32,13 @@ CASES = [
 @pytest.fixture(scope="module")
 def play(spark: SparkSession, local_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Play:
     """Return a function that plays a script on an engine, once."""
-    played: dict[tuple[str, str], Played | Exception] = {}
+    played = Once[Played]()
 
     def play_it(engine: ProcessorEngine, script: Script) -> Played:
         with trial(spark, engine, tmp_path_factory.mktemp("play"), local_state) as on:
             return play_script(script, engine, on)
 
-    def once(engine: ProcessorEngine, script: Script) -> Played:
-        if (engine.name, script.name) not in played:
-            try:
-                played[engine.name, script.name] = play_it(engine, script)
-            except Exception as exc:  # noqa: BLE001
-                # Once is enough for that, too.
-                played[engine.name, script.name] = exc
-        found = played[engine.name, script.name]
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return once
+    return lambda engine, script: played.get((engine.name, script.name), lambda: play_it(engine, script))
 
 
 @pytest.mark.parametrize(("script", "case", "engine"), CASES)

@@ -23,6 +23,7 @@ from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from tests.unit.spark_integration.running import ran
 
 Calls = list[tuple[Any, ...]]
 
@@ -64,15 +65,8 @@ class Loop:
         hashes = pa.array([sum(repr(key).encode()) % 5 for key, _ in rows], pa.int64())
         times = BatchTimes(processing_ms=now, watermark_ms=now, earliest_timer_ms=self.earliest_ms, previous_ms=None)
         batch = ShardInput("op", 0, 0, table, table.select(["key"]), hashes, times)
-        output = []
         with self.store.begin(self.pointer) as transaction:
-            running = self.step.run(batch, transaction)
-            while True:
-                try:
-                    output += next(running).to_pylist()
-                except StopIteration as end:
-                    self.earliest_ms = end.value
-                    break
+            output, self.earliest_ms = ran(self.step.run(batch, transaction))
             self.pointer = transaction.commit()
         return output
 

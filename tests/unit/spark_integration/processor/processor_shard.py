@@ -21,6 +21,7 @@ from holdfast.spark_integration.processor.exchange import FrameExchange, RowExch
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
+from tests.unit.spark_integration.running import ran
 
 
 def columns(**types: DataType) -> StructType:
@@ -107,15 +108,8 @@ class ProcessorShard:
         hashes = pa.array([sum(repr(key).encode()) % 5 for key in keys], pa.int64())
         times = BatchTimes(now, now, self.earliest_ms, self._previous_ms)
         batch = ShardInput("op", 0, 0, rows, rows.select(["key"]), hashes, times)
-        output: list[dict[str, Any]] = []
         with self._store.begin(self._pointer) as transaction:
-            running = self.step.run(batch, transaction)
-            while True:
-                try:
-                    output += next(running).to_pylist()
-                except StopIteration as end:
-                    self.earliest_ms = end.value
-                    break
+            output, self.earliest_ms = ran(self.step.run(batch, transaction))
             self._pointer = transaction.commit()
         self._previous_ms = now
         return output

@@ -1,0 +1,38 @@
+"""Says in an error which operator and which key it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class GatheredOutput(Protocol):
+    """Output of many keys that is converted together.
+
+    Attributes
+    ----------
+    failed_key : tuple or None
+        After a failed conversion, the key whose output caused it.
+    """
+
+    failed_key: tuple[Any, ...] | None
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is left."""
+
+
+def note_key(exc: BaseException, operator: str, key: tuple[Any, ...]) -> None:
+    """Add to an exception for which key it was raised."""
+    exc.add_note(f"raised in operator {operator!r} for key {tuple(key)!r}")
+
+
+def finished(output: GatheredOutput, operator: str) -> Iterator[pa.RecordBatch]:
+    """Yield what is left of the output; an error of a conversion names the key."""
+    try:
+        yield from output.finish()
+    except Exception as exc:
+        if output.failed_key is not None:
+            note_key(exc, operator, output.failed_key)
+        raise
