@@ -328,6 +328,7 @@ class GroupedStream:
             shown_columns=self.df.columns,
             exchange=exchange,
             time_mode=times,
+            output_mode=mode,
             is_streaming=self.df.isStreaming,
         )
         return Definition(
