@@ -156,7 +156,7 @@ def _wider_fields(stored: list[pa.Field], declared: list[pa.Field]) -> list[pa.F
         for field in stored
     ]
     held += [field if field.nullable else None for field in after.values()]
-    return None if None in held else held
+    return None if any(field is None for field in held) else held
 
 
 def _union(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
