@@ -12,6 +12,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.spark_versions import require_protobuf
 
 _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF}
 _OUTPUT_MODES = ("append", "update")
@@ -22,6 +23,7 @@ def processor_host(
 ) -> StatefulProcessorHost:
     """Return the host for the arguments of ``transformWithState``; raises as the functions below."""
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
+    require_protobuf()
     if event_time_column:
         require_event_time(event_time_column, output, times, df)
     return StatefulProcessorHost(mode, times, event_time_column)
