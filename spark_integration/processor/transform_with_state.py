@@ -32,6 +32,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.processor.attributes import AttributeWatch
 from holdfast.spark_integration.processor.declaring import Declaration, PickledProcessor
 from holdfast.spark_integration.processor.exchange import Exchange, KeyTuple
 from holdfast.spark_integration.processor.handle import (
@@ -154,7 +155,9 @@ class _Calls:
         self._output = step.exchange.output()
         self._handle = ProcessorHandle(step.time_mode, step.declared.schemas, self._states, self._timers, CREATED)
         self._processor = step.processor.unpickled()
+        self._attributes = AttributeWatch(self._processor)
         self._processor.init(self._handle)
+        self._attributes.begin()
         if self._handle.variables != {variable.name: variable for variable in step.declared.variables}:
             raise InvalidArgumentError(
                 "init declares other state variables here than when the operator was defined: it must declare the same "
@@ -242,6 +245,8 @@ class _Calls:
     def close(self) -> int | None:
         """Close the processor, remove what has expired, and return when the shard is to be called at the latest."""
         self._in_phase(TIMER_PROCESSED)
+        if self._step.is_streaming:
+            self._attributes.warn_of_changes()
         self._processor.close()
         self._states.evict()
         due_ms = None if self._timers is None else self._timers.earliest()
