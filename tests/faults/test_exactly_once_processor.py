@@ -1,0 +1,115 @@
+"""Exactly once with processors: processes are killed at random moments, and values, lists, maps and timers hold."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+
+import holdfast
+from tests.faults import killed_processor
+from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
+from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
+from tests.faults.plain_processing import NEVER, PlainRun
+from tests.repetitions import LONG, sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# At least one of each: driver, worker, server.
+KILLS = 25 if LONG else 3
+RUNS = [
+    ("rows", "memory", "ProcessingTime"),
+    ("packed", "filesystem", "EventTime"),
+    ("packed", "rocksdb", "ProcessingTime"),
+    ("packed", "memory", "EventTime"),
+    ("rows", "filesystem", "ProcessingTime"),
+    ("rows", "rocksdb", "EventTime"),
+]
+KINDS = {"total": "v", "seen": "l", "kinds": "m"}
+
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.turn(2, 3)
+@pytest.mark.parametrize(("transport", "backend", "time_mode"), sample(RUNS))
+def test_kills_change_nothing(
+    transport: str, backend: str, time_mode: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode)
+    run = Killings(job, random.Random(f"{transport} {backend} {time_mode}"), program=killed_processor.__name__)
+    run.run(KILLS)
+    check_result(run, spark, time_mode)
+    print(f"\n{transport}, {backend}, {time_mode}: killed {run.done}, the query failed {run.failures} times")
+
+
+def check_result(run: Killings, spark: SparkSession, time_mode: str) -> None:
+    """Compare output and state with those of the same micro-batches undisturbed, at the times in Spark's log."""
+    folder = run.job.path
+    batches = micro_batches(folder)
+    assert sum(len(batch.files) for batch in batches) == run.files
+    plain = undisturbed(batches, time_mode)
+    story = f"{run.job}: {run.describe()}"
+    # The sink's own log says which of its files count.
+    written = [tuple(row) for row in spark.read.parquet(str(folder / "output")).collect()]
+    assert sorted(written, key=repr) == sorted(plain.output, key=repr), story
+    told = [row[0] for row in plain.output]
+    assert min(told.count("idle"), told.count("gone")) > 20, "hardly a timer has fired: this shows nothing"
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    try:
+        check_state(spark, folder, plain, batches[-1].time_ms, story)
+    finally:
+        spark.conf.unset("spark.holdfast.checkpoint.dir")
+    run.stop_servers()
+    shutil.rmtree(folder)
+
+
+def check_state(spark: SparkSession, folder: Path, plain: PlainRun, now_ms: int, story: str) -> None:
+    """Compare timers and variables; what has expired must be gone soon."""
+
+    def stored(table: str) -> list[tuple[Any, ...]]:
+        found = holdfast.read_state(spark, folder / "query", OPERATOR, table=table)
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    assert {((user,), due_ms) for user, due_ms in stored("timers")} == plain.timers, story
+    for name, variable in plain.variables.items():
+        rows = stored(f"{KINDS[name]}.{name}")
+        if variable.ttl_ms is None:
+            rows = [(*row, NEVER) for row in rows]
+        live = [row for row in rows if row[-1] > now_ms]
+        if KINDS[name] == "l":
+            live = numbered(live)
+        assert sorted(live, key=repr) == sorted(variable.rows(), key=repr), f"{name}: {story}"
+        if variable.ttl_ms is not None:
+            assert all(row[-1] > now_ms - variable.ttl_ms for row in rows), f"{name} is not evicted: {story}"
+    expired = {name: variable.expired for name, variable in plain.variables.items() if variable.ttl_ms is not None}
+    if expired:
+        assert min(expired["total"], expired["seen"]) > 20, (
+            f"hardly anything has expired: this shows nothing: {expired}"
+        )
+
+
+def numbered(elements: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the elements of lists, numbered from 0 in each; in the table their numbers have gaps."""
+    by_user: dict[Any, list[tuple[Any, ...]]] = {}
+    for element in sorted(elements, key=lambda element: element[1]):
+        by_user.setdefault(element[0], []).append(element)
+    return [(user, at, *element[2:]) for user, found in by_user.items() for at, element in enumerate(found)]
+
+
+def undisturbed(batches: list[MicroBatch], time_mode: str) -> PlainRun:
+    """Run the processor over micro-batches, one after the other."""
+    plain = PlainRun(Visits(time_mode), time_mode)
+    # Rows are late by the watermark of the micro-batch before.
+    late_ms = 0
+    for batch in batches:
+        rows = [Row(**row) for row in rows_of(batch)]
+        if time_mode == "EventTime":
+            rows = [row for row in rows if round(row.at.timestamp() * 1000) > late_ms]
+        plain.micro_batch(rows, ["user"], batch.time_ms, batch.watermark_ms)
+        late_ms = batch.watermark_ms
+    return plain
