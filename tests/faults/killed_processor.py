@@ -79,7 +79,7 @@ class Visits(StatefulProcessor):
             self._kinds.removeKey(kind)
         else:
             counted = self._kinds.getValue(kind)
-            self._kinds.updateValue(kind, (1 if counted is None else counted.n + 1,))
+            self._kinds.updateValue(kind, (1 if counted is None else counted[0] + 1,))
 
     def _wait_for(self, found: list[Row], times: TimerValues) -> None:
         """Move the user's timer behind the last row."""

@@ -14,7 +14,8 @@ import holdfast
 from tests.faults import killed_processor
 from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
 from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
-from tests.faults.plain_processing import NEVER, PlainRun
+from tests.faults.plain_processing import PlainRun
+from tests.plain_states import NEVER, Plain
 from tests.repetitions import LONG, sample
 
 if TYPE_CHECKING:
@@ -75,22 +76,29 @@ def check_state(spark: SparkSession, folder: Path, plain: PlainRun, now_ms: int,
         found = holdfast.read_state(spark, folder / "query", OPERATOR, table=table)
         return [tuple(row.values()) for row in found.to_pylist()]
 
-    assert {((user,), due_ms) for user, due_ms in stored("timers")} == plain.timers, story
-    for name, variable in plain.variables.items():
-        rows = stored(f"{KINDS[name]}.{name}")
-        if variable.ttl_ms is None:
+    timers = [(user, due_ms) for (user,), of_user in plain.keys.items() for due_ms in of_user.due]
+    assert sorted(stored("timers"), key=repr) == sorted(timers, key=repr), story
+    for name, kind in KINDS.items():
+        variables = {user: of_user.variables[name] for (user,), of_user in plain.keys.items()}
+        rows, ttl_ms = stored(f"{kind}.{name}"), variables[None].ttl_ms
+        if ttl_ms is None:
             rows = [(*row, NEVER) for row in rows]
         live = [row for row in rows if row[-1] > now_ms]
-        if KINDS[name] == "l":
-            live = numbered(live)
-        assert sorted(live, key=repr) == sorted(variable.rows(), key=repr), f"{name}: {story}"
-        if variable.ttl_ms is not None:
-            assert all(row[-1] > now_ms - variable.ttl_ms for row in rows), f"{name} is not evicted: {story}"
-    expired = {name: variable.expired for name, variable in plain.variables.items() if variable.ttl_ms is not None}
-    if expired:
-        assert min(expired["total"], expired["seen"]) > 20, (
-            f"hardly anything has expired: this shows nothing: {expired}"
-        )
+        expected = [row for user, variable in variables.items() for row in shown(user, kind, variable)]
+        assert sorted(numbered(live) if kind == "l" else live, key=repr) == sorted(expected, key=repr), (name, story)
+        if ttl_ms is not None:
+            assert all(row[-1] > now_ms - ttl_ms for row in rows), f"{name} is not evicted: {story}"
+            expired = sum(variable.expired for variable in variables.values())
+            assert expired > 20 or name == "kinds", f"of {name} only {expired} have expired: this shows nothing"
+
+
+def shown(user: int | None, kind: str, variable: Plain) -> list[tuple[Any, ...]]:
+    """Return what is live of a variable as `read_state` has it."""
+    entries = {"v": lambda at, _: (), "l": lambda at, _: (at,), "m": lambda _, entry: entry}
+    return [
+        (user, *entries[kind](at, entry), *row, variable.rows[entry][1])
+        for at, (entry, row) in enumerate(variable.live().items())
+    ]
 
 
 def numbered(elements: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -103,13 +111,13 @@ def numbered(elements: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 def undisturbed(batches: list[MicroBatch], time_mode: str) -> PlainRun:
     """Run the processor over micro-batches, one after the other."""
-    plain = PlainRun(Visits(time_mode), time_mode)
+    plain = PlainRun(lambda: Visits(time_mode), ["user"], time_mode)
     # Rows are late by the watermark of the micro-batch before.
     late_ms = 0
     for batch in batches:
         rows = [Row(**row) for row in rows_of(batch)]
         if time_mode == "EventTime":
             rows = [row for row in rows if round(row.at.timestamp() * 1000) > late_ms]
-        plain.micro_batch(rows, ["user"], batch.time_ms, batch.watermark_ms)
+        plain.micro_batch(rows, batch.time_ms, batch.watermark_ms)
         late_ms = batch.watermark_ms
     return plain
