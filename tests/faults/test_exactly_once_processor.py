@@ -1,4 +1,7 @@
-"""Exactly once with processors: processes are killed at random moments, and values, lists, maps and timers hold."""
+"""Exactly once with processors: processes are killed at random moments, and values, lists, maps and timers hold.
+
+W2: a micro-batch that runs again has the time of its first run. L12: nothing is left of an attempt that failed.
+"""
 
 from __future__ import annotations
 

@@ -170,6 +170,18 @@ TTL = Script(
             ["0 rows", "2 rows (None,), True", "3 rows None, False"],
         ),
         Case(
+            "tl3 many elements and entries",
+            {
+                0: "items.appendList([(n,) for n in range(300)]);"
+                "[entries.updateValue((n,), (n,)) for n in range(50)]",
+                1: "items.appendList([(1,), (2,)]); entries.updateValue((7,), (8,))",
+                2: "?len(list(items.get())); ?len(list(entries.keys()))",
+                3: f"{_ITEMS}; ?list(entries.iterator())",
+                4: f"{_ITEMS}; ?list(entries.iterator())",
+            },
+            ["0 rows", "1 rows", "2 rows 302, 50", "3 rows [1, 2], [((7,), (8,))]", "4 rows [], []"],
+        ),
+        Case(
             "tl5 an iterator skips what has expired",
             {
                 0: "entries.updateValue((5,), (5,))",
