@@ -176,7 +176,7 @@ class Run:
         if batch.restarts:
             self.shard.restart(self.processor)
         earliest_ms = self.shard.earliest_ms
-        if not batch.rows and (earliest_ms is None or earliest_ms >= self.now):
+        if not batch.rows and (earliest_ms is None or earliest_ms > self.now):
             assert not self.model.due(self.now), "Spark would not call the shard"
             return
         if batch.fails_first and batch.rows:
