@@ -71,7 +71,7 @@ def test_tests_name_no_other_items() -> None:
     assert named() <= {cells[0] for cells in rows(ITEMS)}
 
 
-NAMES = sorted(set(re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", text(UPSTREAM))))
+NAMES = sorted({found for cells in rows(UPSTREAM) for found in re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", cells[1])})
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)

@@ -1,7 +1,7 @@
 """Cuts the rows of a shard, sorted by key, into slabs: as many keys as are converted, looked up and written together.
 
-The sizes of a slab and of a piece are bounded in rows and bytes. A key with more rows than go into one piece is a slab of
-its own, and its rows are converted piece by piece, as the function asks for them.
+Slabs and pieces are bounded in rows and bytes. A key with more rows than go into one piece is a slab of its own, whose
+rows are converted piece by piece, as the function asks for them.
 """
 
 from __future__ import annotations
