@@ -16,6 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from tests.faults.killed_driver import Job, start_spark
+from tests.spark.processors.engines import NEEDED
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StatefulProcessorHandle
@@ -121,6 +122,8 @@ class Visits(StatefulProcessor):
 def main() -> None:
     job = ProcessorJob(**json.loads(sys.argv[1]))
     spark = start_spark(job)
+    for setting, value in NEEDED.items():
+        spark.conf.set(setting, value)
     # Else a query with processing time runs micro-batches without data for ever.
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", job.time_mode == "EventTime")
     source = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
