@@ -160,7 +160,7 @@ def test_an_entry_that_was_removed_and_put_again_lives_from_then_on(tmp_path: Pa
     ],
 )
 def test_wrong_declarations_fail_at_definition(declare: Any, time_mode: Any, text: str) -> None:
-    """Most of them fail in Spark's first micro-batch."""
+    """Most of them fail in Spark's first micro-batch; a map of a value's name (Q17) passes there."""
     with pytest.raises(PySparkRuntimeError, match=text):
         declaration_of(PickledProcessor(Scripted(declare)), time_mode)
 
