@@ -34,6 +34,14 @@ def test_a_function_is_tested_as_the_guide_shows() -> None:
     names["test_a_user_who_has_left_is_counted"]()
 
 
+def test_a_processor_is_tested_as_the_guide_shows() -> None:
+    """The tests of the processor in docs/testing.md pass."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/testing.md", "TwsTester"), names)
+    names["test_the_third_failure_is_reported_after_a_minute"]()
+    names["test_failures_are_forgotten"]()
+
+
 def test_the_walk_through_the_sessions_shows_what_runs() -> None:
     """docs/sessions.md shows the example's functions as they are, and what it tries out is so."""
     *shown, tried = blocks("docs/sessions.md", "python")[:7]

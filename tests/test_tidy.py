@@ -62,7 +62,7 @@ ROOMS = {
         "client",
         "transport",
         "shard",
-        "tables",
+        "hosts tables",
         "keyed vectorised",
         "processor",
         "plan",

@@ -1,6 +1,7 @@
-"""For tests: ``applyInPandasWithState`` functions without Spark, and contract suites for plug-ins.
+"""For tests: functions and processors without Spark, and contract suites for plug-ins.
 
-`PandasWithStateTester` runs a function on rows and moves time by hand. A backend or an object storage of your own is
+`PandasWithStateTester` runs a function of ``applyInPandasWithState`` on rows and moves time by hand, `TwsTester` a
+`StatefulProcessor`. A backend or an object storage of your own is
 correct when it passes `BackendContract` or `StorageContract`, the suites that holdfast's own must pass. They need
 pytest and nothing else of this project's tests.
 """
@@ -14,5 +15,6 @@ from holdfast.testing.backend_contract import BackendContract  # noqa: E402  aft
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402
 from holdfast.testing.pandas_with_state_tester import PandasWithStateTester  # noqa: E402
 from holdfast.testing.storage_contract import StorageContract  # noqa: E402
+from holdfast.testing.tws_tester import TwsTester  # noqa: E402
 
-__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester", "StorageContract"]
+__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester", "StorageContract", "TwsTester"]

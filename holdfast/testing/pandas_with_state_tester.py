@@ -5,20 +5,15 @@ The loop over keys is the one of a query, with its frames, states and timeouts; 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from pyspark.sql.types import Row, StructType
 
-from holdfast.backends.arrow.rows import IntArray
-from holdfast.backends.base import Pointer
-from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
-from holdfast.backends.run_files.view import RunFilesView
+from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
@@ -27,12 +22,13 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import STATE_TABLE, BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers
 from holdfast.spark_integration.transport.transport import moments_of
 from holdfast.testing.ddl import parse_schema
+from holdfast.testing.embedded_shard import EmbeddedShard
 
 
 class PandasWithStateTester:
@@ -116,11 +112,10 @@ class PandasWithStateTester:
             shown_keys=[distinct.index(name) for name in names],
             shown_columns=self._input.names,
         )
-        self._name = getattr(func, "__name__", type(func).__name__)
         self._processing_ms = 0
         self._watermark_ms = 0
-        self._earliest_timer_ms: int | None = None
-        self._store = _HeapStore(self._step.tables())
+        name = getattr(func, "__name__", type(func).__name__)
+        self._shard = EmbeddedShard(name, self._step, self._step.key_types)
 
     def test(self, input: Sequence[Row | tuple[Any, ...] | Mapping[str, Any]]) -> list[Row]:  # noqa: A002
         """Run one micro-batch of rows; timeouts that are due fire after them.
@@ -179,15 +174,15 @@ class PandasWithStateTester:
 
     def peekState(self, key: Any) -> tuple[Any, ...] | None:
         """Return the state of a key, which is a value or, for several columns, a tuple; None if it has no state."""
-        with self._store.begin() as transaction:
+        with self._shard.begin() as transaction:
             return self._values(transaction).get(self._keys_of(key))[0]
 
     def peekTimeout(self, key: Any) -> int | None:
         """Return when the timeout of a key is due, in milliseconds since 1970; None where it has none."""
         if self._step.timeout_conf == "NoTimeout":
             return None
-        with self._store.begin() as transaction:
-            timers = KeyTimers(transaction, self._step.timeout_conf, self._earliest_timer_ms)
+        with self._shard.begin() as transaction:
+            timers = KeyTimers(transaction, self._step.timeout_conf, self._shard.earliest_timer_ms)
             due_ms = int(timers.get(self._keys_of(key))[0])
             return None if due_ms == NEVER else due_ms
 
@@ -199,13 +194,13 @@ class PandasWithStateTester:
         StateValueError
             The value does not fit the state's columns.
         """
-        with self._store.begin() as transaction:
+        with self._shard.begin() as transaction:
             self._values(transaction).put(self._keys_of(key), [value])
             transaction.commit()
 
     def deleteState(self, key: Any) -> None:
         """Remove the state of a key; its timeout stays."""
-        with self._store.begin() as transaction:
+        with self._shard.begin() as transaction:
             self._values(transaction).delete(self._keys_of(key))
             transaction.commit()
 
@@ -219,14 +214,7 @@ class PandasWithStateTester:
                 "a key has one value for each key column", values=len(given), columns=len(places)
             )
         distinct = tuple(dict(zip(places, given, strict=True)).values())
-        shown = spark_versions.rows_to_arrow([distinct], self._key).cast(self._step.key_types)
-        return Keys.of(self._store.tables[STATE_TABLE], self._hashes(shown).view(np.uint64), shown)
-
-    def _hashes(self, shown: pa.Table) -> IntArray:
-        """Return a hash for each key; not Spark's, but equal where keys are."""
-        normal = Keys.of(self._store.tables[STATE_TABLE], np.zeros(len(shown), np.uint64), shown).columns
-        texts = map(repr, zip(*(column.to_pylist() for column in normal.columns), strict=True))
-        return np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64).view(np.int64)
+        return self._shard.keys_of(spark_versions.rows_to_arrow([distinct], self._key).cast(self._step.key_types))
 
     def _no_rows(self) -> pa.Table:
         return arrow_schema(self._input, "the input").empty_table()
@@ -235,21 +223,9 @@ class PandasWithStateTester:
         rows = self._without_late(rows.cast(arrow_schema(self._input, "the input")))
         shown = rows.select(self._key.names).cast(self._step.key_types).combine_chunks()
         watermark_ms = None if self._event_time is None else self._watermark_ms
-        batch = ShardInput(
-            operator=self._name,
-            shard=0,
-            batch_id=self._store.version,
-            rows=rows,
-            shown_keys=shown,
-            hashes=pa.array(self._hashes(shown)),
-            times=BatchTimes(self._processing_ms, watermark_ms, self._earliest_timer_ms, None),
-        )
-        with self._store.begin() as transaction:
-            output = _Drained(self._step.run(batch, transaction))
-            transaction.commit()
-        self._earliest_timer_ms = output.returned
+        output = self._shard.run(self._step, rows, shown, self._processing_ms, watermark_ms)
         schema = arrow_schema(self._output, "outputStructType", keep_not_null=True)
-        return pa.Table.from_batches(output.yielded, schema=schema)
+        return pa.Table.from_batches(output, schema=schema)
 
     def _without_late(self, rows: pa.Table) -> pa.Table:
         if self._step.timeout_conf != "EventTimeTimeout":
@@ -259,35 +235,3 @@ class PandasWithStateTester:
 
     def _as_rows(self, output: pa.Table) -> list[Row]:
         return spark_versions.arrow_to_rows(output, self._output)
-
-
-class _Drained:
-    """What a generator has yielded, and what it returned."""
-
-    def __init__(self, run: Generator[pa.RecordBatch, None, int | None]) -> None:
-        self.returned: int | None = None
-        self.yielded = list(self._all(run))
-
-    def _all(self, run: Generator[pa.RecordBatch, None, int | None]) -> Iterator[pa.RecordBatch]:
-        self.returned = yield from run
-
-
-class _HeapStore:
-    """The newest version of a shard, in this process alone."""
-
-    def __init__(self, tables: Mapping[str, TableSchema]) -> None:
-        self.tables = tables
-        self.version = 0
-        self._runs: dict[str, Run] = {}
-
-    def begin(self) -> Transaction:
-        pointer = Pointer(self.version, "tested")
-        view = RunFilesView(pointer, self.tables, {name: [run] for name, run in self._runs.items()}, {})
-        return Transaction(pointer, self.version + 1, view, self.tables, self._commit)
-
-    def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
-        for name, run in runs.items():
-            before = [self._runs[name]] if name in self._runs else []
-            self._runs[name] = merge_runs([*before, run], drop_deletes=True)
-        self.version += 1
-        return Pointer(self.version, "tested")

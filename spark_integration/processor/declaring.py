@@ -10,10 +10,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.handle import PRE_INIT, ProcessorHandle
+from holdfast.spark_integration.processor.handle import PRE_INIT, ParseText, ProcessorHandle
 from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.spark_types import parse_struct
 
 
 class PickledProcessor:
@@ -64,8 +65,15 @@ class Declaration:
     schemas: dict[str, StructType]
 
 
-def declaration_of(processor: PickledProcessor, time_mode: TimeMode) -> Declaration:
+def declaration_of(processor: PickledProcessor, time_mode: TimeMode, parse: ParseText = parse_struct) -> Declaration:
     """Return what a processor declares in ``init``; runs that and ``close``.
+
+    Parameters
+    ----------
+    processor : PickledProcessor
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+    parse : callable
+        For schemas given as text; Spark's parser, which needs a JVM, by default.
 
     Raises
     ------
@@ -74,7 +82,7 @@ def declaration_of(processor: PickledProcessor, time_mode: TimeMode) -> Declarat
     """
     fresh = processor.unpickled()
     schemas: dict[str, StructType] = {}
-    handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT)
+    handle = ProcessorHandle(time_mode, schemas, _NoStates(), None, PRE_INIT, parse)
     fresh.init(handle)
     fresh.close()
     return Declaration(tuple(handle.variables.values()), schemas)

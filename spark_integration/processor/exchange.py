@@ -107,12 +107,7 @@ class _ProcessorFrames(OutputFrames):
     """Takes frames by Spark's rules for processors: columns by name if they have names, and more than are needed."""
 
     def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
-        for frame in returned:
-            if not isinstance(frame, pd.DataFrame):
-                raise PySparkValueError(
-                    "Invalid return type. Please make sure that the UDF returns a pandas.DataFrame when the specified "
-                    f"return type is StructType. (an element is a {type(frame).__name__})"
-                )
+        for frame in frames_of(returned):
             if len(frame):
                 yield from self.add(frame, key)
 
@@ -134,3 +129,20 @@ class _ProcessorFrames(OutputFrames):
                 given=sorted(map(str, labels)),
             )
         return [labels.index(name) for name in names]
+
+
+def frames_of(returned: Any) -> Iterator[pd.DataFrame]:
+    """Iterate over what a processor returned for a key.
+
+    Raises
+    ------
+    PySparkValueError
+        An element is no frame.
+    """
+    for frame in returned:
+        if not isinstance(frame, pd.DataFrame):
+            raise PySparkValueError(
+                "Invalid return type. Please make sure that the UDF returns a pandas.DataFrame when the specified "
+                f"return type is StructType. (an element is a {type(frame).__name__})"
+            )
+        yield frame

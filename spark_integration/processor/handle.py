@@ -7,7 +7,7 @@ at the beginning of each call of a shard, with state behind it. The rules are th
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
@@ -37,6 +37,10 @@ PRE_INIT, CREATED, INITIALIZED, DATA_PROCESSED, TIMER_PROCESSED = (
 SHOWN_TIME_MODES = {"None": "NoTime", "ProcessingTime": "ProcessingTime", "EventTime": "EventTime"}
 
 
+ParseText = Callable[[str, str], StructType]
+"""Parses a schema given as text; the second argument says what to call it in an error."""
+
+
 class States(Protocol):
     """What is behind a handle."""
 
@@ -61,6 +65,8 @@ class ProcessorHandle(StatefulProcessorHandle):
         None on the driver, and where the time mode has no timers.
     phase : str
         `PRE_INIT` on the driver, `CREATED` in a worker.
+    parse : callable
+        On the driver, Spark's parser by default.
 
     Attributes
     ----------
@@ -76,6 +82,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         states: States,
         timers: ProcessorTimers | None,
         phase: str,
+        parse: ParseText = parse_struct,
     ) -> None:
         # Not Spark's __init__, which takes a client of Spark's state server.
         self.variables: dict[str, StateVariable] = {}
@@ -84,6 +91,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._schemas = schemas
         self._states = states
         self._timers = timers
+        self._parse = parse
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         return self._declare("value", stateName, schema, None, ttlDurationMs)
@@ -151,7 +159,7 @@ class ProcessorHandle(StatefulProcessorHandle):
                     "declare the same everywhere",
                     schema=schema,
                 )
-            self._schemas[schema] = parse_struct(schema, what)
+            self._schemas[schema] = self._parse(schema, what)
         return self._schemas[schema]
 
     def _checked_ttl(self, ttl_ms: int | None, name: str, doing: str) -> int | None:

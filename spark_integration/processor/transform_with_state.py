@@ -33,6 +33,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
+from holdfast.spark_integration.processor.attributes import AttributeWatch
 from holdfast.spark_integration.processor.declaring import Declaration, PickledProcessor
 from holdfast.spark_integration.processor.exchange import Exchange, KeyTuple
 from holdfast.spark_integration.processor.handle import (
@@ -122,22 +123,56 @@ class TransformWithState:
             require_readable_values(variable, tables[variable.table], stored)
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        calls = _Calls(self, batch, transaction)
+        for keys, shown, pieces in self.slabs(batch):
+            yield from calls.with_rows(keys, shown, pieces)
+        yield from calls.expired_timers()
+        yield from calls.finish()
+        return calls.close()
+
+    def slabs(self, batch: ShardInput) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
+        """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
-        calls = _Calls(self, batch, transaction)
         slabs = self.exchange.slabs(batch.rows.select(self.shown_columns), order)
         for slab in slabs.slabs():
             first_rows = order.first_rows(slab.first_key, slab.keys)
             shown = batch.shown_keys.take(pa.array(first_rows)).select(self.given_keys)
-            yield from calls.with_rows(keys.take(first_rows), self.exchange.keys(shown), slab)
-        yield from calls.expired_timers()
-        yield from calls.finish()
-        return calls.close()
+            yield keys.take(first_rows), self.exchange.keys(shown), slab
 
     @property
     def grouping(self) -> TableSchema:
         """The schema of grouping keys."""
         return TableSchema.of("grouping keys", self.key_types, pa.schema([]))
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The `ShardFunction` of what a query is given to begin with: ``handleInitialState`` for each row or frame.
+
+    Attributes
+    ----------
+    step : TransformWithState
+        With the columns of the initial rows.
+    """
+
+    step: TransformWithState
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self.step.tables()
+
+    def configuration(self) -> Mapping[str, str]:
+        return self.step.configuration()
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        self.step.require_restartable(stored, configuration)
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        calls = _Calls(self.step, batch, transaction)
+        for keys, shown, pieces in self.step.slabs(batch):
+            calls.with_initial_state(keys, shown, pieces)
+        yield from ()  # what it returns is dropped, as in Spark
+        return calls.close()
 
 
 class _Calls:
@@ -153,7 +188,9 @@ class _Calls:
         self._output = step.exchange.output()
         self._handle = ProcessorHandle(step.time_mode, step.declared.schemas, self._states, self._timers, CREATED)
         self._processor = step.processor.unpickled()
+        self._attributes = AttributeWatch(self._processor)
         self._processor.init(self._handle)
+        self._attributes.begin()
         if self._handle.variables != {variable.name: variable for variable in step.declared.variables}:
             raise InvalidArgumentError(
                 "init declares other state variables here than when the operator was defined: it must declare the same "
@@ -175,6 +212,19 @@ class _Calls:
                 yield from add_all(call(key, rows, times), key)
             except Exception as exc:
                 note_key(exc, self._operator, self._output.failed_key or key)
+                raise
+        self._flush(shown)
+
+    def with_initial_state(self, keys: Keys, shown: list[KeyTuple], pieces: Iterable[Iterator[Any]]) -> None:
+        """Call the processor for keys with initial rows."""
+        self._begin(keys)
+        for at, (key, rows) in enumerate(zip(shown, pieces, strict=True)):
+            self._slab.enter(at)
+            try:
+                for row in rows:
+                    self._processor.handleInitialState(key, row, self._times)
+            except Exception as exc:
+                note_key(exc, self._operator, key)
                 raise
         self._flush(shown)
 
@@ -228,11 +278,12 @@ class _Calls:
     def close(self) -> int | None:
         """Close the processor, remove what has expired, and return when the shard is to be called at the latest."""
         self._in_phase(TIMER_PROCESSED)
+        if self._step.is_streaming:
+            self._attributes.warn_of_changes()
         self._processor.close()
         self._states.evict()
-        # Spark calls a shard after its time, and a timer is due at its time.
         due_ms = None if self._timers is None else self._timers.earliest()
-        found = [None if due_ms is None else max(0, due_ms - 1), self._states.next_expiry_ms()]
+        found = [None if due_ms is None else max(0, due_ms), self._states.next_expiry_ms()]
         return min((at for at in found if at is not None), default=None)
 
     def _open_timers(self, transaction: Transaction, times: BatchTimes) -> ProcessorTimers | None:

@@ -1,0 +1,118 @@
+"""One shard in this process: a `ShardFunction` runs on it call by call, and its state persists, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from holdfast.backends.arrow.rows import HashArray
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run_files.view import RunFilesView
+from holdfast.mvcc import Transaction
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction, ShardInput
+
+
+class EmbeddedShard:
+    """The newest version of a shard, and when it is to be called; one that fails leaves no trace.
+
+    Parameters
+    ----------
+    operator : str
+        Name of the operator, for error messages.
+    function : ShardFunction
+        Whose tables it has.
+    key_types : pyarrow.Schema
+        Of the grouping columns.
+    """
+
+    def __init__(self, operator: str, function: ShardFunction, key_types: pa.Schema) -> None:
+        self._operator = operator
+        self.tables = function.tables()
+        self._key_types = key_types
+        self._keys = TableSchema.of("grouping keys", key_types, pa.schema([]))
+        self._runs: dict[str, Run] = {}
+        self._version = 0
+        self._previous_ms: int | None = None
+        self.earliest_timer_ms: int | None = None
+
+    def run(
+        self,
+        function: ShardFunction,
+        rows: pa.Table,
+        shown_keys: pa.Table,
+        processing_ms: int,
+        watermark_ms: int | None,
+    ) -> list[pa.RecordBatch]:
+        """Run one micro-batch, and return its output.
+
+        Parameters
+        ----------
+        function : ShardFunction
+            With the shard's tables.
+        rows : pyarrow.Table, shape (n, columns)
+        shown_keys : pyarrow.Table, shape (n, grouping columns)
+            The key of each row.
+        processing_ms : int
+        watermark_ms : int or None
+            None if the input has none.
+        """
+        batch = ShardInput(
+            operator=self._operator,
+            shard=0,
+            batch_id=self._version,
+            rows=rows,
+            shown_keys=shown_keys,
+            hashes=pa.array(self._hashes(shown_keys).view(np.int64)),
+            times=self.times(processing_ms, watermark_ms),
+        )
+        with self.begin() as transaction:
+            output = _Drained(function.run(batch, transaction))
+            transaction.commit()
+        self.earliest_timer_ms, self._previous_ms = output.returned, processing_ms
+        return output.yielded
+
+    def begin(self) -> Transaction:
+        """Begin to read and write what the shard holds now."""
+        pointer = Pointer(self._version, "tested")
+        view = RunFilesView(pointer, self.tables, {name: [run] for name, run in self._runs.items()}, {})
+        return Transaction(pointer, self._version + 1, view, self.tables, self._commit)
+
+    def times(self, processing_ms: int, watermark_ms: int | None) -> BatchTimes:
+        """Return the times of a micro-batch that runs now."""
+        return BatchTimes(processing_ms, watermark_ms, self.earliest_timer_ms, self._previous_ms)
+
+    def no_keys(self) -> pa.Table:
+        """Return the keys of a micro-batch without rows."""
+        return self._key_types.empty_table()
+
+    def keys_of(self, shown: pa.Table) -> Keys:
+        """Return keys for look-ups."""
+        return Keys.of(self._keys, self._hashes(shown), shown)
+
+    def _hashes(self, shown: pa.Table) -> HashArray:
+        """Return a hash for each key; not Spark's, but equal where keys are."""
+        normal = Keys.of(self._keys, np.zeros(len(shown), np.uint64), shown).columns
+        texts = map(repr, zip(*(column.to_pylist() for column in normal.columns), strict=True))
+        return np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)
+
+    def _commit(self, transaction: Transaction, runs: Mapping[str, Run]) -> Pointer:
+        for name, run in runs.items():
+            before = [self._runs[name]] if name in self._runs else []
+            self._runs[name] = merge_runs([*before, run], drop_deletes=True)
+        self._version += 1
+        return Pointer(self._version, "tested")
+
+
+class _Drained:
+    """What a generator has yielded, and what it returned."""
+
+    def __init__(self, run: Generator[pa.RecordBatch, None, int | None]) -> None:
+        self.returned: int | None = None
+        self.yielded = list(self._all(run))
+
+    def _all(self, run: Generator[pa.RecordBatch, None, int | None]) -> Iterator[pa.RecordBatch]:
+        self.returned = yield from run

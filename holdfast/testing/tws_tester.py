@@ -1,0 +1,385 @@
+"""Tests a `StatefulProcessor` without Spark, by the methods of Spark's own ``TwsTester``.
+
+The calls are those of a query: a new copy of the processor for each, typed state in versions, timers in their order,
+TTL. Only Spark and the files are left out, and the types of what the test does not declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, get_args
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row, StructType
+
+from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.failed_keys import note_key
+from holdfast.spark_integration.keyed.frames import FrameFormat
+from holdfast.spark_integration.keyed.python_values import StateValueError
+from holdfast.spark_integration.plan.processor_arguments import output_mode_of
+from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
+from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
+from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.states import ProcessorStates
+from holdfast.spark_integration.processor.state.variables import Kind
+from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+from holdfast.testing.ddl import parse_schema
+from holdfast.testing.embedded_shard import EmbeddedShard
+from holdfast.testing.given_exchange import GivenExchange, concatenated, kept_frames, kept_rows
+from holdfast.testing.key_types import GroupingColumns
+
+_TIME_MODES: dict[str, TimeMode] = {mode.lower(): mode for mode in get_args(TimeMode)}
+_NO_COLUMNS = StructType([])
+_ANY_KEY = pa.schema([("key", pa.string())])
+
+
+class TwsTester:
+    """Runs a `StatefulProcessor` key by key, in this process.
+
+    A test that was written for Spark's ``pyspark.sql.streaming.TwsTester`` runs with its import changed.
+
+    Parameters
+    ----------
+    processor : pyspark.sql.streaming.StatefulProcessor
+        ``init`` runs at once, to learn which state it declares, and then in each call, on a new copy.
+    initialStateRow : list of (key, Row), optional
+        ``handleInitialState`` is called for each.
+    initialStatePandas : list of (key, pandas.DataFrame), optional
+        The same for a processor of frames.
+    timeMode : {"None", "ProcessingTime", "EventTime"}
+        In any case.
+    outputMode : {"Append", "Update"}
+        In any case; changes nothing here.
+    eventTimeExtractor : callable, optional
+        Returns the event time of a row in ms since 1970. "EventTime" needs it.
+    keyStructType : StructType or str, optional
+        The grouping columns. By default the first key tells their types, and their names are ``_1``, ``_2``.
+    inputStructType : StructType or str, optional
+        Columns of the input: then rows have the types that a query gives them. By default they are passed as given.
+    outputStructType : StructType or str, optional
+        Columns of the output: then it is checked and converted as in a query. By default it is returned as it is.
+    timezone : str, default "UTC"
+        Of the session.
+    rowsEach : int, default 10000
+        Rows of the largest frame of a typed input, as ``spark.sql.execution.arrow.maxRecordsPerBatch``.
+
+    Raises
+    ------
+    InvalidArgumentError, PySparkRuntimeError
+        The processor cannot be pickled, or declares what it must not: as a query raises them.
+    AssertionError
+        `timeMode` is none, or there is initial state both by row and in pandas.
+    PySparkValueError
+        "EventTime" without `eventTimeExtractor`.
+
+    Notes
+    -----
+    A key is a value or, for several grouping columns, a tuple. Each call is one micro-batch: if the processor fails in
+    it, nothing has changed. Schemas given as text are parsed here, without Spark. Threads: one.
+
+    Examples
+    --------
+    >>> tester = TwsTester(Visits(), timeMode="ProcessingTime")
+    >>> tester.test("ann", [Row(page="/")])
+    [Row(user='ann', n=1)]
+    >>> tester.peekValueState("count", "ann")
+    (1,)
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        initialStateRow: list[tuple[Any, Row]] | None = None,
+        initialStatePandas: list[tuple[Any, pd.DataFrame]] | None = None,
+        timeMode: str = "None",
+        outputMode: str = "Append",
+        eventTimeExtractor: Callable[[Any], int] | None = None,
+        *,
+        keyStructType: StructType | str | None = None,
+        inputStructType: StructType | str | None = None,
+        outputStructType: StructType | str | None = None,
+        timezone: str = "UTC",
+        rowsEach: int = 10_000,
+    ) -> None:
+        assert str(timeMode).lower() in _TIME_MODES, f"timeMode must be one of {get_args(TimeMode)}"
+        assert initialStateRow is None or initialStatePandas is None, "initial state by row or in pandas, not both"
+        self._time_mode = _TIME_MODES[timeMode.lower()]
+        if self._time_mode == "EventTime" and eventTimeExtractor is None:
+            raise PySparkValueError(
+                errorClass="ARGUMENT_REQUIRED",
+                messageParameters={"arg_name": "eventTimeExtractor", "condition": "timeMode is EventTime"},
+            )
+        output_mode_of(outputMode)
+        self._event_time = eventTimeExtractor
+        self._input = None if inputStructType is None else parse_schema(inputStructType)
+        self._output = None if outputStructType is None else parse_schema(outputStructType)
+        returned = self._output or _NO_COLUMNS
+        self._by_row = RowExchange(returned, timezone, rowsEach)
+        self._by_frame = FrameExchange(returned, FrameFormat(timezone), rowsEach)
+        self._name = type(processor).__name__
+        self._processor = PickledProcessor(processor)
+        self._declared = declaration_of(self._processor, self._time_mode, _parsed)
+        for variable in self._declared.variables:
+            variable.tables(_ANY_KEY)  # fails if its columns cannot be stored
+        self._now_ms = 0
+        self._in_pandas = initialStatePandas is not None
+        self._columns: GroupingColumns | None = None
+        if keyStructType is not None:
+            self._columns = GroupingColumns(parse_schema(keyStructType))
+        self._shard: EmbeddedShard | None = None
+        self._initialise(processor, initialStatePandas or initialStateRow or [])
+
+    def test(self, key: Any, input: list[Row]) -> list[Row]:  # noqa: A002
+        """Run one micro-batch of one key's rows, and then of the timers that are due because of it.
+
+        Parameters
+        ----------
+        key : value or tuple
+        input : list of Row
+            In "EventTime" late ones, not after the watermark, are dropped. Without any left the key is not called.
+
+        Returns
+        -------
+        list of Row
+        """
+        self._in_pandas = False
+        rows = [row for row in input if not self._is_late(row)]
+        if self._input is None or not rows:
+            return self._returned(self._run(self._keys(key, len(rows)), _numbers(len(rows)), rows))
+        typed = _typed(spark_versions.rows_to_arrow(rows, self._input), self._input)
+        return self._returned(self._run(self._keys(key, len(rows)), typed, None))
+
+    def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:  # noqa: A002
+        """Do as `test` does, from and to pandas frames."""
+        self._in_pandas = True
+        on_time = [not self._is_late(row) for _, row in input.iterrows()] if self._event_time else [True] * len(input)
+        frame = input.loc[on_time].reset_index(drop=True)
+        if self._input is None:
+            pieces = [frame] if len(frame) else []
+            return self._returned(self._run(self._keys(key, len(pieces)), _numbers(len(pieces)), pieces))
+        columns = [frame[name] for name in self._input.names]
+        timezone = self._by_frame.frame_format.timezone
+        rows = spark_versions.pandas_to_arrow(
+            columns, self._input, timezone, safecheck=True, int_to_decimal_coercion_enabled=False
+        )
+        typed = _typed(pa.Table.from_batches([rows]), self._input)
+        return self._returned(self._run(self._keys(key, len(frame)), typed, None))
+
+    def setProcessingTime(self, currentTimeMs: int) -> list[Row] | pd.DataFrame:
+        """Advance the processing time, and run a micro-batch of the timers that are due by then, earliest first.
+
+        Returns
+        -------
+        list of Row or pandas.DataFrame
+            The output, in the manner of the last call.
+
+        Raises
+        ------
+        PySparkValueError
+            `timeMode` is another.
+        IllegalArgumentException
+            Time would not move forward.
+        """
+        return self._advance("ProcessingTime", "setProcessingTime", "Processing time", currentTimeMs)
+
+    def setWatermark(self, currentWatermarkMs: int) -> list[Row] | pd.DataFrame:
+        """Advance the watermark as `setProcessingTime` advances the processing time."""
+        return self._advance("EventTime", "setWatermark", "Watermark", currentWatermarkMs)
+
+    def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
+        """Set the value of a key; its time to live begins now.
+
+        Raises
+        ------
+        AssertionError
+            There is no such variable.
+        SchemaMismatchError
+            The value does not fit its columns.
+        """
+        with self._state("value", stateName, key) as state:
+            state.update(value)
+
+    def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
+        """Return the value of a key; None if it has none."""
+        with self._state("value", stateName, key) as state:
+            value: tuple[Any, ...] | None = state.get()
+            return value
+
+    def updateListState(self, stateName: str, key: Any, value: list[tuple[Any, ...]]) -> None:
+        """Set the list of a key, as `updateValueState` sets a value."""
+        with self._state("list", stateName, key) as state:
+            state.clear()
+            if value:
+                state.put(value)
+
+    def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
+        """Return the list of a key; without elements if it has none."""
+        with self._state("list", stateName, key) as state:
+            return list(state.get())
+
+    def updateMapState(self, stateName: str, key: Any, value: dict[Any, Any]) -> None:
+        """Set the map of a key, as `updateValueState` sets a value."""
+        with self._state("map", stateName, key) as state:
+            state.clear()
+            for user_key, user_value in value.items():
+                state.updateValue(user_key, user_value)
+
+    def peekMapState(self, stateName: str, key: Any) -> dict[Any, Any]:
+        """Return the map of a key; without entries if it has none."""
+        with self._state("map", stateName, key) as state:
+            return dict(state.iterator())
+
+    def deleteState(self, stateName: str, key: Any) -> None:
+        """Remove what a variable of any kind holds for a key.
+
+        Raises
+        ------
+        PySparkAssertionError
+            There is no such variable.
+        """
+        kinds: dict[str, Kind] = {variable.name: variable.kind for variable in self._declared.variables}
+        if stateName not in kinds:
+            raise PySparkAssertionError(errorClass="STATE_NOT_EXISTS", messageParameters={})
+        with self._state(kinds[stateName], stateName, key) as state:
+            state.clear()
+
+    def _advance(self, mode: TimeMode, method: str, what: str, now_ms: int) -> list[Row] | pd.DataFrame:
+        if self._time_mode != mode:
+            raise PySparkValueError(
+                errorClass="UNSUPPORTED_OPERATION",
+                messageParameters={"operation": f"{method} with timeMode {self._time_mode}, which is not {mode}"},
+            )
+        if now_ms <= self._now_ms:
+            raise IllegalArgumentException(f"{what} moves forward only: it is {self._now_ms} ms, given {now_ms} ms")
+        self._now_ms = now_ms
+        if self._shard is None:  # no key was ever called
+            return self._returned([])
+        return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
+
+    def _initialise(self, processor: StatefulProcessor, initial: Sequence[tuple[Any, Any]]) -> None:
+        """Call ``handleInitialState``; what timers emit that are due at once comes with the first call."""
+        self._emitted: list[Any] = []
+        for key, given in initial:
+            self._emitted += self._run(self._keys(key, 1), _numbers(1), [given], _Initialising(processor))
+
+    def _is_late(self, row: Any) -> bool:
+        return self._time_mode == "EventTime" and self._event_time is not None and self._event_time(row) <= self._now_ms
+
+    def _times(self) -> tuple[int, int | None]:
+        """Return the processing time and the watermark."""
+        return (0, self._now_ms) if self._time_mode == "EventTime" else (self._now_ms, None)
+
+    def _keys(self, key: Any, n: int) -> pa.Table:
+        """Return a key for so many rows; the first one opens the shard, unless its columns were declared."""
+        if self._columns is None:
+            self._columns = GroupingColumns.of_key(key)
+        if self._shard is None:
+            self._step = self._step_of(self._columns)
+            self._shard = EmbeddedShard(self._name, self._step, self._columns.types)
+        return self._columns.rows(key, n)
+
+    def _step_of(self, columns: GroupingColumns) -> TransformWithState:
+        return TransformWithState(
+            processor=self._processor,
+            declared=self._declared,
+            key_types=columns.types,
+            key_schema=columns.schema,
+            given_keys=list(range(len(columns.types))),
+            shown_columns=[],
+            exchange=self._by_row,
+            time_mode=self._time_mode,
+            output_mode="append",
+            is_streaming=True,
+        )
+
+    def _run(
+        self, shown_keys: pa.Table, rows: pa.Table, pieces: list[Any] | None, processor: StatefulProcessor | None = None
+    ) -> list[Any]:
+        """Run one micro-batch; return the rows or frames of its output."""
+        assert self._shard is not None
+        kept = None
+        if self._output is None:
+            kept = kept_frames() if self._in_pandas else kept_rows()
+        typed = self._by_frame if self._in_pandas else self._by_row
+        step = replace(
+            self._step,
+            processor=self._processor if processor is None else PickledProcessor(processor),
+            exchange=GivenExchange(typed, pieces, kept),
+            shown_columns=rows.column_names,
+        )
+        batches = self._shard.run(step, rows, shown_keys, *self._times())
+        if kept is not None:
+            return kept.elements
+        assert self._output is not None
+        table = pa.Table.from_batches(batches, arrow_schema(self._output, "outputStructType", keep_not_null=True))
+        if self._in_pandas:
+            return [self._by_frame.frame_format.to_frame(table)]
+        return spark_versions.arrow_to_rows(table, self._output)
+
+    def _returned(self, elements: list[Any]) -> Any:
+        elements, self._emitted = self._emitted + elements, []
+        return concatenated(elements) if self._in_pandas else elements
+
+    @contextmanager
+    def _state(self, kind: Kind, name: str, key: Any) -> Iterator[Any]:
+        """Give the state of a variable with one key in hand, and write what was changed."""
+        found = [variable for variable in self._declared.variables if (variable.kind, variable.name) == (kind, name)]
+        assert found, f"there is no {kind} state {name!r}: init does not declare it"
+        shown = self._keys(key, 1)
+        assert self._shard is not None
+        slab = Slab()
+        with self._shard.begin() as transaction:
+            times = self._shard.times(*self._times())
+            states = ProcessorStates(transaction, self._shard.tables, shown.num_columns, slab, times)
+            state = states.open(found[0])
+            slab.begin(self._shard.keys_of(shown))
+            slab.enter(0)
+            yield state
+            slab.leave()
+            try:
+                states.flush()
+            except StateValueError as exc:
+                note_key(exc, self._name, tuple(shown.to_pylist()[0].values()))
+                raise
+            transaction.commit()
+
+
+class _Initialising(StatefulProcessor):
+    """Calls ``handleInitialState`` of a processor for each row that it is given."""
+
+    def __init__(self, processor: StatefulProcessor) -> None:
+        self._processor = processor
+
+    def init(self, handle: Any) -> None:
+        self._processor.init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for given in rows:
+            self._processor.handleInitialState(key, given, timerValues)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        return self._processor.handleExpiredTimer(key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo)
+
+    def close(self) -> None:
+        self._processor.close()
+
+
+def _parsed(text: str, what: str) -> StructType:
+    return parse_struct(parse_schema(text), what)
+
+
+def _typed(rows: pa.Table, schema: StructType) -> pa.Table:
+    return rows.cast(arrow_schema(schema, "the input"))
+
+
+def _numbers(n: int) -> pa.Table:
+    """Return the numbers of the pieces that a test gives."""
+    return pa.table({"piece": pa.array(range(n), pa.int64())})
