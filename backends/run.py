@@ -49,6 +49,7 @@ __all__ = [
     "TableSchema",
     "merge_runs",
     "read_stretches",
+    "schema_of",
     "write_stretches",
 ]
 
@@ -251,15 +252,15 @@ def read_stretches(
     schema : TableSchema
         Holds all that these columns do; see `holdfast.backends.evolution`.
     """
+    own = schema
 
     def accept(columns: pa.Schema) -> None:
-        if not columns.equals(schema.columns):
-            require_readable(_schema_of(columns, schema.name, source), schema, source=source)
+        nonlocal own
+        own = schema_of(columns, schema, source=source)
 
-    columns, batches = arrow_stream.read_accepted(
+    batches = arrow_stream.read_accepted(
         section, accept, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
     )
-    own = schema if columns.equals(schema.columns) else TableSchema.of_columns(schema.name, columns)
     runs = [Run(own, batch.replace_schema_metadata(None)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
@@ -267,11 +268,29 @@ def read_stretches(
     return runs
 
 
-def _schema_of(columns: pa.Schema, table: str, source: str) -> TableSchema:
-    """Return the schema of a run that has these columns."""
-    own = TableSchema.of_columns(table, columns)
+def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSchema:
+    """Return the schema of a stored run from its columns: those that its table had when it was written.
+
+    Parameters
+    ----------
+    held : TableSchema
+        Of its table now.
+    source : str
+        What to call the file in an error.
+
+    Raises
+    ------
+    CorruptionError
+        No run has these columns.
+    SchemaMismatchError
+        The run has columns that its table does not hold.
+    """
+    if columns.equals(held.columns):
+        return held
+    own = TableSchema.of_columns(held.name, columns)
     if len(set(columns.names)) < len(columns) or not own.columns.equals(columns):
-        raise CorruptionError(f"{source} holds no readable run: its columns are none of a run", table=table)
+        raise CorruptionError(f"{source} holds no readable run: its columns are none of a run", table=held.name)
+    require_readable(own, held, source=source)
     return own
 
 

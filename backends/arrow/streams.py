@@ -41,8 +41,8 @@ def read_accepted(
     table: str,
     trusted: bool = False,
     plain_bytes: int | None = None,
-) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """Return the columns and the batches of a stream of one state table.
+) -> list[pa.RecordBatch]:
+    """Return the batches of a stream of one state table.
 
     Parameters
     ----------
@@ -66,9 +66,9 @@ def read_accepted(
             columns = reader.schema.remove_metadata()
             accept(columns)
         if not trusted:
-            return columns, read_batches(section, columns, plain_bytes)
+            return read_batches(section, columns, plain_bytes)
         with ipc.open_stream(section) as reader:
-            return columns, list(reader)
+            return list(reader)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from holdfast.testing.state_rows import (
     P3,
     PAIRS,
     TABLES,
+    answers,
     contents,
     counts,
     keys_of,
@@ -36,6 +37,10 @@ MANY = tuple((f"user {i}", i) for i in range(1000))
 OTHER_VALUE = TABLES | {"counts": TableSchema.of("counts", COUNTS.key, pa.schema([("n", pa.string())]))}
 OTHER_KEY = TABLES | {"counts": TableSchema.of("counts", pa.schema([("user", pa.int64())]), COUNTS.value)}
 FEWER = {"members": MEMBERS, "pairs": PAIRS}
+#: A table as it was, and as it is later.
+_NARROW = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int32())]))
+_WIDE = TableSchema.of("t", COUNTS.key, pa.schema([("n", pa.int64()), ("note", pa.string())]))
+_NAMES = [(f"user {i}",) for i in range(300)]
 
 
 def make_versions(backend: Backend) -> None:
@@ -302,3 +307,33 @@ class BackendFilesContract(BackendRowsContract):
         with make_backend(tmp_path / "shard", TABLES) as backend, backend.view(P1) as view:
             assert contents(view, "members") == {}
             assert users(view, "ann") == [(1,)]
+
+    def test_rows_of_any_age_are_read_with_the_columns_of_now(self, make_backend: MakeBackend, tmp_path: Path) -> None:
+        """A table gets a column, and another becomes wider: nothing is rewritten for it, and nothing is lost."""
+        directory = tmp_path / "shard"
+        many = [(user, (n,)) for n, user in enumerate(_NAMES)]
+        with make_backend(directory, {"t": _NARROW}) as backend:
+            backend.apply(None, P1, {"t": run_of(_NARROW, many)}, {})
+        with make_backend(directory, {"t": _WIDE}) as backend:
+            write = run_of(_WIDE, [(("user 1",), (2**40, "new")), (("user 2",), None), (("user 3",), (None, "x"))])
+            backend.apply(P1, P2, {"t": write}, {})
+            before = {user: (n, None) for n, user in enumerate(_NAMES)}
+            after = {**before, ("user 1",): (2**40, "new"), ("user 3",): (None, "x")}
+            del after["user 2",]
+            backend.maintain(P2)
+            for pointer, expected in ((P1, before), (P2, after)):
+                with backend.view(pointer) as view:
+                    assert contents(view, "t") == expected
+                    found = answers(view, "t", keys_of(_WIDE, _NAMES))
+                    assert found == [expected.get(user) for user in _NAMES]
+                    runs = list(view.scan_prefix("t", keys_of(_WIDE, _NAMES[:9])))
+                    assert [run.values.schema for run in runs] == [_WIDE.value] * len(runs)
+                    assert sum(map(len, runs)) == len(expected.keys() & set(_NAMES[:9]))
+            with make_backend(tmp_path / "other", {"t": _WIDE}) as other:
+                folder = other.directory.with_name(f"{other.directory.name}-{other.new_id()}")
+                folder.mkdir(parents=True)
+                for path in backend.freeze(P1):
+                    shutil.copyfile(path, folder / path.name)
+                other.thaw(P1, folder)
+                with other.view(P1) as view:
+                    assert contents(view, "t") == before

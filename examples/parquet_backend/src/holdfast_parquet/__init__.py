@@ -27,7 +27,7 @@ from holdfast.backends import local_files
 from holdfast.backends.base import MAX_HASH, NO_OPTIONS, Backend, BackendStatistics, Found, Pointer, View
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.options import parse_options
-from holdfast.backends.run import Run, merge_runs
+from holdfast.backends.run import Run, merge_runs, schema_of
 from holdfast.backends.run_stack import look_up, scan_runs
 from holdfast.backends.schema import Keys, TableSchema, find_table, require_declared
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, NotFoundError, SchemaMismatchError
@@ -211,13 +211,9 @@ class ParquetBackend(Backend):
         if _file_name(data) != name:
             raise CorruptionError(f"{path} is damaged: its bytes do not have the digest in its name", table=table)
         rows = pq.ParquetFile(pa.BufferReader(data)).read().replace_schema_metadata(None)
-        if rows.schema != self.tables[table].columns:
-            raise SchemaMismatchError(
-                f"{path} has other columns than the operator declares: declare them again, or begin with a new "
-                "operator name",
-                table=table,
-            )
-        return Run(self.tables[table], rows.combine_chunks().to_batches()[0])
+        # The columns that the table had when the file was written; it may hold more by now.
+        own = schema_of(rows.schema, self.tables[table], source=str(path))
+        return Run(own, rows.combine_chunks().to_batches()[0]).projected(self.tables[table])
 
     def _fill(
         self, staged: StagedFolder, pointer: Pointer, runs: Mapping[str, Run], properties: Mapping[str, Any]
