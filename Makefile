@@ -101,10 +101,11 @@ figure: $(STAMP) ## draw docs/throughput.svg from the tables of benches/RESULTS.
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
-	@{ echo '# Written by make lock: the versions of PySpark that SPARK= may name, and the pyarrow that the older ones need.'; \
+	@{ echo '# Written by make lock: the versions of PySpark that SPARK= may name, and what the older ones need with it.'; \
 	    for spark in $(SPARKS); do \
-	    case $$spark in 4.0.[0-4]|4.1.[0-3]) arrow='pyarrow<26' ;; *) arrow= ;; esac; echo "# Spark $$spark"; \
-	    printf '%s\n' "pyspark==$$spark" $$arrow | $(COMPILE) --no-deps --no-header --no-annotate - || exit 1; \
+	    case $$spark in 4.0.[0-4]|4.1.[0-3]) arrow='pyarrow<26' ;; *) arrow= ;; esac; \
+	    case $$spark in 4.0.*) protobuf='protobuf<7' ;; *) protobuf= ;; esac; echo "# Spark $$spark"; \
+	    printf '%s\n' "pyspark==$$spark" $$arrow $$protobuf | $(COMPILE) --no-deps --no-header --no-annotate - || exit 1; \
 	    done; } >requirements/spark.txt
 	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt; then \
 	    echo 'the lock must name no host: see the lines above' >&2; exit 1; fi

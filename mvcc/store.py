@@ -171,9 +171,9 @@ class VersionedStore:
         CorruptionError
             The log's copy of the version is damaged or incomplete.
         """
-        base_version = pointer.version if pointer else 0
-        version = base_version + 1 if version is None else version
-        if version <= base_version:
+        base_version = pointer.version if pointer else None
+        version = (base_version or 0) + 1 if version is None else version
+        if version < 0 or (base_version is not None and version <= base_version):
             raise InvalidArgumentError(
                 "a transaction must commit a later version than it reads", version=version, reads=base_version
             )

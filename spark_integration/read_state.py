@@ -12,12 +12,14 @@ directory: ``totals``, or ``totals@<query>`` if another query took the name firs
 
 from __future__ import annotations
 
+import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.registry import backend_names
@@ -32,13 +34,18 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SPARK_OPERATOR = "applyInPandasWithState"
+#: Where the hosts keep pointers, by the name of Spark's operator: a column, and the state variable that it is of.
+_POINTERS_IN = {
+    "applyInPandasWithState": ("value.groupState.*", None),
+    "transformWithStateInPandasExec": ("value.*", POINTER_VARIABLE),
+}
 _SHARDS_AT_ONCE = 4
 _REQUESTS_AT_ONCE = 8
 
@@ -106,7 +113,7 @@ _Rows = dict[str, list[PointerRow]]
 def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
     """Return the pointers of an operator; shards without state have none."""
     spark_versions.start_state_coordinator(spark)
-    found = [_read_pointers(spark, query_checkpoint, number) for number in _state_operators(spark, query_checkpoint)]
+    found = [_read_pointers(spark, query_checkpoint, number, host) for number, host in _hosts(spark, query_checkpoint)]
     for rows in found:
         ours = {name: of_name for name, of_name in rows.items() if operator_of(name) == operator}
         if ours:
@@ -121,8 +128,8 @@ def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) ->
     )
 
 
-def _state_operators(spark: SparkSession, query_checkpoint: str) -> list[int]:
-    """Return the numbers of Spark's state operators that may hold pointers."""
+def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str]]:
+    """Return the numbers and names of Spark's state operators that may hold pointers."""
     from pyspark.errors import PySparkException
 
     try:
@@ -132,7 +139,7 @@ def _state_operators(spark: SparkSession, query_checkpoint: str) -> list[int]:
         raise _no_query(query_checkpoint) from exc
     if not known:
         raise _no_query(query_checkpoint)
-    return sorted(row["operatorId"] for row in known if row["operatorName"] == _SPARK_OPERATOR)
+    return sorted(tuple(row) for row in known if row["operatorName"] in _POINTERS_IN)
 
 
 def _no_query(query_checkpoint: str) -> InvalidArgumentError:
@@ -142,15 +149,26 @@ def _no_query(query_checkpoint: str) -> InvalidArgumentError:
     )
 
 
-def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int) -> _Rows:
+def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int, host: str) -> _Rows:
+    columns, variable = _POINTERS_IN[host]
     source = spark.read.format("statestore").option("operatorId", number)
-    state = source.load(query_checkpoint).select("value.groupState.*")
+    if variable is not None:
+        if not _has_variable(spark, query_checkpoint, number, variable):
+            return {"": []}
+        source = source.option("stateVarName", variable)
+    state = source.load(query_checkpoint).select(columns)
     if state.columns != list(POINTER_COLUMNS):
         return {"": []}  # of another library, or the user's own
     found: _Rows = {}
     for row in map(PointerRow.read, map(tuple, state.collect())):
         found.setdefault(row.directory or "", []).append(row)
     return found
+
+
+def _has_variable(spark: SparkSession, query_checkpoint: str, number: int, variable: str) -> bool:
+    metadata = spark.read.format("state-metadata").load(query_checkpoint).where(F.col("operatorId") == number)
+    found = [json.loads(row[0]) for row in metadata.select("operatorProperties").distinct().collect()]
+    return any(variable in json.dumps(properties.get("stateVariables", [])) for properties in found)
 
 
 def _restore(

@@ -12,6 +12,7 @@ number of state partitions         shuffle partitions of  a property of the     
 binaries in a state                bytearray              bytes                  bytes
 Java                               17, 21                 17, 21                 17, 21, 25
 fails with pyarrow 26 and later    before 4.0.5           before 4.1.4           no
+fails with protobuf 7 and later    yes                    no                     no
 =================================  =====================  =====================  ==========================
 
 The conversions are private to Spark. holdfast calls them all the same, so that a function sees the frames that Spark's
@@ -20,6 +21,7 @@ own worker would show it, and its output becomes what Spark would make of it.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -87,6 +89,23 @@ def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__ver
             f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or a Spark from 4.0.5 or "
             "4.1.4 on"
         )
+
+
+def require_protobuf() -> None:
+    """Refuse a protobuf with which this Spark's ``transformWithState`` fails in its workers.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is missing, or of a release that does not fit: Spark 4.0 needs one before 7, later ones need 6.33 or newer.
+    """
+    try:
+        importlib.import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
+    except Exception as exc:  # protobuf's own error has no public class
+        raise InvalidArgumentError(
+            f"Spark {pyspark.__version__} cannot run transformWithState with the protobuf that is installed: install "
+            f"'protobuf>=6.33.5,<7' on the driver and the executors ({exc})"
+        ) from exc
 
 
 def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:

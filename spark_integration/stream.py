@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -11,17 +11,21 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.hosts.group_state import GroupStateHost
+from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
-from holdfast.spark_integration.plan.definition import Definition
+from holdfast.spark_integration.plan.definition import Definition, KeyedRows
 from holdfast.spark_integration.plan.event_time import event_time_of, with_watermark
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.plan.processor_arguments import output_mode_of, refuse_what_is_missing, time_mode_of
+from holdfast.spark_integration.plan.initial_state import initial_rows
+from holdfast.spark_integration.plan.processor_arguments import processor_host
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
 from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
-from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
+from holdfast.spark_integration.shard.operator import INITIAL_VERSION
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput
@@ -159,13 +163,10 @@ class GroupedStream:
             time_mode=timeMode,
         )
         return Definition(
-            df=self.df,
-            keys=self.grouping.keys,
+            rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            function=function,
             output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
-            output_mode=mode,
-            timeout_conf=TIMEOUT_CONF[timeMode],
+            host=GroupStateHost(mode, TIMEOUT_CONF[timeMode]),
             # Where Spark drops late rows, one by one, every event time would need a blob of its own.
             transport=None if timeMode == "EventTime" else "packed",
             settings=settings,
@@ -229,13 +230,10 @@ class GroupedStream:
             shown_columns=self.df.columns,
         )
         return Definition(
-            df=self.df,
-            keys=self.grouping.keys,
+            rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            function=function,
             output=RowsOutput(output),
-            output_mode=outputMode,
-            timeout_conf=timeoutConf,
+            host=GroupStateHost(outputMode, timeoutConf),
             transport=None,
             settings=settings,
         ).plan()
@@ -263,8 +261,11 @@ class GroupedStream:
             The query must be started in the same mode.
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
-        initialState, eventTimeColumnName
-            Not supported yet.
+        initialState : GroupedData, optional
+            A batch frame of this session, grouped by columns of the same types. Before the first micro-batch of a new
+            query ``handleInitialState`` gets each of its rows; at a restart it is not read.
+        eventTimeColumnName : str, optional
+            A timestamp column of the output, by which a stateful operator behind this one may have a watermark.
         name : str, optional
             Name of the operator, which identifies its state for good; by default the name of the processor's class.
             Unique in a query.
@@ -289,8 +290,8 @@ class GroupedStream:
         output = declared_struct(outputStructType, "outputStructType")
         timezone = str(self.df.sparkSession.conf.get("spark.sql.session.timeZone"))
         exchange = RowExchange(output, timezone, rows_each(self.df))
-        refuse_what_is_missing(initialState, eventTimeColumnName)
-        return self._with_processor(statefulProcessor, exchange, outputMode, timeMode, name)
+        host = processor_host(outputMode, timeMode, eventTimeColumnName, output, self.df)
+        return self._with_processor(statefulProcessor, exchange, host, initialState, name)
 
     def transformWithStateInPandas(
         self,
@@ -305,41 +306,43 @@ class GroupedStream:
         """Do as `transformWithState` does, for a processor that takes and returns pandas frames."""
         output = declared_struct(outputStructType, "outputStructType")
         exchange = FrameExchange(output, FrameFormat.of_session(self.df.sparkSession), rows_each(self.df))
-        refuse_what_is_missing(initialState, eventTimeColumnName)
-        return self._with_processor(statefulProcessor, exchange, outputMode, timeMode, name)
+        host = processor_host(outputMode, timeMode, eventTimeColumnName, output, self.df)
+        return self._with_processor(statefulProcessor, exchange, host, initialState, name)
 
     def _with_processor(
         self,
         given: StatefulProcessor,
         exchange: RowExchange | FrameExchange,
-        output_mode: str,
-        time_mode: str,
+        host: StatefulProcessorHost,
+        initial_state: GroupedData | None,
         name: str | None,
     ) -> DataFrame:
-        mode, times = output_mode_of(output_mode), time_mode_of(time_mode, self.df)
         settings = checked_settings(self.df, stacklevel=3)
         processor = PickledProcessor(given)
         function = TransformWithState(
             processor=processor,
-            declared=declaration_of(processor, times),
+            declared=declaration_of(processor, host.time_mode),
             key_types=self._key_types(),
             key_schema=StructType([key.field for key in self.grouping.keys]),
             given_keys=self.grouping.given,
             shown_columns=self.df.columns,
             exchange=exchange,
-            time_mode=times,
+            time_mode=host.time_mode,
             is_streaming=self.df.isStreaming,
         )
+        initial = None
+        if initial_state is not None:
+            frame, grouping = initial_rows(initial_state, self.df, self.grouping)
+            begin = InitialState(replace(function, shown_columns=frame.columns))
+            initial = KeyedRows(frame, grouping.keys, begin, INITIAL_VERSION)
         return Definition(
-            df=self.df,
-            keys=self.grouping.keys,
+            rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(type(given), name),
-            function=function,
             output=RowsOutput(exchange.output_schema),
-            output_mode=mode,
-            timeout_conf=TIMEOUT_CONF[times],
+            host=host,
             transport=None,
             settings=settings,
+            initial=initial,
         ).plan()
 
     def _key_types(self) -> pa.Schema:

@@ -61,7 +61,7 @@ ROOMS = {
         "client",
         "transport",
         "shard",
-        "tables",
+        "hosts tables",
         "keyed vectorised",
         "processor",
         "plan",

@@ -1,7 +1,7 @@
 """Cuts the rows of a shard, sorted by key, into slabs: as many keys as are converted, looked up and written together.
 
-A slab's size is bounded in keys, rows and bytes. A key with more rows than go into one piece is a slab of its own, and
-its rows are converted piece by piece, as the function asks for them.
+Slabs and pieces are bounded in rows and bytes. A key with more rows than go into one piece is a slab of its own, whose
+rows are converted piece by piece, as the function asks for them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class KeySlabs(ABC, Generic[P]):
     starts : numpy.ndarray
         Where in `order` each key begins.
     rows_each : int
-        A key with more rows is converted in pieces of so many.
+        A key with more rows is converted in pieces of so many, or of fewer where rows are wide.
     """
 
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int) -> None:
         self._batches = rows.to_batches()
         self._order = order
         self._bounds = np.append(starts, len(order))
-        self._rows_each = rows_each
         self._slab_rows = min(SLAB_ROWS, max(1, SLAB_BYTES * len(rows) // max(1, rows.nbytes)))
+        self._rows_each = min(rows_each, self._slab_rows)
 
     @abstractmethod
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[P]]:

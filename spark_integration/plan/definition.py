@@ -2,39 +2,62 @@
 
 ::
 
-    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ applyInPandasWithState: call_shard ─▶ output ─▶ rows
+    df ─▶ keys, hash ─▶ transport ═shuffle by shard═▶ host: call_shard ─▶ output ─▶ rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast import clock
 from holdfast.settings import Settings
 from holdfast.settings import Transport as TransportName
+from holdfast.spark_integration.hosts.batch import run_batch
+from holdfast.spark_integration.hosts.host import Host, SentRows
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.plan.stored_shards import stored_shards
-from holdfast.spark_integration.shard.call import call_batch_shard, call_shard
+from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
-from holdfast.spark_integration.shard.pointer_row import POINTER_STATE
-from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport
 from holdfast.spark_integration.transport.rows import RowsTransport, carries
-from holdfast.spark_integration.transport.transport import HASH, ROUTE, EventTime, Transport, quoted
+from holdfast.spark_integration.transport.transport import HASH, EventTime, Transport, quoted
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.state import GroupState
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows with their keys, and what their shards do with them.
+
+    Attributes
+    ----------
+    df : DataFrame
+    keys : list of Key
+    function : ShardFunction
+    first_version : int
+        As `Operator` has it.
+    """
+
+    df: DataFrame
+    keys: list[Key]
+    function: ShardFunction
+    first_version: int = 1
+
+    @property
+    def columns(self) -> dict[str, StructField]:
+        """The columns by name: a column selected twice travels once."""
+        return {field.name: field for field in self.df.schema}
+
+    @property
+    def expressions(self) -> list[Key]:
+        """The keys that travel in columns of their own."""
+        return [key for key in self.keys if key.is_expression]
 
 
 @dataclass(frozen=True)
@@ -43,28 +66,25 @@ class Definition:
 
     Attributes
     ----------
-    df : DataFrame
-    keys : list of Key
+    rows : KeyedRows
     name : str
         Of the operator.
-    function : ShardFunction
     output : Output
-    output_mode : str
-    timeout_conf : str
+    host : Host
     transport : {"packed", "rows"} or None
         The default if the settings name none; None for `rows`, if it can carry the columns, else `packed`.
     settings : Settings
+    initial : KeyedRows or None
+        Of the initial state; the types of the keys are the same.
     """
 
-    df: DataFrame
-    keys: list[Key]
+    rows: KeyedRows
     name: str
-    function: ShardFunction
     output: Output
-    output_mode: str
-    timeout_conf: TimeoutConf
+    host: Host
     transport: TransportName | None
     settings: Settings
+    initial: KeyedRows | None = None
 
     def plan(self) -> DataFrame:
         """Return the DataFrame of the step's output.
@@ -74,69 +94,63 @@ class Definition:
         InvalidArgumentError
             A column of the input cannot be sent, or one of the state cannot be stored.
         """
-        self.function.tables()
-        session, stored = self.df.sparkSession, self._stored_shards()
-        if stored is None and self.df.isStreaming:
+        self.rows.function.tables()
+        session, stored = self._session, self._stored_shards()
+        if stored is None and self._is_streaming:
             warn_of_partitions(session, stacklevel=3)
-        operator = self._operator(self.settings.shards or stored or shuffle_partitions(session))
-        output = self.output
-        transport = self._transport(operator.shards)
-        carried = self.df.select(
-            *[key.expression.alias(key.column) for key in self._expressions()],
-            *[quoted(name) for name in self._columns()],
+        shards = self.settings.shards or stored or shuffle_partitions(session)
+        definition_id = clock.new_id()
+        rows = self._sent(self.rows, shards, definition_id)
+        initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)
+        return self.output.receive(self.host.run(rows, initial) if self._is_streaming else run_batch(rows, initial))
+
+    @property
+    def _session(self) -> SparkSession:
+        return self.rows.df.sparkSession
+
+    @property
+    def _is_streaming(self) -> bool:
+        return self.rows.df.isStreaming
+
+    def _sent(self, rows: KeyedRows, shards: int, definition_id: str) -> SentRows:
+        carried = rows.df.select(
+            *[key.expression.alias(key.column) for key in rows.expressions],
+            *[quoted(name) for name in rows.columns],
         )
-        hashed = F.xxhash64(*[quoted(key.column) for key in self.keys])
+        hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
+        transport = self._transport(rows, shards)
+        step = ShardStep(self._operator(rows, shards, definition_id), transport, self.output)
+        return SentRows(transport.send(carried, hashed), step)
 
-        def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-            return call_shard(operator, transport, output, key, chunks, state)
-
-        def whole_shard(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-            return call_batch_shard(operator, transport, output, key, rows)
-
-        groups = transport.send(carried, hashed).groupBy(ROUTE)
-        if self.df.isStreaming:
-            sent = groups.applyInPandasWithState(
-                shard, output.sent_schema, POINTER_STATE, self.output_mode, self.timeout_conf
-            )
-        else:
-            # Spark rejects applyInPandasWithState on a batch DataFrame.
-            sent = groups.applyInPandas(whole_shard, output.sent_schema)
-        return output.receive(sent)
-
-    def _operator(self, shards: int) -> Operator:
+    def _operator(self, rows: KeyedRows, shards: int, definition_id: str) -> Operator:
         return Operator(
             name=self.name,
-            definition_id=clock.new_id(),
-            function=self.function,
+            definition_id=definition_id,
+            function=rows.function,
             shards=shards,
-            key_columns=[key.column for key in self.keys],
-            row_columns=list(self._columns()),
-            key_names=[key.field.name for key in self.keys],
-            has_watermark=event_time_of(self.df) is not None,
-            timeout_conf=self.timeout_conf,
+            key_columns=[key.column for key in rows.keys],
+            row_columns=list(rows.columns),
+            # Initial rows may call their keys otherwise.
+            key_names=[key.field.name for key in self.rows.keys],
+            has_watermark=event_time_of(self.rows.df) is not None,
             settings=self.settings,
+            first_version=rows.first_version,
         )
 
     def _stored_shards(self) -> int | None:
         """Return the stored number of shards; None if there is none, or if it does not matter."""
         settings = self.settings
-        if settings.shards is not None or settings.checkpoint_dir is None or not self.df.isStreaming:
+        if settings.shards is not None or settings.checkpoint_dir is None or not self._is_streaming:
             return None
-        return stored_shards(self.df.sparkSession, settings, self.name)
+        return stored_shards(self._session, settings, self.name)
 
-    def _columns(self) -> dict[str, StructField]:
-        """The input's columns by name: a column selected twice travels once."""
-        return {field.name: field for field in self.df.schema}
-
-    def _expressions(self) -> list[Key]:
-        return [key for key in self.keys if key.is_expression]
-
-    def _transport(self, shards: int) -> Transport:
-        expressions = [StructField(key.column, key.field.dataType) for key in self._expressions()]
-        schema = StructType([*expressions, *self._columns().values(), StructField(HASH, LongType(), False)])
-        types = arrow_schema(schema, "the input")
-        event_time = event_time_of(self.df)
-        filtering = None if event_time is None else EventTime(event_time, self.timeout_conf == "EventTimeTimeout")
+    def _transport(self, rows: KeyedRows, shards: int) -> Transport:
+        expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]
+        schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
+        types = arrow_schema(schema, "the input" if rows is self.rows else "the initial state")
+        # A watermark is that of a stream.
+        event_time = event_time_of(rows.df) if rows.df.isStreaming else None
+        filtering = None if event_time is None else EventTime(event_time, self.host.drops_late_rows)
         name = self.settings.transport or self.transport
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
             return RowsTransport(shards, schema, types, filtering)

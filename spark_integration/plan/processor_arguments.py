@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import cast
 
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.spark_versions import require_protobuf
 
 _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF}
 _OUTPUT_MODES = ("append", "update")
+
+
+def processor_host(
+    output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
+) -> StatefulProcessorHost:
+    """Return the host for the arguments of ``transformWithState``; raises as the functions below."""
+    mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
+    require_protobuf()
+    if event_time_column:
+        require_event_time(event_time_column, output, times, df)
+    return StatefulProcessorHost(mode, times, event_time_column)
 
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:
@@ -59,20 +73,31 @@ def output_mode_of(given: object) -> str:
     return mode
 
 
-def refuse_what_is_missing(initial_state: object, event_time_column: str) -> None:
-    """Refuse arguments of Spark's method that holdfast does not know yet.
+def require_event_time(column: str, output: StructType, time_mode: TimeMode, df: DataFrame) -> None:
+    """Check the column that ``eventTimeColumnName`` names; Spark checks neither its type nor the time mode.
 
     Raises
     ------
     InvalidArgumentError
-        One is given.
+        It is no timestamp, or no watermark would ever reach what stands behind.
+    AnalysisException
+        As Spark raises it: there is no such column, or the input has no watermark.
     """
-    if initial_state is not None:
+    field = next((field for field in output if field.name == column), None)
+    if field is not None and not isinstance(field.dataType, TimestampType):
         raise InvalidArgumentError(
-            "initialState is not supported yet: put the initial rows into the stream, or use Spark's operator"
+            "eventTimeColumnName must name a timestamp column of the output: a watermark is a time",
+            column=column,
+            type=field.dataType.simpleString(),
         )
-    if event_time_column:
+    if time_mode == "ProcessingTime":
         raise InvalidArgumentError(
-            "eventTimeColumnName is not supported yet: no operator that needs a watermark can stand behind this one",
-            eventTimeColumnName=event_time_column,
+            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', whose operator hands on no watermark: "
+            "what stands behind would never emit anything. Use 'EventTime' or 'None'",
+            column=column,
+        )
+    if not df.isStreaming and event_time_of(df) is None:
+        raise AnalysisException(
+            "[CANNOT_ASSIGN_EVENT_TIME_COLUMN_WITHOUT_WATERMARK] Watermark needs to be defined to reassign event time "
+            "column. Failed to find watermark definition in the streaming query."
         )

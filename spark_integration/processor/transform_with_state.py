@@ -96,22 +96,50 @@ class TransformWithState:
         return tables
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        calls = _Calls(self, batch, transaction)
+        for keys, shown, pieces in self.slabs(batch):
+            yield from calls.with_rows(keys, shown, pieces)
+        yield from calls.expired_timers()
+        yield from calls.finish()
+        return calls.close()
+
+    def slabs(self, batch: ShardInput) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:
+        """Yield slabs of keys in ascending order: the keys, as the processor sees them, and the rows of each."""
         keys = batch.keys(self.grouping)
         order = KeyOrder.of(keys)
-        calls = _Calls(self, batch, transaction)
         slabs = self.exchange.slabs(batch.rows.select(self.shown_columns), order)
         for slab in slabs.slabs():
             first_rows = order.first_rows(slab.first_key, slab.keys)
             shown = batch.shown_keys.take(pa.array(first_rows)).select(self.given_keys)
-            yield from calls.with_rows(keys.take(first_rows), self.exchange.keys(shown), slab)
-        yield from calls.expired_timers()
-        yield from calls.finish()
-        return calls.close()
+            yield keys.take(first_rows), self.exchange.keys(shown), slab
 
     @property
     def grouping(self) -> TableSchema:
         """The schema of grouping keys."""
         return TableSchema.of("grouping keys", self.key_types, pa.schema([]))
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The `ShardFunction` of what a query is given to begin with: ``handleInitialState`` for each row or frame.
+
+    Attributes
+    ----------
+    step : TransformWithState
+        With the columns of the initial rows.
+    """
+
+    step: TransformWithState
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self.step.tables()
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        calls = _Calls(self.step, batch, transaction)
+        for keys, shown, pieces in self.step.slabs(batch):
+            calls.with_initial_state(keys, shown, pieces)
+        yield from ()  # what it returns is dropped, as in Spark
+        return calls.close()
 
 
 class _Calls:
@@ -151,6 +179,19 @@ class _Calls:
                 yield from add_all(call(key, rows, times), key)
             except Exception as exc:
                 note_key(exc, self._operator, self._output.failed_key or key)
+                raise
+        self._flush(shown)
+
+    def with_initial_state(self, keys: Keys, shown: list[KeyTuple], pieces: Iterable[Iterator[Any]]) -> None:
+        """Call the processor for keys with initial rows."""
+        self._begin(keys)
+        for at, (key, rows) in enumerate(zip(shown, pieces, strict=True)):
+            self._slab.enter(at)
+            try:
+                for row in rows:
+                    self._processor.handleInitialState(key, row, self._times)
+            except Exception as exc:
+                note_key(exc, self._operator, key)
                 raise
         self._flush(shown)
 
@@ -208,9 +249,8 @@ class _Calls:
             self._attributes.warn_of_changes()
         self._processor.close()
         self._states.evict()
-        # Spark calls a shard after its time, and a timer is due at its time.
         due_ms = None if self._timers is None else self._timers.earliest()
-        found = [None if due_ms is None else max(0, due_ms - 1), self._states.next_expiry_ms()]
+        found = [None if due_ms is None else max(0, due_ms), self._states.next_expiry_ms()]
         return min((at for at in found if at is not None), default=None)
 
     def _open_timers(self, transaction: Transaction, times: BatchTimes) -> ProcessorTimers | None:

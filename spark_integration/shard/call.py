@@ -2,7 +2,7 @@
 
 ::
 
-    GroupState ──pointer──▶ begin ─▶ group rows ─▶ the user's function ─▶ commit ──new pointer──▶ GroupState
+    ShardGroup ──pointer──▶ begin ─▶ group rows ─▶ the user's function ─▶ commit ──new pointer──▶ ShardGroup
                               │                     state.get / put           │
                               ▼                                               ▼
                        local versions, or restored                 durable first, then local
@@ -14,32 +14,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, SchemaMismatchError
-from holdfast.mvcc import Transaction
 from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard.announcing import announce, bound_chain
-from holdfast.spark_integration.shard.operator import BatchTimes, Operator, ShardInput
+from holdfast.spark_integration.shard.group import ShardGroup
+from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, Operator, ShardInput
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
 from holdfast.spark_integration.shard.store import ShardStore, open_shard
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
-from holdfast.spark_integration.shard.timeout import set_shard_timeout
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route
 from holdfast.spark_integration.transport.transport import Transport
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.state import GroupState
 
 _log = logging.getLogger(__name__)
 
@@ -47,41 +42,75 @@ _log = logging.getLogger(__name__)
 HELD_BACK_BYTES = 32 << 20
 
 
+@dataclass(frozen=True)
+class ShardStep:
+    """What every shard of one step needs in its calls; travels to the workers.
+
+    Attributes
+    ----------
+    operator : Operator
+    transport : Transport
+    output : Output
+    """
+
+    operator: Operator
+    transport: Transport
+    output: Output
+
+    def shard_of(self, key: tuple[Any, ...]) -> int:
+        """Return the shard that a group of Spark's operator is."""
+        return shard_of_route(int(key[0]), self.operator.shards)
+
+    def gather(self, chunks: Iterable[pd.DataFrame]) -> pa.Table:
+        """Return all rows that reach a shard in a micro-batch."""
+        return gather_rows(
+            self.transport.receive(chunks),
+            self.transport.arrow_schema,
+            local_dirs.choose_root(self.operator.settings.local_dir, in_memory=False),
+        )
+
+
 def call_shard(
-    operator: Operator,
-    transport: Transport,
-    output: Output,
-    key: tuple[Any, ...],
-    chunks: Iterable[pd.DataFrame],
-    state: GroupState,
+    step: ShardStep, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], group: ShardGroup
 ) -> Iterator[pd.DataFrame]:
-    """Run one shard of one micro-batch, called by ``applyInPandasWithState``."""
-    remembered = PointerRow.read(state.get) if state.exists else None
-    route = int(key[0])
+    """Run one shard of one micro-batch.
+
+    Parameters
+    ----------
+    step : ShardStep
+    key : tuple of (int,)
+        The group's: the route to the shard.
+    chunks : iterable of pandas.DataFrame
+        What the transport sent, or nothing.
+    group : ShardGroup
+        Its pointer is put back when the shard has committed.
+
+    Yields
+    ------
+    pandas.DataFrame
+        What the output sends.
+    """
+    operator, output, remembered = step.operator, step.output, group.remembered()
     if remembered is not None:
-        remembered.require(operator.name, hash_of_route(route), operator.shards)
-    shard = shard_of_route(route, operator.shards)
-    batch_ms = state.getCurrentProcessingTimeMs()
+        remembered.require(operator.name, hash_of_route(int(key[0])), operator.shards)
+    batch_ms = group.batch_ms
     streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None, batch_ms)
     if remembered is None:
         require_number_of_shards(operator, streaming)
-    if state.hasTimedOut and remembered is not None and remembered.batch_ms == batch_ms:
-        return  # called already, for its rows, and fired what was due; what is left is due in the next micro-batch
     times = BatchTimes(
         processing_ms=batch_ms,
-        watermark_ms=state.getCurrentWatermarkMs() if operator.has_watermark else None,
+        watermark_ms=group.watermark_ms if operator.has_watermark else None,
         earliest_timer_ms=remembered.earliest_timer_ms if remembered else None,
         previous_ms=remembered.batch_ms if remembered else None,
     )
-    received = gather_rows(transport.receive(chunks), transport.arrow_schema, _disk_of(operator))
-    batch = operator.input_of(received, shard, streaming.batch_id, times)
+    batch = operator.input_of(step.gather(chunks), step.shard_of(key), streaming.batch_id, times)
     attempt = _Attempt(operator, batch, streaming, remembered)
     frames = _held_back(attempt.run(), output)
     try:
         first = next(frames)
     except (ServerLostError, CorruptionError) as exc:
         # Starting over restores what was lost or damaged. Spark would retry the task too, but not in local mode.
-        _log.warning("shard %d of %r begins its micro-batch again: %s", shard, operator.name, exc)
+        _log.warning("shard %d of %r begins its micro-batch again: %s", batch.shard, operator.name, exc)
         attempt = _Attempt(operator, batch, streaming, remembered)
         frames = _held_back(attempt.run(), output)
         first = next(frames)
@@ -89,12 +118,15 @@ def call_shard(
     for further in frames:
         yield from further
     opened, row = attempt.ended()
-    # Always put the pointer back: Spark keeps an old timeout when a call updates nothing.
-    state.update(row.columns())
-    set_shard_timeout(state, operator.timeout_conf, row.earliest_timer_ms)
+    group.remember(row)
     if row.pointer is not None:
-        accepted = remembered.pointer if remembered else None
-        announce(operator, opened, accepted=accepted, committed=row.pointer)
+        announce(operator, opened, accepted=_accepted(remembered), committed=row.pointer)
+
+
+def _accepted(remembered: PointerRow | None) -> Pointer | None:
+    """Return the version that Spark has committed with an earlier micro-batch; initial state may be of this one."""
+    pointer = remembered.pointer if remembered else None
+    return None if pointer is None or pointer.version == INITIAL_VERSION else pointer
 
 
 class _Attempt:
@@ -116,7 +148,9 @@ class _Attempt:
         freeze_modules()
         if self._remembered is None:
             opened.require_no_history(batch_id)
-        with opened.begin(pointer, None if batch_id is None else batch_id + 1) as transaction:
+        version = self._operator.first_version if pointer is None else None
+        version = version if batch_id is None else batch_id + self._operator.first_version
+        with opened.begin(pointer, version) as transaction:
             if pointer is not None:
                 bound_chain(self._operator, opened, pointer, transaction.view)
             earliest_timer_ms = yield from self._operator.function.run(self._batch, transaction)
@@ -173,24 +207,3 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
             yield list(output.send_at_once(held))
             held, held_bytes = [], 0
     yield list(output.send(held))
-
-
-def call_batch_shard(
-    operator: Operator, transport: Transport, output: Output, key: tuple[Any, ...], rows: pd.DataFrame
-) -> pd.DataFrame:
-    """Run one shard of a batch query, called by ``applyInPandas``. State starts empty and is dropped at the end."""
-    # The task's properties are no help: a batch query inside foreachBatch inherits those of the streaming query.
-    shard = shard_of_route(int(key[0]), operator.shards)
-    received = gather_rows(transport.receive([rows]), transport.arrow_schema, _disk_of(operator))
-    batch = operator.input_of(received, shard, None, BatchTimes(clock.now_ms(), None, None, None))
-    transaction = Transaction(None, 1, None, operator.function.tables(), _keep_nothing)
-    frames = list(output.send(operator.function.run(batch, transaction)))
-    return pd.concat(frames) if frames else pd.DataFrame()
-
-
-def _disk_of(operator: Operator) -> Path:
-    return local_dirs.choose_root(operator.settings.local_dir, in_memory=False)
-
-
-def _keep_nothing(transaction: Transaction, runs: object) -> Pointer:
-    raise AssertionError("a batch query has no state to commit")

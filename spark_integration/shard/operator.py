@@ -17,9 +17,10 @@ import pyarrow as pa
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
-from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.transport.transport import HASH
 
+#: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
+INITIAL_VERSION = 0
 #: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"
 
@@ -117,9 +118,9 @@ class Operator:
     key_names : list of str
         Names of the keys, as the function sees them.
     has_watermark : bool
-    timeout_conf : str
-        The operator's, and so that of Spark's operator, which runs the shards.
     settings : Settings
+    first_version : int
+        The version that micro-batch 0 commits; initial state, which comes before it, is `INITIAL_VERSION`.
     """
 
     name: str
@@ -130,8 +131,8 @@ class Operator:
     row_columns: list[str]
     key_names: list[str]
     has_watermark: bool
-    timeout_conf: TimeoutConf
     settings: Settings
+    first_version: int = 1
 
     def input_of(self, received: pa.Table, shard: int, batch_id: int | None, times: BatchTimes) -> ShardInput:
         """Return the rows received from a transport as the input of one shard."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -18,6 +17,8 @@ from tests.faults.killed_driver import Job, start_spark
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
+
+    from tests.faults.killings import MicroBatch
 
 OPERATOR = "sessions"
 GAP_MS = 15_000
@@ -42,27 +43,16 @@ def close_sessions(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: 
     state.setTimeoutTimestamp(max(last_ms + GAP_MS, state.getCurrentWatermarkMs()))
 
 
-def micro_batches(folder: Path) -> list[tuple[range, int]]:
-    """Return which files each micro-batch took and its watermark, from Spark's own log."""
-    batches, start = [], 0
-    offsets = folder / "query" / "offsets"
-    for number in range(sum(path.name.isdigit() for path in offsets.iterdir())):
-        _, metadata, source = (offsets / str(number)).read_text().splitlines()
-        end = json.loads(source)["logOffset"] + 1
-        batches.append((range(start, end), json.loads(metadata)["batchWatermarkMs"]))
-        start = end
-    return batches
-
-
-def expected(batches: list[tuple[range, int]]) -> tuple[dict[int | None, tuple[int, ...]], list[Session]]:
+def expected(batches: list[MicroBatch]) -> tuple[dict[int | None, tuple[int, ...]], list[Session]]:
     """Compute, row by row, the open sessions at the end with their timeouts, and those that were closed."""
-    from tests.faults.killings import input_of
+    from tests.faults.killings import rows_of
 
     open_sessions: dict[int | None, tuple[int, ...]] = {}
     closed: list[Session] = []
     late_ms = 0
-    for files, watermark_ms in batches:
-        for row in (row for file in files for row in input_of(file).to_pylist()):
+    for batch in batches:
+        watermark_ms = batch.watermark_ms
+        for row in rows_of(batch):
             at_ms = round(row["at"].timestamp() * 1000)
             if at_ms > late_ms:
                 n, total, last_ms, _ = open_sessions.get(row["user"], (0, 0, 0, 0))

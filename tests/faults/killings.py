@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -239,32 +240,53 @@ def _visits(number: int, chance: np.random.Generator) -> dict[str, pa.Array]:
     }
 
 
+def rows_of(batch: MicroBatch) -> list[dict[str, Any]]:
+    """Return the rows of a micro-batch."""
+    return [row for file in batch.files for row in input_of(file).to_pylist()]
+
+
 Output = dict[int, list[tuple[int | None, int, int]]]
 State = dict[int | None, tuple[int, int, int]]
 
 
-def micro_batches(folder: Path) -> list[range]:
-    """Return which files each micro-batch took, from Spark's own log.
+@dataclass(frozen=True)
+class MicroBatch:
+    """What Spark planned for one micro-batch.
 
-    One file each, but for a driver that is killed before it has planned a micro-batch: Spark then takes its file
-    and the next one together.
+    Attributes
+    ----------
+    files : range
+        Its input; one file, but for a driver that is killed before it has planned a micro-batch: Spark then takes its
+        file and the next one together. A micro-batch without data has none.
+    time_ms : int
+        Its processing time.
+    watermark_ms : int
     """
+
+    files: range
+    time_ms: int
+    watermark_ms: int
+
+
+def micro_batches(folder: Path) -> list[MicroBatch]:
+    """Return the micro-batches of a query, from Spark's own log."""
     offsets = folder / "query" / "offsets"
     batches, start = [], 0
     for number in range(sum(path.name.isdigit() for path in offsets.iterdir())):
-        last = json.loads((offsets / str(number)).read_text().splitlines()[-1])["logOffset"]
-        batches.append(range(start, last + 1))
-        start = last + 1
+        metadata, source = map(json.loads, (offsets / str(number)).read_text().splitlines()[-2:])
+        end = source["logOffset"] + 1
+        batches.append(MicroBatch(range(start, end), metadata["batchTimestampMs"], metadata["batchWatermarkMs"]))
+        start = end
     return batches
 
 
-def expected(batches: list[range]) -> tuple[State, Output]:
+def expected(batches: list[MicroBatch]) -> tuple[State, Output]:
     """Compute, one row after the other, the state at the end and what each micro-batch returns."""
     state: State = {}
     output: Output = {}
-    for number, files in enumerate(batches):
+    for number, batch in enumerate(batches):
         touched: State = {}
-        for row in pa.concat_tables([input_of(file) for file in files]).to_pylist():
+        for row in rows_of(batch):
             n, total, _ = touched.get(row["key"]) or state.get(row["key"]) or (0, 0, 0)
             touched[row["key"]] = (n + 1, total + row["amount"], row["seq"])
         output[number] = sorted(((k, n, total) for k, (n, total, _) in touched.items()), key=repr)

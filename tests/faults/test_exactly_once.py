@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 # At least one of each: driver, worker, server.
 KILLS = 25 if LONG else 3
-# By turns with test_exactly_once_timeouts, which kills another pair.
+# By turns with test_exactly_once_timeouts and test_exactly_once_processor, which kill other pairs.
 PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 @pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     """Compare state and output with what comes of the same rows, one after the other; then remove the folder."""
     folder = run.job.path
     batches = micro_batches(folder)
-    assert sum(len(files) for files in batches) == run.files
+    assert sum(len(batch.files) for batch in batches) == run.files
     state, output = expected(batches)
     spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
     try:

@@ -12,22 +12,22 @@ import pytest
 import holdfast
 from tests.faults import killed_sessions
 from tests.faults.killed_driver import Job
-from tests.faults.killed_sessions import OPERATOR, expected, micro_batches
-from tests.faults.killings import Killings
+from tests.faults.killed_sessions import OPERATOR, expected
+from tests.faults.killings import Killings, micro_batches
 from tests.repetitions import LONG, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = 25 if LONG else 3
-# By turns with test_exactly_once, which kills another pair.
+# By turns with test_exactly_once and test_exactly_once_processor, which kill other pairs.
 PAIRS = [("packed", "rocksdb")]
 ALL_PAIRS = [*PAIRS, ("rows", "memory"), ("rows", "filesystem"), ("rows", "rocksdb"), ("packed", "memory")]
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 @pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def check_result(run: Killings, spark: SparkSession) -> None:
     """Compare sessions, states and timeouts with what comes of the same rows, one after the other."""
     folder = run.job.path
     batches = micro_batches(folder)
-    assert sum(len(files) for files, _ in batches) == run.files
+    assert sum(len(batch.files) for batch in batches) == run.files
     open_sessions, closed = expected(batches)
     story = f"{run.job}: {run.describe()}"
     spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))

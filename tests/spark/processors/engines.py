@@ -16,8 +16,12 @@ from tests.spark.parity.engines import Engine
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+#: Spark's operator, which runs ours, too, needs this state store.
+NEEDED = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
 OPERATOR = "parity"
 Api = Literal["row", "pandas"]
 
@@ -51,11 +55,11 @@ class ProcessorEngine(Engine):
 
 
 def _of_spark(api: Api) -> ProcessorEngine:
-    return ProcessorEngine(f"spark-{api}", {_PROVIDER: _ROCKSDB}, api)
+    return ProcessorEngine(f"spark-{api}", NEEDED, api)
 
 
 def _of_holdfast(backend: str, api: Api) -> ProcessorEngine:
-    return ProcessorEngine(f"{backend}-{api}", {"spark.holdfast.backend": backend}, api)
+    return ProcessorEngine(f"{backend}-{api}", {**NEEDED, "spark.holdfast.backend": backend}, api)
 
 
 SPARK = SPARK_ROW, SPARK_PANDAS = [_of_spark("row"), _of_spark("pandas")]

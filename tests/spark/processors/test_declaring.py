@@ -188,6 +188,16 @@ def test_k3_keys_that_are_no_columns(engine: ProcessorEngine, run_on: Open) -> N
                 engine.transform(on.source(), [], _NOTHING, SHOWN, "append", "none")
 
 
+@by_engine(_MODES)
+def test_i6_two_columns_of_one_name(engine: ProcessorEngine, run_on: Open) -> None:
+    """I6: refused at definition, with the name."""
+    with run_on(engine) as on:
+        on.feed([("a", 1, "")])
+        source = on.source().withColumn("x", F.lit(1)).select("key", "x", F.lit(2).alias("x"))
+        with pytest.raises(Exception, match=r"AMBIGUOUS_REFERENCE.*`x`|'x'"):
+            engine.transform(source, ["key"], _NOTHING, SHOWN, "append", "none")
+
+
 def test_w4_event_time_without_a_watermark(run_on: Open) -> None:
     """W4, Q18: Spark takes it without a word, and no timer ever fires; we refuse it."""
     for engine in _MODES:

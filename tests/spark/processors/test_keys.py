@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import math
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tests.spark.processors.showing import SHOWN, Showing, of
+from tests.spark.processors.showing import SHOWN, Calling, Showing, of
 from tests.spark.processors.ways import Run, Way, by_way, ways
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(2)]
@@ -53,7 +54,7 @@ def test_k1_keys_of_each_type_by_pandas(way: Way, run: Run) -> None:
 
 @by_way(ways(2, api="row", batch_only=True))
 def test_k2_the_key_of_a_timer(way: Way, run: Run) -> None:
-    """K2: a row with names, from what is stored: its timestamp is naive, in the worker's zone."""
+    """K2, Q8: a row with names, from what is stored: its timestamp is naive, in the worker's zone."""
     names = _TYPED.column_names
     shown = run(way, _TYPED, _TYPES, names, Showing("row", (0,)), SHOWN, "processingTime", conf=NEW_YORK)
     [timer] = of(shown, "timer")
@@ -118,7 +119,7 @@ def test_o2_keys_are_called_in_ascending_order(way: Way, run: Run) -> None:
 
 @by_way(ways(8, batch_only=True))
 def test_o4_timers_fire_in_order_of_time_over_all_keys(way: Way, run: Run) -> None:
-    """O4, O3: after all rows; at one time in an order that nobody promises."""
+    """O4, O3, O6: after all rows; at one time in an order that nobody promises."""
     table = pa.table({"s": pa.array(["b", "a", "c"])})
     conf = ONE_PARTITION
     shown = run(way, table, "s string", ["s"], Showing(way.api, (-1, -5, 0)), SHOWN, "processingTime", conf=conf)
@@ -137,3 +138,18 @@ def test_k3_the_grouping_columns_stay_in_the_rows(way: Way, run: Run) -> None:
     assert of(shown, "key") == ["(1, 'x')"]
     [row] = of(shown, "rows")
     assert row == ("Row(s='x', n=1)" if way.api == "row" else "0..1 {'s': ('object', ['x']), 'n': ('int64', [1])}")
+
+
+def _numbers(key: tuple[object, ...], rows: Any, processor: Calling) -> Any:
+    found = [row.v for row in rows] if processor.api == "row" else [v for frame in rows for v in frame["v"].tolist()]
+    yield processor.emit(str(key), sorted(found))
+
+
+@by_way(ways(10))
+def test_k3_keys_that_stand_apart(way: Way, run: Run) -> None:
+    """K3, K1: grouping columns need not be neighbours, nor be named in the order of the input's columns."""
+    rows = [("x", 1, 7, "p"), ("x", 2, 7, "q"), ("y", 3, 7, "q"), ("x", 4, 8, "q")]
+    table = pa.table(dict(zip(("a", "v", "b", "c"), map(list, zip(*rows, strict=True)), strict=True)))
+    processor = Calling(way.api, _numbers)
+    shown = run(way, table, "a string, v long, b long, c string", ["c", "a"], processor, SHOWN, conf=ONE_PARTITION)
+    assert shown == [("('p', 'x')", "[1]"), ("('q', 'x')", "[2, 4]"), ("('q', 'y')", "[3]")]

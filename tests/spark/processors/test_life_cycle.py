@@ -28,7 +28,7 @@ _KEYS = pa.table({"k": ["b", "a"]})
 
 @by_way(ways(0, batch_only=True))
 def test_o1_the_order_of_calls(way: Way, run: Run, tmp_path: Path) -> None:
-    """O1, O3, L4: init, keys, timers, close; L9: a generator has ended before the next key begins."""
+    """O1, O3, L4, Q23: init, keys, timers, close; L9: a generator has ended before the next key begins."""
     log = tmp_path / "log"
     processor = Logging(way.api, log)
     run(way, _KEYS, "k string", ["k"], processor, SHOWN, "processingTime", conf=ONE_PARTITION)
@@ -148,7 +148,7 @@ def test_tm9_by_default_a_timer_is_dropped(way: Way, run: Run) -> None:
 
 @by_engine([engine for engine in quick_engines(5) if not engine.is_spark])
 def test_l12_a_failed_batch_leaves_nothing(engine: ProcessorEngine, run_on: Open, tmp_path: Path) -> None:
-    """L12, X5: what the failed attempt wrote is gone, and the next start does the batch again."""
+    """L12, V5, X5: what the failed attempt wrote is gone, and the next start does the batch again."""
     log = tmp_path / "log"
     with run_on(engine, **ONE_PARTITION) as on:
         on.feed_table(pa.table({"k": ["a", "b", "c"]}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -134,6 +135,42 @@ def test_r1_a_missing_field(way: Way, run: Run) -> None:
     else:
         with pytest.raises(Exception, match=r"missing=\['b'\]"):
             run(*arguments)
+
+
+_NESTED = "k string, st struct<x:int,y:string>, array array<int>, map map<string,int>, deep array<struct<x:int>>"
+
+
+@by_way(ways(4))
+def test_r1_output_of_nested_types(way: Way, run: Run) -> None:
+    """R1, R4: structs, arrays and maps, with nulls in them; a struct may be a dict, by Row also a row."""
+
+    def nested(key: Any, rows: Any, processor: Calling) -> Any:
+        row = {"k": key[0], "st": {"x": 1, "y": None}, "array": [1, None], "map": {"a": 1}, "deep": [{"x": 2}, None]}
+        if processor.api == "row":
+            return [Row(**row), Row(**(row | {"st": Row(x=1, y=None), "deep": [Row(x=2), None]}))]
+        return [pd.DataFrame({name: [value] for name, value in row.items()})] * 2
+
+    processor = Calling(way.api, nested)
+    found = run(way, pa.table({"k": ["a"]}), "k string", ["k"], processor, _NESTED)
+    assert found == [("a", Row(x=1, y=None), [1, None], {"a": 1}, [Row(x=2), None])] * 2
+
+
+@by_way(ways(5, api="pandas"))
+@pytest.mark.parametrize("coerced", [True, False])
+def test_r6_integers_for_a_decimal(way: Way, coerced: bool, run: Run) -> None:
+    """R6: on Spark if a setting says so; ours takes them in any case, as they fit or are refused."""
+
+    def integers(key: Any, rows: Any, processor: Calling) -> Any:
+        return [pd.DataFrame({"d": [n]}) for n in (7, -8)]
+
+    table = pa.table({"k": ["a"]})
+    conf = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": str(coerced).lower()}
+    arguments = (way, table, "k string", ["k"], Calling("pandas", integers), "d decimal(10,2)")
+    if coerced or not way.is_spark:
+        assert run(*arguments, conf=conf) == [(Decimal("7.00"),), (Decimal("-8.00"),)]
+    else:
+        with pytest.raises(Exception, match="decimal128"):
+            run(*arguments, conf=conf)
 
 
 @by_way(ways(3))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -81,29 +81,22 @@ def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: O
 
 @by_engine([SPARK_ROW, BY_ROW[0]])
 def test_w7_output_modes(engine: ProcessorEngine, run_on: Open) -> None:
-    """W7: update is as good as append; the query's mode may be another on Spark, not here."""
-    with run_on(engine) as on:
-        on.feed([("a", 1, "?1")])
-        on.run(scripted(on, engine, on.source(), "None", "Update"), "update")
-        assert on.batches[0] == [("a", "rows 1")]
-    with run_on(engine) as on:
-        on.feed([("a", 1, "?1")])
-        frame = scripted(on, engine, on.source(), "None", "Update")
-        if engine.is_spark:
-            assert frame.schema
-        else:
-            with pytest.raises(AnalysisException, match=r"update mode.*with Append"):
-                frame.writeStream.format("noop").option("checkpointLocation", str(on.folder / "q")).start()
+    """W7: update is as good as append, and the query's mode may be another than the operator's."""
+    for query_mode in ("update", "append"):
+        with run_on(engine) as on:
+            on.feed([("a", 1, "?1")])
+            on.run(scripted(on, engine, on.source(), "None", "Update"), query_mode)
+            assert on.batches[0] == [("a", "rows 1")]
 
 
 @by_engine([*sample(SPARK), *sample(OURS)])
 def test_w5_without_time_nothing_happens_in_a_batch_without_data(engine: ProcessorEngine, run_on: Open) -> None:
-    """W5: Spark makes one when the watermark moves on, and we do not: nobody is called in it."""
+    """W5: Spark makes one when the watermark moves on, and nobody is called in it."""
     with run_on(engine) as on:
         on.feed([("a", 1000, "")])
         on.feed([("a", 5000, "")])
         on.run(scripted(on, engine, on.source(), "None"), "append")
-        assert on.batches == [[("a", "rows")], [("a", "rows")], *([[]] if engine.is_spark else [])]
+        assert on.batches == [[("a", "rows")], [("a", "rows")], []]
 
 
 def _counts(key: Any, rows: Any, processor: Calling) -> Any:
@@ -185,6 +178,96 @@ def test_tl5_what_has_expired_is_removed(engine: ProcessorEngine, run_on: Open) 
             query.query.stop()
         assert stored == {key: ["b"] for key in stored}
         assert [keys_of(on, table) for table in stored] == [[], [], []]
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_tl7_another_ttl_at_a_restart(engine: ProcessorEngine, run_on: Open) -> None:
+    """TL7: what was written keeps its time; what is written now has the new one. TL8: `read_state` shows both."""
+    with run_on(engine) as on:
+        notes = {}
+        for first, ttl_ms in ((0, 5000), (1, 2000)):
+            on.feed([("b", 0, "")] if first else [("a", 0, "value.update((1,))")])
+            frame = engine.transform(
+                on.source(INPUT, delay=None),
+                ["key"],
+                Scripted(engine.api, {}, ttl_ms),
+                OUTPUT,
+                "append",
+                "processingTime",
+            )
+            query = ClockedQuery(frame, on.folder / "query", now_ms(first))
+            try:
+                query.micro_batch()
+                if first:
+                    on.feed([("b", 0, "value.update((2,))")])
+                    query.tick(now_ms(2))
+                    if not engine.is_spark:
+                        shown = holdfast.read_state(on.session, on.folder / "query", OPERATOR, table="v.value")
+                        assert {row["key"]: row["expires_ms"] for row in shown.to_pylist()} == {
+                            "a": 15_000,
+                            "b": 14_000,
+                        }
+                    for number in (3, 4, 5):
+                        on.feed([("a", 0, "?value.get()"), ("b", 0, "?value.get()")])
+                        notes[number] = dict(query.tick(now_ms(number)))
+            finally:
+                query.query.stop()
+    assert [(found["a"], found["b"]) for found in notes.values()] == [
+        ("rows (1,)", "rows (2,)"),
+        ("rows (1,)", "rows None"),
+        ("rows None", "rows None"),
+    ]
+
+
+def _waits_and_expires(key: Any, rows: Any, processor: Calling) -> Any:
+    processor.handle.registerTimer(1)
+    return [processor.emit("rows", key[0])]
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_w6_a_query_with_processing_time_ends_without_batches_of_no_data(engine: ProcessorEngine, run_on: Open) -> None:
+    """W6, Q26: else it would run on for ever. What is due then waits for the next rows."""
+
+    def again(key: Any, due_ms: int, processor: Calling) -> Any:
+        processor.handle.registerTimer(due_ms + 1)
+        return [processor.emit("timer", f"{key[0]} {due_ms}")]
+
+    with run_on(engine, **{"spark.sql.streaming.noDataMicroBatches.enabled": "false"}) as on:
+        for key in ("a", "b"):
+            on.feed_table(pa.table({"k": [key]}))
+            processor = Calling(engine.api, _waits_and_expires, again)
+            source = on.source("k string", delay=None)
+            on.run(engine.transform(source, ["k"], processor, SHOWN, "append", "processingTime"), "append")
+        assert [sorted(rows) for rows in on.batches] == [
+            [("rows", "a"), ("timer", "a 1")],
+            [("rows", "b"), ("timer", "a 2"), ("timer", "b 1")],
+        ]
+
+
+class _Expiring(Calling):
+    """Its values live for a millisecond."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.value = handle.getValueState("brief", "n int", 1)
+
+
+@by_way(ways(7, batch_only=True))
+def test_b3_nothing_expires_in_a_batch_query(way: Way, run: Run) -> None:
+    """B3, TL2: its time stands still."""
+
+    def writes(key: Any, rows: Any, processor: Calling) -> Any:
+        processor.value.update((1,))
+        processor.handle.registerTimer(0)
+        time.sleep(0.005)
+        return [processor.emit("rows", processor.value.get())]
+
+    def reads(key: Any, due_ms: int, processor: Calling) -> Any:
+        return [processor.emit("timer", processor.value.get())]
+
+    processor = _Expiring(way.api, writes, reads)
+    shown = run(way, pa.table({"k": ["a"]}), "k string", ["k"], processor, SHOWN, "processingTime")
+    assert shown == [("rows", "(1,)"), ("timer", "(1,)")]
 
 
 def keys_of(on: Trial, table: str) -> list[str]:

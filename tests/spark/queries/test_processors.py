@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import IllegalArgumentException, PythonException
+from pyspark.errors import AnalysisException, IllegalArgumentException, PythonException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -16,10 +16,19 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.processors.engines import NEEDED
 
 pytestmark = pytest.mark.spark
 
 OUTPUT = "key string, n long, seen string"
+
+
+@pytest.fixture(autouse=True)
+def state_store(lab: Lab) -> Iterator[None]:
+    """Give Spark's operator the state store that it needs."""
+    with configured(lab.spark, NEEDED):
+        yield
 
 
 class Keeping(StatefulProcessor):
@@ -160,6 +169,7 @@ def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
     """In Spark some of them fail in the first micro-batch, or never."""
     lab.feed([("a", 1)])
     grouped = holdfast.stream(lab.source()).groupBy("key")
+    by_time = {"eventTimeColumnName": "at"}
     wrong = [
         ((KeepingByRow(), OUTPUT, "update", "EventTime"), {}, InvalidArgumentError, "needs an input with a watermark"),
         ((KeepingByRow(), OUTPUT, "update", "Later"), {}, IllegalArgumentException, "UNKNOWN_TIME_MODE"),
@@ -167,13 +177,21 @@ def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
         ((KeepingByRow(), OUTPUT, "complete", "None"), {}, InvalidArgumentError, "streaming aggregation"),
         ((KeepingByRow, OUTPUT, "update", "None"), {}, InvalidArgumentError, "given='the class KeepingByRow'"),
         ((KeepingByRow(), OUTPUT, "update", "None"), {"name": "a/b"}, InvalidArgumentError, "cannot name an operator"),
+        ((KeepingByRow(), OUTPUT, "update", "None"), {"eventTimeColumnName": "n"}, InvalidArgumentError, "a timestamp"),
+        ((KeepingByRow(), OUTPUT, "update", "None"), {"eventTimeColumnName": "at"}, AnalysisException, "UNRESOLVED"),
         (
-            (KeepingByRow(), OUTPUT, "update", "None"),
-            {"eventTimeColumnName": "at"},
+            (KeepingByRow(), f"{OUTPUT}, at timestamp", "update", "ProcessingTime"),
+            by_time,
             InvalidArgumentError,
-            "not supported",
+            "EventT",
         ),
-        ((KeepingByRow(), OUTPUT, "update", "None"), {"initialState": grouped}, InvalidArgumentError, "not supported"),
+        (
+            (KeepingByRow(), f"{OUTPUT}, at timestamp", "update", "None"),
+            by_time,
+            AnalysisException,
+            "WITHOUT_WATERMARK",
+        ),
+        ((KeepingByRow(), OUTPUT, "update", "None"), {"initialState": grouped}, InvalidArgumentError, "grouped DataFr"),
     ]
     for arguments, more, error, text in wrong:
         for method in (grouped.transformWithState, grouped.transformWithStateInPandas):

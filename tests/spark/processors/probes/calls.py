@@ -73,6 +73,6 @@ def tm7_no_timer_is_deleted_without_a_time_mode(s: States) -> Iterator[object]:
     ends_spark=True,
 )
 def tm7_no_timers_are_listed_without_a_time_mode(s: States) -> Iterator[object]:
-    """Q5: Spark says that there are none, and the next call finds the state server gone."""
+    """Q5, X4: Spark says that there are none, and the next call finds the state server gone."""
     yield attempt(lambda: list(s.handle.listTimers()))
     yield survived(written, s.single, (1,))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from tests.spark.processors.probes.probe import Error, Probes, States, attempt, survived
+from pyspark.sql import Row
+
+from tests.spark.processors.probes.probe import TYPES, Error, Probes, States, attempt, survived
 
 probe = Probes()
 
@@ -69,6 +71,7 @@ _EMPTY = (
 
 @probe(Error("PySparkRuntimeError", *_EMPTY), ends_spark=True)
 def s2_an_empty_list_cannot_be_put(s: States) -> Iterator[object]:
+    """Q20: a list is emptied by `clear`."""
     yield attempt(s.numbers.put, [])
 
 
@@ -148,6 +151,25 @@ def s4_an_iterator_at_its_end_stays_there(s: States) -> Iterator[object]:
     s.numbers.appendValue((2,))
     yield next(elements, "end")
     yield next(elements, "end")
+
+
+@probe([(Row(x=1, y="x"), [1, None], {"a": [2]}), (None, [], {})])
+def t5_elements_of_nested_types(s: States) -> Iterator[object]:
+    s.nested.put([((1, "x"), [1, None], {"a": [2]})])
+    s.nested.appendValue((None, [], {}))
+    yield list(s.nested.get())
+
+
+@probe(3_000_000, [3_000_000, 1, 3_000_000], 3_000_000)
+def s5_large_elements(s: States) -> Iterator[object]:
+    """Also of values and entries; Spark sends each as one message."""
+    large = "x" * 3_000_000
+    s.typed.update(tuple(large if name == "s" else None for name in TYPES))
+    yield len(s.typed.get()[list(TYPES).index("s")])  # type: ignore[index]
+    s.nested.appendList([((1, text), None, None) for text in (large, "y", large)])
+    yield [len(row[0][1]) for row in s.nested.get()]
+    s.pairs.updateValue((large, 1), (1,))
+    yield max(len(key[0]) for key in s.pairs.keys())  # noqa: SIM118
 
 
 @probe(12_345, (0,), (12_344,), True, 12_346)

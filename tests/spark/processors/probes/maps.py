@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
+from decimal import Decimal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
 
 from tests.spark.processors.probes.probe import Anything, Error, Probes, States, attempt
 
@@ -77,6 +82,7 @@ def m4_null_is_a_key(s: States) -> Iterator[object]:
 
 @probe(*[Error("TypeError")] * 6, False)
 def m3_what_is_no_row_is_a_type_error_and_nothing_happens(s: States) -> Iterator[object]:
+    """X6: so no state call gets as far as Spark's error of null values."""
     yield attempt(s.entries.updateValue, None, ("x", 1))
     yield attempt(s.entries.updateValue, (1,), None)
     yield attempt(s.entries.updateValue, 1, ("x", 1))
@@ -99,6 +105,7 @@ _LONGS = [0, 256, 10**12, 2, 5, 300, -300, -1, 2**63 - 1, -(2**63)]
 
 @probe(sorted(_LONGS), True, True)
 def m5_iterators_agree_on_an_order_that_nobody_promises(s: States) -> Iterator[object]:
+    """Q25: on Spark it is that of the encoded bytes."""
     for n in _LONGS:
         s.entries.updateValue((n,), (str(n), None))
     keys = [key for (key,) in s.entries.keys()]  # noqa: SIM118  not a dict
@@ -133,6 +140,24 @@ def m8_keys_of_several_columns(s: States) -> Iterator[object]:
     yield sorted(s.pairs.keys())
 
 
+_PLACES = [((x, "z"), dt.date(2026, 1, 2), Decimal("1.50"), [x, None]) for x in (1, 2)]
+
+
+@probe(Row(st=Row(x=1, y=None), array=[], map={"a": [1]}), None, [_PLACES[0]], "Row", [])
+def m8_keys_and_values_of_nested_types(s: States) -> Iterator[object]:
+    """T5: structs, dates, decimals and arrays can be keys; maps can not (D2)."""
+    for key in _PLACES:
+        s.places.updateValue(key, ((1, None), [], {"a": [1]}))
+    yield s.places.getValue(_PLACES[0])
+    s.places.removeKey(_PLACES[1])
+    yield s.places.getValue(_PLACES[1])
+    found = list(s.places.keys())
+    yield [(tuple(place), *rest) for place, *rest in found]
+    yield type(found[0][0]).__name__
+    s.places.clear()
+    yield list(s.places.iterator())
+
+
 @probe(300, 299, False, ("299", 299))
 def m1_a_large_map(s: States) -> Iterator[object]:
     for n in range(300):
@@ -161,6 +186,15 @@ _LENGTH = "[STRUCT_ARRAY_LENGTH_MISMATCH]"
 @probe(Error("PySparkRuntimeError", "Error updating map state value:", _LENGTH), ends_spark=True)
 def x2_a_map_value_of_the_wrong_length(s: States) -> Iterator[object]:
     yield attempt(s.entries.updateValue, (1,), ("x",))
+
+
+@probe(None, ends_spark=True)
+def x3_errors_of_state_calls_have_no_condition(s: States) -> Iterator[object]:
+    """Their class is text: what catches them by condition finds none."""
+    try:
+        s.entries.updateValue((1,), ("x",))
+    except PySparkException as exc:
+        yield exc.getCondition()
 
 
 @probe(Error("PySparkRuntimeError", "Error getting value:", _LENGTH), ends_spark=True)

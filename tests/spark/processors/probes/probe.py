@@ -45,6 +45,8 @@ class States:
     typed: ValueState
     fixed: ValueState
     lasting: ValueState
+    nested: ListState
+    places: MapState
     times: TimerValues | None = None
 
     @classmethod
@@ -61,6 +63,10 @@ class States:
             fixed=handle.getValueState("fixed", "n int NOT NULL"),
             # Nothing expires in one micro-batch.
             lasting=handle.getValueState("lasting", "n int", 0),
+            nested=handle.getListState("nested", NESTED),
+            places=handle.getMapState(
+                "places", "at struct<x:int,y:string>, day date, dec decimal(10,2), path array<int>", NESTED
+            ),
         )
 
     def kept(self, **columns: Any) -> Any:
@@ -90,6 +96,8 @@ TYPES = {
     "st": "struct<x:int,y:string>",
     "deep": "array<struct<m:map<string,array<int>>>>",
 }
+
+NESTED = "st struct<x:int,y:string>, array array<int>, map map<string,array<int>>"
 
 Function = Callable[[States], Iterator[object]]
 

@@ -117,6 +117,7 @@ def d3_a_name_may_have_blanks(s: States) -> Iterator[object]:
 
 @probe((1,), None, False)
 def tl1_a_ttl_of_0_is_none_in_any_time_mode(s: States) -> Iterator[object]:
+    """Q15: also where a TTL is an error."""
     s.lasting.update((1,))
     yield s.lasting.get()
     s.lasting.clear()

@@ -1,4 +1,4 @@
-"""Time to live: items TL. All variables live 3 seconds: what is written in micro-batch 0 is gone in 3."""
+"""Time to live: items TL, and Q2. All variables live 3 seconds: what is written in micro-batch 0 is gone in 3."""
 
 from __future__ import annotations
 
@@ -168,6 +168,17 @@ TTL = Script(
                 3: "?value.get(); ?entries.containsKey((None,))",
             },
             ["0 rows", "2 rows (None,), True", "3 rows None, False"],
+        ),
+        Case(
+            "tl3 many elements and entries",
+            {
+                0: "items.appendList([(n,) for n in range(300)]);[entries.updateValue((n,), (n,)) for n in range(50)]",
+                1: "items.appendList([(1,), (2,)]); entries.updateValue((7,), (8,))",
+                2: "?len(list(items.get())); ?len(list(entries.keys()))",
+                3: f"{_ITEMS}; ?list(entries.iterator())",
+                4: f"{_ITEMS}; ?list(entries.iterator())",
+            },
+            ["0 rows", "1 rows", "2 rows 302, 50", "3 rows [1, 2], [((7,), (8,))]", "4 rows [], []"],
         ),
         Case(
             "tl5 an iterator skips what has expired",

@@ -271,6 +271,15 @@ def test_a_large_key_is_converted_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch
     assert made == [10]
 
 
+def test_a_key_with_wide_rows_is_converted_chunk_by_chunk() -> None:
+    """Ten thousand rows, Spark's limit for a chunk, may be more than a worker can hold."""
+    rows = np.arange(8)
+    wide = pa.table({"k": np.zeros(8), "text": [str(i) * (10 << 20) for i in rows]})
+    [slab] = KeyFrames(wide, rows, np.array([0]), FORMATS[0], 10_000).slabs()
+    [chunks] = slab
+    assert [[text[0] for text in chunk["text"]] for chunk in chunks] == [["0", "1", "2"], ["3", "4", "5"], ["6", "7"]]
+
+
 def test_decimal_keys_keep_their_scale() -> None:
     keys = pa.table({"k": pa.array([Decimal("1.50")], pa.decimal128(5, 2))})
     assert str(key_tuples(keys, FORMATS[0])[0][0]) == "1.50"

@@ -17,112 +17,16 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.processor.state import slab_entries, timers
+from tests.plain_states import PlainKey
 from tests.repetitions import sample
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted
 
 N, KEY = StructType().add("n", LongType()), StructType().add("k", StringType()).add("l", LongType())
-NEVER = 1 << 62
-
-
-class Alive:
-    """What a variable of the model holds: rows in order of writing, each with the time until which it lives."""
-
-    def __init__(self, key: ModelKey) -> None:
-        self._key = key
-        self.rows: dict[Any, tuple[Any, int]] = {}
-
-    def _live(self) -> dict[Any, Any]:
-        return {name: row for name, (row, until_ms) in self.rows.items() if until_ms > self._key.now}
-
-    def _set(self, name: Any, row: Any) -> None:
-        self.rows[name] = (row, self._key.now + self._key.ttl_ms if self._key.ttl_ms else NEVER)
-
-    def exists(self) -> bool:
-        return bool(self._live())
-
-    def clear(self) -> None:
-        self.rows.clear()
-
-
-class ModelValue(Alive):
-    """A value: a row under one name."""
-
-    def get(self) -> Any:
-        return self._live().get("")
-
-    def update(self, row: Any) -> None:
-        self._set("", row)
-
-
-class ModelList(Alive):
-    """A list: rows under numbers."""
-
-    _next = 0
-
-    def get(self) -> Iterator[Any]:
-        """Iterate over what is there at the first `next`."""
-        yield from list(self._live().values())
-
-    def appendValue(self, row: Any) -> None:
-        self._next += 1
-        self._set(self._next, row)
-
-    def appendList(self, rows: list[Any]) -> None:
-        for row in rows:
-            self.appendValue(row)
-
-    def put(self, rows: list[Any]) -> None:
-        self.clear()
-        self.appendList(rows)
-
-
-class ModelMap(Alive):
-    """A map: rows under keys."""
-
-    def getValue(self, key: Any) -> Any:
-        return self._live().get(key)
-
-    def containsKey(self, key: Any) -> bool:
-        return key in self._live()
-
-    def updateValue(self, key: Any, row: Any) -> None:
-        self._set(key, row)
-
-    def removeKey(self, key: Any) -> None:
-        self.rows.pop(key, None)
-
-    def keys(self) -> Iterator[Any]:
-        yield from self._live()
-
-    def values(self) -> Iterator[Any]:
-        yield from list(self._live().values())
-
-    def iterator(self) -> Iterator[Any]:
-        yield from list(self._live().items())
-
-
-class ModelKey:
-    """The state and the timers of one key."""
-
-    def __init__(self, ttl_ms: int | None) -> None:
-        self.ttl_ms, self.now = ttl_ms, 0
-        self.value, self.items, self.entries = ModelValue(self), ModelList(self), ModelMap(self)
-        self.due: set[int] = set()
-        self.handle = self
-
-    def registerTimer(self, due_ms: int) -> None:
-        self.due.add(due_ms)
-
-    def deleteTimer(self, due_ms: int) -> None:
-        self.due.discard(due_ms)
-
-    def listTimers(self) -> Iterator[int]:
-        return iter(sorted(self.due))
 
 
 @dataclass
-class Real:
-    """The same names for a processor's states."""
+class States:
+    """A processor's states, the model's or the real ones."""
 
     value: Any
     items: Any
@@ -192,18 +96,19 @@ _READS = ("get", "exists", "containsKey", "keys", "values", "iterator", "list", 
 class Model:
     """All keys of a shard, and what was seen of them in a micro-batch."""
 
-    ttl_ms: int | None
-    keys: dict[Any, ModelKey] = field(default_factory=dict)
+    declare: Callable[[Any], States]
+    keys: dict[Any, States] = field(default_factory=dict)
 
-    def key(self, name: Any, now: int) -> ModelKey:
+    def key(self, name: Any, now: int) -> States:
         """Return a key's state at a time."""
-        found = self.keys.setdefault(name, ModelKey(self.ttl_ms))
-        found.now = now
-        return found
+        if name not in self.keys:
+            self.keys[name] = self.declare(PlainKey())
+        self.keys[name].handle.now_ms = now
+        return self.keys[name]
 
     def due(self, now: int) -> list[tuple[int, Any]]:
         """Return the timers that are due, earliest first."""
-        return sorted(((ms, name) for name, key in self.keys.items() for ms in key.due if ms <= now), key=repr)
+        return sorted(((ms, name) for name, key in self.keys.items() for ms in key.handle.due if ms <= now), key=repr)
 
 
 @dataclass(frozen=True)
@@ -252,8 +157,8 @@ class Run:
     """A shard and its model, side by side."""
 
     def __init__(self, folder: Path, time_mode: Any, ttl_ms: int | None) -> None:
-        def declare(handle: Any) -> Real:
-            return Real(
+        def declare(handle: Any) -> States:
+            return States(
                 handle.getValueState("value", N, ttl_ms),
                 handle.getListState("items", N, ttl_ms),
                 handle.getMapState("entries", KEY, N, ttl_ms),
@@ -262,7 +167,7 @@ class Run:
 
         self.processor = Scripted(declare)
         self.shard = ProcessorShard(folder, self.processor, time_mode)
-        self.model = Model(ttl_ms)
+        self.model = Model(declare)
         self.now = 0
 
     def play(self, batch: MicroBatch) -> None:
@@ -271,7 +176,7 @@ class Run:
         if batch.restarts:
             self.shard.restart(self.processor)
         earliest_ms = self.shard.earliest_ms
-        if not batch.rows and (earliest_ms is None or earliest_ms >= self.now):
+        if not batch.rows and (earliest_ms is None or earliest_ms > self.now):
             assert not self.model.due(self.now), "Spark would not call the shard"
             return
         if batch.fails_first and batch.rows:
@@ -287,20 +192,20 @@ class Run:
         self._fired: list[int] = []
         self._waiting: list[tuple[int, Any]] | None = None
 
-        def rows(states: Real, key: Any, _: Any) -> None:
+        def rows(states: States, key: Any, _: Any) -> None:
             self._compare(batch.rows[key[0]], states, key[0])
             left.discard(key[0])
             if fails and not left:
                 raise LookupError
 
-        def expired(states: Real, key: Any, _: Any, due_ms: int) -> None:
+        def expired(states: States, key: Any, _: Any, due_ms: int) -> None:
             if self._waiting is None:
                 self._waiting = self.model.due(self.now)
                 self._fired = sorted(ms for ms, _ in self._waiting)
             assert (due_ms, key[0]) in self._waiting
             fired.append(due_ms)
             self._compare(batch.in_timers, states, key[0])
-            self.model.key(key[0], self.now).due.discard(due_ms)
+            self.model.key(key[0], self.now).handle.deleteTimer(due_ms)
 
         Scripted.rows, Scripted.expired = rows, expired  # type: ignore[assignment]
         self.shard.run(list(batch.rows), self.now)
@@ -308,7 +213,7 @@ class Run:
             assert not self.model.due(self.now), "due, and none fired"
         return fired
 
-    def _compare(self, operations: list[Operation], states: Real, name: Any) -> None:
+    def _compare(self, operations: list[Operation], states: States, name: Any) -> None:
         model = self.model.key(name, self.now)
         for operation in operations:
             expected, found = operation(model, self.now), operation(states, self.now)

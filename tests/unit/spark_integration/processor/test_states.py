@@ -277,7 +277,7 @@ def test_a_value_that_does_not_fit_names_its_key_and_leaves_nothing(shard: Proce
 
 
 def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard) -> None:
-    """Another thread could not know whose state it reads."""
+    """Another thread could not know whose state it reads; on Spark it has that of whatever key is current (L11)."""
 
     def from_a_thread(states: Any, *_: Any) -> Any:
         caught: list[str] = []
@@ -299,7 +299,7 @@ def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard)
 def test_what_is_not_touched_is_neither_read_nor_written(
     shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A variable costs nothing where it is not used; a list is appended to without being read."""
+    """A variable costs nothing where it is not used; a list is appended to and a map (M7) written without a read."""
     from holdfast.mvcc import Transaction
 
     asked: list[str] = []

@@ -1,0 +1,1 @@
+"""Spark's own operators, of which each shard is one group: they keep its pointer, and call it."""

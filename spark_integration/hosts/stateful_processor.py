@@ -1,0 +1,208 @@
+"""Spark's own ``transformWithStateInPandas`` as the host: a shard's pointer is a value state of its group.
+
+::
+
+    first micro-batch     initial rows ─▶ version 0 ─┐
+    each micro-batch      rows ──────────────────────┴▶ call_shard ─▶ pointer, one timer
+                          the shard's timer ─────────▶ call_shard, without rows
+
+Unlike ``applyInPandasWithState`` this operator hands a watermark on to what stands behind it, takes initial state, and
+may stand in a query more than once. It needs Spark's RocksDB state store.
+
+Spark knows one timer of a shard, its earliest. Spark takes the timers to fire after all rows, so a timer that a call
+for rows sets into the past fires in the same micro-batch. What is still due then is due in the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+    ValueState,
+)
+
+from holdfast.spark_integration.hosts.host import SentRows
+from holdfast.spark_integration.shard.call import ShardStep, call_shard
+from holdfast.spark_integration.shard.pointer_row import POINTER_SCHEMA, PointerRow
+from holdfast.spark_integration.shard.timeout import TimeMode
+from holdfast.spark_integration.transport.transport import ROUTE
+
+#: The value state that holds pointers.
+POINTER_VARIABLE = "holdfast_pointer"
+_BATCH_MS = "__holdfast_batch_ms"
+
+
+@dataclass(frozen=True)
+class StatefulProcessorHost:
+    """The `Host` of steps that may hand on a watermark or begin with initial state.
+
+    Attributes
+    ----------
+    output_mode : {"append", "update"}
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+    event_time_column : str
+        The output column whose times stand behind the watermark; "" for none.
+    """
+
+    output_mode: str
+    time_mode: TimeMode
+    event_time_column: str
+
+    @property
+    def drops_late_rows(self) -> bool:
+        return self.time_mode == "EventTime"
+
+    def run(self, rows: SentRows, initial: SentRows | None) -> DataFrame:
+        frame = _with_batch_time(rows.frame)
+        first = None if initial is None else _with_batch_time(initial.frame)
+        shards = _Shards(
+            _Side(rows.step, frame.columns),
+            None if initial is None or first is None else _Side(initial.step, first.columns),
+        )
+        return frame.groupBy(ROUTE).transformWithStateInPandas(
+            shards,
+            rows.step.output.sent_schema,
+            self.output_mode,
+            self.time_mode,
+            None if first is None else first.groupBy(ROUTE),
+            self.event_time_column,
+        )
+
+
+def _with_batch_time(frame: DataFrame) -> DataFrame:
+    # Without a time mode Spark tells a processor no time; it makes this column the time of the micro-batch.
+    return frame.withColumn(_BATCH_MS, F.unix_millis(F.current_timestamp()))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Rows or initial rows, as the host shows them.
+
+    Attributes
+    ----------
+    step : ShardStep
+    columns : list of str
+        In the order in which Spark sends them: it renames what is no Python identifier.
+    """
+
+    step: ShardStep
+    columns: list[str]
+
+    def named(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Yield frames with the names that the transport gave."""
+        return (frame.set_axis(self.columns, axis="columns") for frame in frames)
+
+
+class _Shards(StatefulProcessor):
+    """Calls the shards of one partition; Spark makes one for each micro-batch."""
+
+    def __init__(self, rows: _Side, initial: _Side | None) -> None:
+        self._rows = rows
+        self._initial = initial
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._pointer = handle.getValueState(POINTER_VARIABLE, POINTER_SCHEMA)
+        self._called: set[int] = set()
+        self._initial_frames: list[pd.DataFrame] = []
+        self._initial_route: int | None = None
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+        # Spark hands over a large frame in pieces, and does not say which is the last: each begins anew with all so
+        # far. The packed transport makes few pieces, 64 MiB each.
+        assert self._initial is not None
+        if self._initial_route != int(key[0]):
+            self._initial_route, self._initial_frames = int(key[0]), []
+        self._initial_frames += self._initial.named([initialState])
+        group = _InitialValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(self._initial_frames[0]))
+        for _ in call_shard(self._initial.step, key, self._initial_frames, group):
+            pass  # no rows
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[pd.DataFrame]:
+        named = self._rows.named(rows)
+        first = next(named)
+        group = _ValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(first))
+        yield from call_shard(self._rows.step, key, chain([first], named), group)
+        self._called.add(int(key[0]))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[pd.DataFrame]:
+        now_ms, firing_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
+        group = _ValueOfGroup(self._pointer, self._handle, timerValues, now_ms, firing_ms)
+        remembered = group.remembered()
+        if int(key[0]) in self._called and remembered is not None:
+            group.remember(remembered)  # it fired what was due; the rest is due next time
+        else:
+            yield from call_shard(self._rows.step, key, (), group)
+
+
+def _batch_ms(frame: pd.DataFrame) -> int:
+    return int(frame[_BATCH_MS].iloc[0])
+
+
+class _ValueOfGroup:
+    """The `ShardGroup` on Spark's value state and timers.
+
+    Parameters
+    ----------
+    pointer : ValueState
+    handle : StatefulProcessorHandle
+    times : TimerValues
+    batch_ms : int
+    firing_ms : int, optional
+        The timer for which Spark calls; Spark deletes it after the call.
+    """
+
+    def __init__(
+        self,
+        pointer: ValueState,
+        handle: StatefulProcessorHandle,
+        times: TimerValues,
+        batch_ms: int,
+        firing_ms: int | None = None,
+    ) -> None:
+        self._pointer = pointer
+        self._handle = handle
+        self._times = times
+        self.batch_ms = batch_ms
+        self._firing_ms = firing_ms
+        row = pointer.get()
+        self._remembered = None if row is None else PointerRow.read(tuple(row))
+
+    @property
+    def watermark_ms(self) -> int:
+        return self._times.getCurrentWatermarkInMs()
+
+    def remembered(self) -> PointerRow | None:
+        return self._remembered
+
+    def remember(self, row: PointerRow) -> None:
+        due_ms = row.earliest_timer_ms
+        if due_ms is not None and due_ms == self._firing_ms:
+            due_ms -= 1  # any time that is past will do, but this one Spark deletes
+            row = row._replace(earliest_timer_ms=due_ms)
+        was_due_ms = self._remembered.earliest_timer_ms if self._remembered else None
+        if was_due_ms not in (None, due_ms, self._firing_ms):
+            self._handle.deleteTimer(was_due_ms)
+        if due_ms is not None and due_ms != was_due_ms:
+            self._handle.registerTimer(due_ms)
+        self._pointer.update(row.columns())
+        self._remembered = row
+
+
+class _InitialValueOfGroup(_ValueOfGroup):
+    """Of a shard that begins: what an earlier piece of the initial state left is made anew."""
+
+    def remembered(self) -> PointerRow | None:
+        return None

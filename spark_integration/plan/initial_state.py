@@ -1,0 +1,64 @@
+"""The initial state of a step: a grouped batch frame, checked against the stream's keys."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, GroupedData
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.transport.transport import quoted
+
+_REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"
+
+
+def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple[DataFrame, Grouping]:
+    """Return the frame of an initial state, and its keys.
+
+    Parameters
+    ----------
+    given : GroupedData
+        As the user passes it.
+    df : DataFrame
+        The step's input.
+    grouping : Grouping
+        Of `df`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no grouped frame, a stream, or grouped by other keys than `df`. Spark does not compare the types, and
+        finds the state of other keys then.
+    """
+    if not isinstance(given, type(df.groupBy(quoted(df.columns[0])))):
+        raise InvalidArgumentError(
+            f"initialState must be a grouped DataFrame of this session: {_REMEDY}", given=type(given).__name__
+        )
+    frame: DataFrame = given._df  # noqa: SLF001  # Spark's own method reads it, and there is no other way
+    if frame.isStreaming:
+        raise InvalidArgumentError(
+            "initialState must be a batch frame, not a stream: it is read once, in the first micro-batch"
+        )
+    found = resolve_keys(frame, _columns_of(given, frame))
+    ours, theirs = ([grouped.keys[i].field.dataType for i in grouped.given] for grouped in (grouping, found))
+    if ours != theirs or grouping.given != found.given:
+        raise InvalidArgumentError(
+            f"initialState is grouped by other keys than the stream: {_REMEDY}",
+            stream=[data_type.simpleString() for data_type in ours],
+            initial_state=[data_type.simpleString() for data_type in theirs],
+        )
+    return frame, found
+
+
+def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
+    """Return the names of the columns by which a frame is grouped; Spark does not tell, but names them in a count."""
+    counted = given.count()
+    names = counted.columns[:-1]
+    if names and set(names) <= set(frame.columns):
+        by_columns = frame.groupBy(*map(quoted, names)).count()
+        if counted.sameSemantics(by_columns):
+            return names
+    raise InvalidArgumentError(
+        f"initialState must be grouped by columns, not by expressions: {_REMEDY}. With "
+        "spark.sql.retainGroupColumns=false its columns cannot be known",
+        grouped_by=names,
+    )

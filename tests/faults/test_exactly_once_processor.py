@@ -1,0 +1,126 @@
+"""Exactly once with processors: processes are killed at random moments, and values, lists, maps and timers hold.
+
+W2: a micro-batch that runs again has the time of its first run. L12: nothing is left of an attempt that failed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import Row
+
+import holdfast
+from tests.faults import killed_processor
+from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
+from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
+from tests.faults.plain_processing import PlainRun
+from tests.plain_states import NEVER, Plain
+from tests.repetitions import LONG, sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# At least one of each: driver, worker, server.
+KILLS = 25 if LONG else 3
+RUNS = [
+    ("rows", "memory", "ProcessingTime"),
+    ("packed", "filesystem", "EventTime"),
+    ("packed", "rocksdb", "ProcessingTime"),
+    ("packed", "memory", "EventTime"),
+    ("rows", "filesystem", "ProcessingTime"),
+    ("rows", "rocksdb", "EventTime"),
+]
+KINDS = {"total": "v", "seen": "l", "kinds": "m"}
+
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.turn(2, 3)
+@pytest.mark.parametrize(("transport", "backend", "time_mode"), sample(RUNS))
+def test_kills_change_nothing(
+    transport: str, backend: str, time_mode: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode)
+    run = Killings(job, random.Random(f"{transport} {backend} {time_mode}"), program=killed_processor.__name__)
+    run.run(KILLS)
+    check_result(run, spark, time_mode)
+    print(f"\n{transport}, {backend}, {time_mode}: killed {run.done}, the query failed {run.failures} times")
+
+
+def check_result(run: Killings, spark: SparkSession, time_mode: str) -> None:
+    """Compare output and state with those of the same micro-batches undisturbed, at the times in Spark's log."""
+    folder = run.job.path
+    batches = micro_batches(folder)
+    assert sum(len(batch.files) for batch in batches) == run.files
+    plain = undisturbed(batches, time_mode)
+    story = f"{run.job}: {run.describe()}"
+    # The sink's own log says which of its files count.
+    written = [tuple(row) for row in spark.read.parquet(str(folder / "output")).collect()]
+    assert sorted(written, key=repr) == sorted(plain.output, key=repr), story
+    told = [row[0] for row in plain.output]
+    assert min(told.count("idle"), told.count("gone")) > 20, "hardly a timer has fired: this shows nothing"
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
+    try:
+        check_state(spark, folder, plain, batches[-1].time_ms, story)
+    finally:
+        spark.conf.unset("spark.holdfast.checkpoint.dir")
+    run.stop_servers()
+    shutil.rmtree(folder)
+
+
+def check_state(spark: SparkSession, folder: Path, plain: PlainRun, now_ms: int, story: str) -> None:
+    """Compare timers and variables; what has expired must be gone soon."""
+
+    def stored(table: str) -> list[tuple[Any, ...]]:
+        found = holdfast.read_state(spark, folder / "query", OPERATOR, table=table)
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    timers = [(user, due_ms) for (user,), of_user in plain.keys.items() for due_ms in of_user.due]
+    assert sorted(stored("timers"), key=repr) == sorted(timers, key=repr), story
+    for name, kind in KINDS.items():
+        variables = {user: of_user.variables[name] for (user,), of_user in plain.keys.items()}
+        rows, ttl_ms = stored(f"{kind}.{name}"), variables[None].ttl_ms
+        if ttl_ms is None:
+            rows = [(*row, NEVER) for row in rows]
+        live = [row for row in rows if row[-1] > now_ms]
+        expected = [row for user, variable in variables.items() for row in shown(user, kind, variable)]
+        assert sorted(numbered(live) if kind == "l" else live, key=repr) == sorted(expected, key=repr), (name, story)
+        if ttl_ms is not None:
+            assert all(row[-1] > now_ms - ttl_ms for row in rows), f"{name} is not evicted: {story}"
+            expired = sum(variable.expired for variable in variables.values())
+            assert expired > 20 or name == "kinds", f"of {name} only {expired} have expired: this shows nothing"
+
+
+def shown(user: int | None, kind: str, variable: Plain) -> list[tuple[Any, ...]]:
+    """Return what is live of a variable as `read_state` has it."""
+    entries = {"v": lambda at, _: (), "l": lambda at, _: (at,), "m": lambda _, entry: entry}
+    return [
+        (user, *entries[kind](at, entry), *row, variable.rows[entry][1])
+        for at, (entry, row) in enumerate(variable.live().items())
+    ]
+
+
+def numbered(elements: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the elements of lists, numbered from 0 in each; in the table their numbers have gaps."""
+    by_user: dict[Any, list[tuple[Any, ...]]] = {}
+    for element in sorted(elements, key=lambda element: element[1]):
+        by_user.setdefault(element[0], []).append(element)
+    return [(user, at, *element[2:]) for user, found in by_user.items() for at, element in enumerate(found)]
+
+
+def undisturbed(batches: list[MicroBatch], time_mode: str) -> PlainRun:
+    """Run the processor over micro-batches, one after the other."""
+    plain = PlainRun(lambda: Visits(time_mode), ["user"], time_mode)
+    # Rows are late by the watermark of the micro-batch before.
+    late_ms = 0
+    for batch in batches:
+        rows = [Row(**row) for row in rows_of(batch)]
+        if time_mode == "EventTime":
+            rows = [row for row in rows if round(row.at.timestamp() * 1000) > late_ms]
+        plain.micro_batch(rows, batch.time_ms, batch.watermark_ms)
+        late_ms = batch.watermark_ms
+    return plain
