@@ -25,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import holdfast
 from holdfast.examples.stateful.local import MicroBatch, run_both
 
-ORDERS = "id long, item string, delivery int"
+ORDERS = "id long, item string, delivery long"
 DAY_MS = 24 * 3_600_000
 
 
@@ -33,7 +33,7 @@ class FirstDeliveries(StatefulProcessor):
     """Remembers for a day that an order was seen."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self.seen = handle.getValueState("seen", "delivery int", ttlDurationMs=DAY_MS)
+        self.seen = handle.getValueState("seen", "delivery long", ttlDurationMs=DAY_MS)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         if not self.seen.exists():
@@ -58,7 +58,7 @@ def first_deliveries_of_shard(batch: holdfast.ShardBatch) -> pa.Table:
 
 def vectorised_first_deliveries(orders: DataFrame) -> DataFrame:
     """Return the same, for all orders of a shard at once; what has expired goes when the shard has rows again."""
-    seen = holdfast.StateTable("delivery int", ttlDurationMs=DAY_MS)
+    seen = holdfast.StateTable("delivery long", ttlDurationMs=DAY_MS)
     ids = holdfast.stream(orders).groupBy("id")
     return ids.applyInArrowWithState(first_deliveries_of_shard, ORDERS, seen, "append", name="orders")
 

@@ -7,7 +7,7 @@
 prints an alert when the payments of a card that wait for their confirmation exceed 1,000.00, and when a payment has
 waited for five minutes; by a `StatefulProcessor` and for all cards of a shard at once::
 
-    micro-batch 1: {'card': 'c1', 'alert': 'not confirmed', 'payment': 'p1', 'cents': 40000}
+    micro-batch 3: {'card': 'c1', 'alert': 'not confirmed', 'payment': 'p1', 'cents': 40000}
 
 The two halves of a payment may come in any order, so whichever comes first is kept and the other one takes it away. The
 five minutes are event time: they are over when the watermark, one minute behind the newest row, says so.

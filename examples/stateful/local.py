@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Query = Callable[[DataFrame], DataFrame]
 
 MicroBatch = list[tuple[Any, ...]]
+# Processors need it; it keeps a pointer for each shard.
+_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FIRST_FILE_S = 1_700_000_000
 
 
@@ -42,7 +44,9 @@ def run_both(
         spark = (
             SparkSession.builder.master("local[2]")
             .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
             .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
             .config("spark.holdfast.checkpoint.dir", f"{folder}/state")
             .getOrCreate()
         )

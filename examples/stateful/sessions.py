@@ -7,7 +7,7 @@
 prints each session in the micro-batch in which it is over, by a `StatefulProcessor` and for all users of a shard at
 once::
 
-    micro-batch 2: {'user': 'ann', 'first_ms': 1772442000000, 'last_ms': 1772444400000, 'clicks': 3}
+    micro-batch 3: {'user': 'ann', 'first_ms': 1772442000000, 'last_ms': 1772444400000, 'clicks': 3}
 
 Clicks come out of order: ann's of 9:20 comes last, and makes one session of two. So a session is over only when no
 click can join it any more: when the watermark, which is ten minutes behind the newest click, has passed its last click

@@ -101,7 +101,7 @@ def test_deduplication(seed: int) -> None:
     generator = np.random.default_rng(seed)
     side = SideBySide(deduplication.ORDERS, deduplication.ORDERS)
     side.add_processor(deduplication.FirstDeliveries(), "ProcessingTime")
-    side.add_vectorised(deduplication.first_deliveries_of_shard, "delivery int", "None", deduplication.DAY_MS)
+    side.add_vectorised(deduplication.first_deliveries_of_shard, "delivery long", "None", deduplication.DAY_MS)
     seen_ms: dict[int, int] = {}
     deliveries: Counter[int] = Counter()
     given_twice = 0
