@@ -47,12 +47,12 @@ def run_both(
             .config("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.holdfast.checkpoint.dir", f"{folder}/state")
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")
         for query, its_end in ((by_key, ends), (vectorised, True)):
             print(query.__name__)
+            spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state-of-{query.__name__}")
             for number, rows in enumerate(run(spark, query, columns, batches, Path(folder), ends=its_end)):
                 for row in rows:
                     print(f"  micro-batch {number}: {row.asDict()}")
