@@ -19,7 +19,7 @@ NAMED = [
     *PROCESSORS.rglob("*.py"),
     *ROOT.glob("tests/faults/*processor*.py"),
     *ROOT.glob("tests/spark/queries/test_processor*.py"),
-    *ROOT.glob("tests/unit/holdfast/testing/*processor*.py"),
+    *ROOT.glob("tests/unit/holdfast/test_tws_tester*.py"),
     *ROOT.glob("tests/unit/spark_integration/processor/*.py"),
 ]
 ITEM = re.compile(r"\b([A-Z]{1,2})(\d+)\b(?: to ([A-Z]{1,2})(\d+)\b)?")
