@@ -260,6 +260,7 @@ ENGINES: dict[str, Engine] = {
             ProcessorEngine(
                 f"holdfast-{backend}-{api}",
                 partial(queries.by_processor, in_pandas=api == "pandas"),
+                _SPARK_ROCKSDB,  # for the pointers, as Spark's operator requires
                 budget={"spark.holdfast.rocksdb.memory": "{mb}m"} if backend == "rocksdb" else {},
                 backend=backend,
                 in_memory=backend == "memory",

@@ -178,7 +178,7 @@ def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
         ((KeepingByRow, OUTPUT, "update", "None"), {}, InvalidArgumentError, "given='the class KeepingByRow'"),
         ((KeepingByRow(), OUTPUT, "update", "None"), {"name": "a/b"}, InvalidArgumentError, "cannot name an operator"),
         ((KeepingByRow(), OUTPUT, "update", "None"), {"eventTimeColumnName": "n"}, InvalidArgumentError, "a timestamp"),
-        ((KeepingByRow(), OUTPUT, "update", "None"), {"eventTimeColumnName": "at"}, AnalysisException, "UNRESOLVED"),
+        ((KeepingByRow(), OUTPUT, "update", "None"), by_time, AnalysisException, "WITHOUT_WATERMARK"),
         (
             (KeepingByRow(), f"{OUTPUT}, at timestamp", "update", "ProcessingTime"),
             by_time,
