@@ -6,7 +6,7 @@ TTL. Only Spark and the files are left out, and the types of what the test does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
@@ -27,7 +27,8 @@ from holdfast.spark_integration.processor.exchange import FrameExchange, RowExch
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.variables import Kind
-from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
+from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.testing.ddl import parse_schema
@@ -134,7 +135,8 @@ class TwsTester:
         if keyStructType is not None:
             self._columns = GroupingColumns(parse_schema(keyStructType))
         self._shard: EmbeddedShard | None = None
-        self._initialise(processor, initialStatePandas or initialStateRow or [])
+        for key, given in initialStatePandas or initialStateRow or []:
+            self._run(self._keys(key, 1), _numbers(1), [given], InitialState)
 
     def test(self, key: Any, input: list[Row]) -> list[Row]:  # noqa: A002
         """Run one micro-batch of one key's rows, and then of the timers that are due because of it.
@@ -263,12 +265,6 @@ class TwsTester:
             return self._returned([])
         return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
 
-    def _initialise(self, processor: StatefulProcessor, initial: Sequence[tuple[Any, Any]]) -> None:
-        """Call ``handleInitialState``; what timers emit that are due at once comes with the first call."""
-        self._emitted: list[Any] = []
-        for key, given in initial:
-            self._emitted += self._run(self._keys(key, 1), _numbers(1), [given], _Initialising(processor))
-
     def _is_late(self, row: Any) -> bool:
         return self._time_mode == "EventTime" and self._event_time is not None and self._event_time(row) <= self._now_ms
 
@@ -300,7 +296,11 @@ class TwsTester:
         )
 
     def _run(
-        self, shown_keys: pa.Table, rows: pa.Table, pieces: list[Any] | None, processor: StatefulProcessor | None = None
+        self,
+        shown_keys: pa.Table,
+        rows: pa.Table,
+        pieces: list[Any] | None,
+        function_of: Callable[[TransformWithState], ShardFunction] = lambda step: step,
     ) -> list[Any]:
         """Run one micro-batch; return the rows or frames of its output."""
         assert self._shard is not None
@@ -310,11 +310,10 @@ class TwsTester:
         typed = self._by_frame if self._in_pandas else self._by_row
         step = replace(
             self._step,
-            processor=self._processor if processor is None else PickledProcessor(processor),
             exchange=GivenExchange(typed, pieces, kept),
             shown_columns=rows.column_names,
         )
-        batches = self._shard.run(step, rows, shown_keys, *self._times())
+        batches = self._shard.run(function_of(step), rows, shown_keys, *self._times())
         if kept is not None:
             return kept.elements
         assert self._output is not None
@@ -324,7 +323,6 @@ class TwsTester:
         return spark_versions.arrow_to_rows(table, self._output)
 
     def _returned(self, elements: list[Any]) -> Any:
-        elements, self._emitted = self._emitted + elements, []
         return concatenated(elements) if self._in_pandas else elements
 
     @contextmanager
@@ -349,27 +347,6 @@ class TwsTester:
                 note_key(exc, self._name, tuple(shown.to_pylist()[0].values()))
                 raise
             transaction.commit()
-
-
-class _Initialising(StatefulProcessor):
-    """Calls ``handleInitialState`` of a processor for each row that it is given."""
-
-    def __init__(self, processor: StatefulProcessor) -> None:
-        self._processor = processor
-
-    def init(self, handle: Any) -> None:
-        self._processor.init(handle)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        for given in rows:
-            self._processor.handleInitialState(key, given, timerValues)
-        return iter(())
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        return self._processor.handleExpiredTimer(key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo)
-
-    def close(self) -> None:
-        self._processor.close()
 
 
 def _parsed(text: str, what: str) -> StructType:

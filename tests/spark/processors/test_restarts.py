@@ -16,7 +16,6 @@ import holdfast
 from tests.repetitions import LONG, sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
-    BY_PANDAS,
     BY_ROW,
     OPERATOR,
     OURS,
@@ -283,17 +282,6 @@ def test_e9_ttl_comes_and_goes(engine: ProcessorEngine, run_on: Open) -> None:
         restart(on, engine, without, "v.update((7,))", modes=modes)
         found = restart(on, engine, within, "v.get();sorted(m.values())", modes=modes)
         assert list(found.values()) == ["(7,)", "[(2,), (3,)]"]
-
-
-@pytest.mark.parametrize("backend", sample(range(3)))
-def test_e8_row_and_pandas_are_exchanged(backend: int, run_on: Open) -> None:
-    """E8: where Spark refuses it, since its operators have different names; the state is the same."""
-    by_row, by_pandas = BY_ROW[backend], BY_PANDAS[backend]
-    with run_on(by_row, **settings_of(by_row)) as on:
-        restart(on, by_row, _BEGUN, "v.update((1, 'one'));m.updateValue((1,), (2,))")
-        found = restart(on, by_pandas, _BEGUN, "v.get();m.getValue((1,));m.updateValue((1,), (3,))")
-        assert list(found.values())[:2] == ["(1, 'one')", "Row(n=2)"]
-        assert restart(on, by_row, _BEGUN, "m.getValue((1,))") == {"m.getValue((1,))": "Row(n=3)"}
 
 
 def test_read_state_shows_what_was_declared_last(run_on: Open) -> None:

@@ -1,0 +1,147 @@
+"""A kill at any request of a run that changes the schemas: old and new processors go on, and rows are what was told.
+
+The record comes before state, so a kill leaves one of: nothing new; schemas that say more than state holds; a commit
+that no pointer names; or all of it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import TableSchema
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.shard import claiming
+from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
+from holdfast.testing.state_rows import contents, keys_of, values_of
+from tests.faults.elsewhere import run_elsewhere
+from tests.model.built_in import BUILT_IN, copy_directory, open_backend
+from tests.repetitions import sample
+
+KEY = pa.schema([("k", pa.string())])
+
+
+def tables(**columns: Mapping[str, pa.DataType]) -> dict[str, TableSchema]:
+    return {name: TableSchema.of(name, KEY, pa.schema(list(types.items()))) for name, types in columns.items()}
+
+
+OLD = tables(a={"n": pa.int32(), "gone": pa.string()}, left={"x": pa.int64()})
+NEW = tables(a={"n": pa.int64(), "note": pa.string()}, added={"y": pa.string()})
+OLD_AGAIN = tables(a={"n": pa.int64(), "gone": pa.string()}, left={"x": pa.int64()})
+
+
+@dataclass(frozen=True)
+class Declaring:
+    """As much of a `ShardFunction` as is asked at a restart; takes any schemas that rows can be read with."""
+
+    declared: Mapping[str, TableSchema]
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self.declared
+
+    def configuration(self) -> Mapping[str, str]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        """Leave it to `StoredTables.with_declared`."""
+
+
+def micro_batch(
+    folder: Path,
+    storage: ObjectStorage,
+    run: str,
+    declared: Mapping[str, TableSchema],
+    pointer: Pointer | None,
+    rows: Mapping[str, list[tuple[Any, Any]]],
+    *,
+    backend_name: str = "filesystem",
+    shard: int = 0,
+) -> tuple[Pointer | None, dict[str, dict[Any, Any]]]:
+    """Do what a shard's call does in a run; return its pointer, and what it has seen before it wrote."""
+    record = OperatorRecord.of("op", "query", run, run, 2, declared, 100)
+    stored = claiming.tables_once(storage, record, Declaring(declared))  # type: ignore[arg-type]
+    with ExitStack() as cleanup:
+        directory = folder / f"{backend_name}-{shard}"
+        backend = cleanup.enter_context(open_backend(backend_name, directory, stored.held))
+        threads = cleanup.enter_context(ThreadPoolExecutor(1))
+        log = ObjectCommitLog(storage, f"op/shard-{shard:04d}", stored.held, threads, directory, backend_name)
+        with VersionedStore(backend, log, stored.declared).begin(pointer) as transaction:
+            seen = {table: contents(transaction, table) for table in declared}  # type: ignore[arg-type]
+            for table, written in rows.items():
+                schema = declared[table]
+                values = values_of(schema, [value for _, value in written])
+                transaction.put(table, keys_of(schema, [key for key, _ in written]), values)
+            claiming.declare_once(storage, record, stored.declared)
+            return transaction.commit(), seen
+
+
+def victim(folder: Path, backend_name: str, pointer: Pointer, kind: Kind, nth: int) -> None:
+    """The run with the new processor; killed at one of its requests."""
+    storage = FaultyStorage(open_storage(str(folder / "durable")), [Fault(kind, nth=nth)])
+    rows = {"a": [(("u",), (2**40, "new"))], "added": [(("u",), ("y",))]}
+    committed, _ = micro_batch(folder, storage, "run-2", NEW, pointer, rows, backend_name=backend_name)
+    (folder / "told").write_text(str(committed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend_name", sample(BUILT_IN))
+def test_a_kill_while_schemas_change(backend_name: str, tmp_path: Path) -> None:
+    """Before and after each request: both processors read what the last accepted pointer names, and write on."""
+    begun = tmp_path / "begun"
+    pointers: list[Pointer] = []
+    with open_storage(str(begun / "durable")) as storage:
+        rows = {"a": [((k,), (n, k)) for n, k in enumerate("uv")], "left": [(("u",), (7,))]}
+        for shard in range(2):
+            begin, _ = micro_batch(begun, storage, "run-1", OLD, None, rows, backend_name=backend_name, shard=shard)
+            assert begin is not None
+            pointers.append(begin)
+    killed, nth, kinds = 0, 1, ("stop", "stop_after")
+    while True:
+        statuses = []
+        for kind in kinds:
+            folder = tmp_path / f"{kind}-{nth}"
+            copy_directory(begun, folder)
+            process = run_elsewhere(victim, folder, backend_name, pointers[0], kind, nth)
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL)
+            statuses.append(process.exitcode)
+            go_on(folder, backend_name, pointers, f"{kind}-{nth}")
+        killed += sum(status != 0 for status in statuses)
+        if not any(statuses):
+            break
+        nth += 1
+    assert killed >= 8, "the schemas and the commit were stored by several requests"
+
+
+def go_on(folder: Path, backend_name: str, pointers: list[Pointer], name: str) -> None:
+    """Go on from the last pointer that was told: with the old processor, then with the new one."""
+    told = folder / "told"
+    pointer, is_new = (Pointer.parse(told.read_text()), True) if told.exists() else (pointers[0], False)
+    with open_storage(str(folder / "durable")) as storage:
+
+        def once_more(run: str, declared: Mapping[str, TableSchema], at: Pointer | None, **more: int) -> Any:
+            return micro_batch(folder, storage, f"{run} {name}", declared, at, {}, backend_name=backend_name, **more)
+
+        # A column that is wider by now stays so.
+        _, seen = once_more("run-3", OLD_AGAIN, pointer)
+        assert seen["a"] == {("u",): (2**40, None) if is_new else (0, "u"), ("v",): (1, "v")}
+        assert seen["left"] == {("u",): (7,)}
+        for shard, at in ((0, pointer), (1, pointers[1])):
+            _, seen = once_more("run-4", NEW, at, shard=shard)
+            has_new = is_new and shard == 0
+            assert seen["a"] == {("u",): (2**40, "new") if has_new else (0, None), ("v",): (1, None)}
+            assert seen["added"] == ({("u",): ("y",)} if has_new else {})
