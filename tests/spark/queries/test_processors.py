@@ -125,25 +125,6 @@ def test_state_and_timers_survive_the_loss_of_the_executor(lab: Lab, backend: st
     assert len(shown["timers_by_due"]) == 1
 
 
-class Other(KeepingByRow):
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        handle.getValueState("another", "n long")
-
-
-@pytest.mark.slow
-def test_other_variables_at_a_restart_are_refused(lab: Lab) -> None:
-    """Not yet possible; nothing is lost, and the error names the tables."""
-    lab.feed([("a", 1)])
-    lab.run(kept(lab, in_pandas=False))
-    lab.feed([("a", 2)])
-    events = lab.source().selectExpr("*", "timestamp_seconds(v) as at").withWatermark("at", "0 seconds")
-    other = holdfast.stream(events).groupBy("key")
-    with pytest.raises(Exception, match="other tables or other columns than the operator declares"):
-        lab.run(other.transformWithState(Other(), OUTPUT, "Update", "EventTime", name="kept"))
-    assert len(lab.run(kept(lab, in_pandas=False))) >= 1
-
-
 class Failing(Keeping):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         self.count.update((1,))

@@ -1,0 +1,129 @@
+"""What a processor may declare over state that an earlier one has left: `processor.restarting`, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
+
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.processor.transform_with_state import TransformWithState
+from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
+
+Declare = Callable[[StatefulProcessorHandle], Any]
+N, TEXT = columns(n=LongType()), columns(note=StringType())
+CONFIGURATION = {"timeMode": "ProcessingTime", "outputMode": "update"}
+
+
+@pytest.fixture
+def stored(tmp_path: Any) -> Callable[..., tuple[StoredTables, TransformWithState]]:
+    """Return a function that declares one thing after the other, and returns what is stored by then, and the last."""
+
+    def declared(declares: Sequence[Declare]) -> tuple[StoredTables, TransformWithState]:
+        steps = [step_of(declare, tmp_path) for declare in declares]
+        tables = StoredTables.of_first_run(steps[0].tables())
+        for step in steps[1:-1]:
+            step.require_restartable(tables, CONFIGURATION)
+            tables = tables.with_declared(step.tables())
+        return tables, steps[-1]
+
+    return declared
+
+
+def step_of(declare: Declare, folder: Any) -> TransformWithState:
+    processor: StatefulProcessor = Scripted(declare)
+    return ProcessorShard(folder / "shard", processor, "ProcessingTime").step
+
+
+def value(schema: StructType, ttl_ms: int | None = None, name: str = "v") -> Declare:
+    return lambda handle: handle.getValueState(name, schema, ttl_ms)
+
+
+GOES: dict[str, list[Declare]] = {
+    "a column for another one, in two restarts": [
+        value(N),
+        value(columns(b=BooleanType())),
+        value(columns(m=LongType())),
+    ],
+    "a column for one of another type": [value(N), value(columns(n2=StringType()))],
+    "TTL, and none, and TTL": [value(N, 5), value(N), value(N, 7)],
+    "TTL for a column": [value(columns(n=LongType(), m=LongType())), value(N, 5)],
+    "a column that was NOT NULL before": [value(StructType([StructField("n", LongType(), False)])), value(N)],
+    "a name that is that of an index": [value(N, 5, "x"), lambda handle: handle.getListState("x.expiring", N)],
+    "everything else": [value(N), lambda handle: handle.getMapState("w", TEXT, N)],
+}
+# Words of the error.
+DOES_NOT: dict[str, tuple[list[Declare], str]] = {
+    "renamed": ([value(N), value(columns(m=LongType()))], "n → m: a renamed column loses its values"),
+    "renamed and widened": ([value(columns(n=IntegerType())), value(columns(m=LongType()))], "n → m: a renamed"),
+    "comes back narrower": (
+        [value(N), value(columns(b=BooleanType())), value(columns(b=BooleanType(), n=IntegerType()))],
+        "n: int64 → int32",
+    ),
+    "a column NOT NULL comes back": (
+        [
+            value(columns(n=LongType(), m=LongType())),
+            value(N),
+            value(StructType([*N, StructField("m", LongType(), False)])),
+        ],
+        "m: it is NOT NULL",
+    ),
+    "TTL over a column of its name": (
+        [value(columns(n=LongType(), expires_ms=LongType())), value(N, 5)],
+        "expires_ms: a column of the user's and the time to live",
+    ),
+    "a column of its name over TTL": (
+        [value(N, 5), value(N), value(columns(n=LongType(), expires_ms=LongType()))],
+        "expires_ms: a column of the user's and the time to live",
+    ),
+    "an index's name, which was a variable's": (
+        [value(N, None, "x.expiring"), lambda handle: handle.getListState("x.expiring", N)],
+        "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(GOES))
+def test_what_goes(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    tables, step = stored(GOES[name])
+    step.require_restartable(tables, CONFIGURATION)
+    assert tables.with_declared(step.tables()).declared == step.tables()
+
+
+@pytest.mark.parametrize("name", list(DOES_NOT))
+def test_what_does_not(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    """It would lose values, or take one for another."""
+    declares, words = DOES_NOT[name]
+    tables, step = stored(declares)
+    with pytest.raises(SchemaMismatchError) as caught:
+        step.require_restartable(tables, CONFIGURATION)
+    assert words in str(caught.value)
+
+
+def test_state_of_another_api_is_refused(stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    """Its record has no modes."""
+    tables, step = stored([value(N), value(TEXT)])
+    with pytest.raises(SchemaMismatchError, match="other tables or other columns"):
+        step.require_restartable(tables, {})
+
+
+@pytest.mark.parametrize("name", ["timeMode", "outputMode"])
+def test_modes_stay(name: str, stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
+    tables, step = stored([value(N), value(N)])
+    with pytest.raises(SchemaMismatchError, match=rf"INVALID_CONFIG_AFTER_RESTART.*another {name}.*stored=another"):
+        step.require_restartable(tables, CONFIGURATION | {name: "another"})
+
+
+def test_a_variable_and_an_index_do_not_share_a_name(tmp_path: Any) -> None:
+    """Both would write into one table."""
+
+    def both(handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("x", N, 5)
+        handle.getValueState("x.expiring", N)
+
+    with pytest.raises(InvalidArgumentError, match="keeps its index under this name"):
+        step_of(both, tmp_path)
