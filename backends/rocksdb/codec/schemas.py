@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray, take
+from holdfast.backends.arrow.rows import take
 from holdfast.backends.evolution import project
 from holdfast.backends.rocksdb.codec import binaries
+from holdfast.backends.rocksdb.codec.binaries import ByteArray
 from holdfast.backends.rocksdb.codec.rows import corrupt, decode_values
 
 _HEAD = 1
@@ -36,7 +37,7 @@ def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Sch
         Some bytes are not a row of its columns.
     """
     numbers = _numbers(rows)
-    found = np.unique(numbers[numbers > 0]).tolist() or [len(schemas)]
+    found = (1 + np.flatnonzero(np.bincount(numbers)[1:])).tolist() or [len(schemas)]
     if found[-1] > len(schemas):
         raise corrupt("a row names a schema that its table does not have")
     if len(found) == 1:
@@ -50,14 +51,16 @@ def decode_numbered(rows: pa.Array, schemas: Sequence[pa.Schema], wanted: pa.Sch
     return take(pa.concat_batches(parts), np.argsort(np.concatenate(places)))
 
 
-def _numbers(rows: pa.Array) -> IntArray:
+def _numbers(rows: pa.Array) -> ByteArray:
     """Return the first byte of each row; 0 for a null."""
-    numbers = np.zeros(len(rows), np.int64)
-    offsets = binaries.offsets_of(rows)
-    valid = np.flatnonzero(rows.is_valid().to_numpy(zero_copy_only=False)) if rows.null_count else np.arange(len(rows))
-    if (offsets[valid + 1] == offsets[valid]).any():
+    offsets, data = binaries.offsets_of(rows), binaries.data_of(rows)
+    is_row = slice(None) if not rows.null_count else rows.is_valid().to_numpy(zero_copy_only=False)
+    starts, ends = offsets[:-1][is_row], offsets[1:][is_row]
+    if (starts == ends).any():
         raise corrupt("a row is empty")
-    numbers[valid] = binaries.data_of(rows)[offsets[valid]]
-    if (numbers[valid] == 0).any():
+    firsts = data[starts]
+    if not firsts.all():
         raise corrupt("a row names a schema that no table has")
+    numbers = np.zeros(len(rows), np.uint8)
+    numbers[is_row] = firsts
     return numbers
