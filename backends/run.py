@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from holdfast.backends.arrow.rows import (
     order_rows,
     take,
 )
+from holdfast.backends.evolution import evolved, project, require_readable
 from holdfast.backends.schema import Keys, TableSchema
 from holdfast.errors import CorruptionError
 
@@ -158,6 +159,14 @@ class Run:
         rows = Run.build(cut, prefixes, None).find(Keys(self.hashes, columns))
         return Run(self.schema, filter_rows(self.batch, rows >= 0))
 
+    def projected(self, schema: TableSchema) -> Run:
+        """Return the run with the value columns of another schema of its table; see `holdfast.backends.evolution`."""
+        if schema is self.schema or schema == self.schema:
+            return self
+        first = self.batch.columns[: 2 + len(schema.key)]
+        values = project(self.values, schema.value)
+        return Run(schema, pa.RecordBatch.from_arrays([*first, *values.columns], schema=schema.columns))
+
     def slice(self, first_hash: int, last_hash: int) -> Run:
         """Return the rows whose hash lies in [first_hash, last_hash], without copying."""
         start = int(np.searchsorted(self.hashes, np.uint64(first_hash), side="left"))
@@ -208,12 +217,12 @@ class Run:
         CorruptionError
             Not an Arrow stream of one batch, one that claims to be larger, or not a run.
         SchemaMismatchError
-            The run's columns are not those of `schema`.
+            The run has columns that `schema` does not hold.
         """
         runs = read_stretches(section, schema, source=source, trusted=trusted, plain_bytes=plain_bytes)
         if len(runs) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
-        return runs[0]
+        return runs[0].projected(schema)
 
 
 def write_stretches(
@@ -235,15 +244,35 @@ def read_stretches(
     trusted: bool = False,
     plain_bytes: int | None = None,
 ) -> list[Run]:
-    """Read what `write_stretches` wrote; see `Run.read`."""
-    batches = arrow_stream.read_declared(
-        section, schema.columns, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
+    """Read what `write_stretches` wrote; see `Run.read`. The runs have the columns that they were written with.
+
+    Parameters
+    ----------
+    schema : TableSchema
+        Holds all that these columns do; see `holdfast.backends.evolution`.
+    """
+
+    def accept(columns: pa.Schema) -> None:
+        if not columns.equals(schema.columns):
+            require_readable(_schema_of(columns, schema.name, source), schema, source=source)
+
+    columns, batches = arrow_stream.read_accepted(
+        section, accept, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
     )
-    runs = [Run(schema, batch.replace_schema_metadata(None)) for batch in batches]
+    own = schema if columns.equals(schema.columns) else TableSchema.of_columns(schema.name, columns)
+    runs = [Run(own, batch.replace_schema_metadata(None)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
     return runs
+
+
+def _schema_of(columns: pa.Schema, table: str, source: str) -> TableSchema:
+    """Return the schema of a run that has these columns."""
+    own = TableSchema.of_columns(table, columns)
+    if len(set(columns.names)) < len(columns) or not own.columns.equals(columns):
+        raise CorruptionError(f"{source} holds no readable run: its columns are none of a run", table=table)
+    return own
 
 
 def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:
@@ -264,7 +293,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     Parameters
     ----------
     runs : sequence of Run
-        Oldest first, at least one, equal schemas.
+        Oldest first, at least one. If they were written with several schemas, the merged one holds all that they do.
     drop_deletes : bool
         Leave deleted keys out: right only when no older run stands below these.
 
@@ -272,8 +301,8 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     -----
     Cost: linear; about 15 ns a row and column of 8 bytes (`benches/RESULTS.md`).
     """
-    schema = runs[0].schema
-    batch = runs[0].batch if len(runs) == 1 else _concatenate(runs)
+    schema = reduce(evolved, (run.schema for run in runs))
+    batch = runs[0].batch if len(runs) == 1 else _concatenate([run.projected(schema) for run in runs])
     merged = Run(schema, batch)
     if len(runs) > 1:
         merged = Run(schema, take(batch, _newest_rows(merged.hashes, merged.keys)))

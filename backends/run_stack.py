@@ -21,6 +21,7 @@ import pyarrow as pa
 from holdfast.backends.arrow.key_search import rows_of
 from holdfast.backends.arrow.rows import BoolArray, HashArray, IntArray, filter_rows, from_columns, order_rows, take
 from holdfast.backends.base import MAX_HASH, Found
+from holdfast.backends.evolution import project
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 
 GROWTH = 1.75
@@ -45,6 +46,8 @@ def look_up(runs: Sequence[Run], keys: Keys, schema: TableSchema) -> Found:
     ----------
     runs : sequence of Run
         Oldest first; the stretches of one run file in any order.
+    schema : TableSchema
+        Holds all that the runs do.
     """
     n = len(keys)
     if not keys.is_sorted:
@@ -288,8 +291,8 @@ def _gather(
     if len(hits) == 1:
         run, rows = hits[0]
         places[exists] = rows[places[exists]]
-        return take(run.values, pa.array(places, mask=~exists))
-    taken = [take(run.values, rows) for run, rows in hits]
+        return project(take(run.values, pa.array(places, mask=~exists)), schema.value)
+    taken = [project(take(run.values, rows), schema.value) for run, rows in hits]
     columns = [pa.concat_arrays([t.column(i) for t in taken]) for i in range(len(schema.value))]
     together = from_columns(columns, schema.value, sum(t.num_rows for t in taken))
     return take(together, pa.array(places, mask=~exists))

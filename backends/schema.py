@@ -49,6 +49,15 @@ class TableSchema:
                 raise InvalidArgumentError("column names must be unique", table=name, repeated=sorted(repeated))
         return cls(name, _stored(key), _stored(value))
 
+    @classmethod
+    def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
+        """Return the schema whose `columns` are these."""
+        sides = [
+            pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
+            for side in (_KEY, _VALUE)
+        ]
+        return cls(name, *sides)
+
     @cached_property
     def columns(self) -> pa.Schema:
         """The columns of a run of this table."""

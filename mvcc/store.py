@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
-from holdfast.backends.run import Run
+from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import (
     ConflictError,
     CorruptionError,
@@ -144,15 +144,20 @@ class VersionedStore:
         Holds the versions; the store does not close it.
     log : CommitLog, optional
         Makes commits durable and restores versions. Without one, state is lost with the backend.
+    declared : mapping of str to TableSchema, optional
+        The columns that transactions read and write, of some of the backend's tables; by default all that those hold.
 
     Notes
     -----
     Threads: transactions are for one thread each; the store itself may be shared.
     """
 
-    def __init__(self, backend: Backend, log: CommitLog | None = None) -> None:
+    def __init__(
+        self, backend: Backend, log: CommitLog | None = None, declared: Mapping[str, TableSchema] | None = None
+    ) -> None:
         self._backend = backend
         self._log = log
+        self._declared = declared
 
     def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
         """Begin a transaction on the version that `pointer` names.
@@ -178,7 +183,7 @@ class VersionedStore:
                 "a transaction must commit a later version than it reads", version=version, reads=base_version
             )
         view = self.read_at(pointer) if pointer else None
-        return Transaction(pointer, version, view, self._backend.tables, self._commit)
+        return Transaction(pointer, version, view, self._backend.tables, self._commit, self._declared)
 
     def read_at(self, pointer: Pointer) -> View:
         """Return a view of a version; restores it first if it is not held.

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.evolution import project
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over
 from holdfast.backends.schema import find_table
@@ -22,6 +23,12 @@ class Transaction:
 
     Made by `VersionedStore.begin`. Writes are visible to nobody before `commit`, nor after `abort`, nor if the process
     dies. As a context manager it aborts unless it was committed.
+
+    Attributes
+    ----------
+    tables : mapping of str to TableSchema
+        All tables of the state, with all columns that they hold. Those that are declared are read and written with the
+        declared columns; see `holdfast.backends.evolution`.
 
     Notes
     -----
@@ -35,11 +42,13 @@ class Transaction:
         view: View | None,
         tables: Mapping[str, TableSchema],
         commit: Callable[[Transaction, Mapping[str, Run]], Pointer],
+        declared: Mapping[str, TableSchema] | None = None,
     ) -> None:
         self.base = base
         self.version = version
+        self.tables = tables
         self._view = view
-        self._tables = tables
+        self._declared = {**tables, **(declared or {})}
         self._commit = commit
         self._writes: dict[str, list[Run]] = {}
         self._open = True
@@ -58,6 +67,10 @@ class Transaction:
             Any order, duplicates allowed.
         """
         schema = self._schema(table)
+        found = self._get(table, self.tables[table], keys)
+        return Found(found.exists, project(found.values, schema.value))
+
+    def _get(self, table: str, schema: TableSchema, keys: Keys) -> Found:
         writes = self._writes.get(table, [])
         if self._view is None:
             return look_up(writes, keys, schema)
@@ -98,11 +111,13 @@ class Transaction:
             raise InvalidArgumentError(
                 "there must be one row of values for each key", rows=values.num_rows, keys=len(keys)
             )
-        self._write(table, Run.build(schema, keys, schema.conform(values, "value", keys)))
+        held = self.tables[table]
+        self._write(table, Run.build(held, keys, project(schema.conform(values, "value", keys), held.value)))
 
     def delete(self, table: str, keys: Keys) -> None:
         """Remove the state of each key; keys without state are fine."""
-        self._write(table, Run.build(self._schema(table), keys, None))
+        self._require_open()
+        self._write(table, Run.build(find_table(self.tables, table), keys, None))
 
     def _write(self, table: str, run: Run) -> None:
         if len(run):
@@ -116,13 +131,13 @@ class Transaction:
         Cost: rows are read on demand, and the first ones cost little. Writes made during a scan do not appear in it, so
         rows can be written and deleted while they are scanned. The scan ends with the transaction.
         """
-        self._schema(table)
+        schema = self._schema(table)
         writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
-        return self._over(() if self._view is None else self._view.scan(table, first_hash, last_hash), writes)
+        return self._over(() if self._view is None else self._view.scan(table, first_hash, last_hash), writes, schema)
 
-    def _over(self, below: Iterable[Run], writes: Sequence[Run]) -> Iterator[Run]:
+    def _over(self, below: Iterable[Run], writes: Sequence[Run], schema: TableSchema) -> Iterator[Run]:
         for run in merge_over(below, writes) if any(map(len, writes)) else below:
-            yield run
+            yield run.projected(schema)
             self._require_open()
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
@@ -133,9 +148,9 @@ class Transaction:
         prefixes : Keys
             As for `holdfast.backends.base.View.scan_prefix`.
         """
-        self._schema(table)
+        schema = self._schema(table)
         writes = [run.with_prefixes(prefixes) for run in self._writes.get(table, [])]
-        return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes)
+        return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes, schema)
 
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
         """Remove every row that begins with one of `prefixes`, such as all entries of some maps."""
@@ -173,7 +188,7 @@ class Transaction:
 
     def _schema(self, table: str) -> TableSchema:
         self._require_open()
-        return find_table(self._tables, table)
+        return find_table(self._declared, table)
 
     def _require_open(self) -> None:
         if not self._open:

@@ -123,6 +123,14 @@ class Fields:
             self._refuse_value(name, value)
         return value
 
+    def mapping_of_texts(self, name: str) -> dict[str, str]:
+        """Return a mapping of texts to texts."""
+        values = self.mapping(name)
+        for value in values.values():
+            if type(value) is not str:
+                self._refuse_value(name, value)
+        return values
+
     def texts(self, name: str, length: int) -> list[str]:
         """Return a list of so many texts."""
         return self._texts(name, self._values[name], length)

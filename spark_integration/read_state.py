@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,15 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.evolution import evolved
 from holdfast.backends.registry import backend_names
 from holdfast.backends.run import Run, TableSchema, merge_runs
 from holdfast.backends.schema import find_table
-from holdfast.backends.stored_schema import decode_schemas
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -92,8 +94,11 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
             read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
-        schema = parts[0][0] if parts else _tables(read_operator(storage, operator), table)[table]
-    return _as_table(schema, [run for _, runs in parts for run in runs])
+        schemas = [found for found, _ in parts] or [
+            _tables(storage, read_operator(storage, operator), table).latest[table]
+        ]
+        schema = reduce(evolved, schemas)
+    return _as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
 
 
 def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
@@ -176,7 +181,7 @@ def _restore(
 ) -> tuple[TableSchema, list[Run]]:
     """Return the schema and the live rows of a table in one of the operator's directories."""
     record = read_operator(storage, directory)
-    schemas = _tables(record, table)
+    stored = _tables(storage, record, table)
     # Two pools: a shard waits for its requests and must not occupy the threads they need.
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
@@ -189,17 +194,17 @@ def _restore(
             if row.pointer is None:
                 return []
             prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
-            log = ObjectCommitLog(storage, prefix, schemas, requests, Path(home) / f"{row.shard}", carried=carried)
+            log = ObjectCommitLog(storage, prefix, stored.held, requests, Path(home) / f"{row.shard}", carried=carried)
             return read_rows(log, row.pointer, table)
 
-        return schemas[table], [run for runs in shards.map(restore, rows) for run in runs]
+        return stored.latest[table], [run for runs in shards.map(restore, rows) for run in runs]
 
 
-def _tables(record: OperatorRecord, table: str) -> dict[str, TableSchema]:
+def _tables(storage: ObjectStorage, record: OperatorRecord, table: str) -> StoredTables:
     """Return the operator's tables; one of them must have this name."""
-    schemas = decode_schemas(record.schemas)
-    find_table(schemas, table)
-    return schemas
+    stored = stored_tables(storage, record)
+    find_table(stored.held, table)
+    return stored
 
 
 def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:

@@ -328,6 +328,7 @@ class GroupedStream:
             shown_columns=self.df.columns,
             exchange=exchange,
             time_mode=host.time_mode,
+            output_mode=host.output_mode,
             is_streaming=self.df.isStreaming,
         )
         initial = None

@@ -63,7 +63,6 @@ def test_items_are_listed_once() -> None:
 @pytest.mark.parametrize(("item", "reason"), [(cells[0], cells[2]) for cells in rows(ITEMS)])
 def test_each_item_has_a_test_or_a_reason(item: str, reason: str) -> None:
     assert item in named() or reason
-    assert item not in named() or not reason.startswith("not yet"), f"{ITEMS}: there is a test by now"
 
 
 def test_tests_name_no_other_items() -> None:

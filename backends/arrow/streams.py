@@ -17,7 +17,7 @@ Source of the layout: Arrow's ``Message.fbs`` and ``Schema.fbs``, format version
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,28 +26,28 @@ import pyarrow.ipc as ipc
 
 from holdfast.backends.arrow.values import blind_type, validate_blind
 from holdfast.backends.stored_file import EXPANSION_MAX
-from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.errors import CorruptionError
 
 _CLAIM_BYTES = 8
 # Of the tables Message and RecordBatch: which field is which.
 _MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 2, 3
 
 
-def read_declared(
+def read_accepted(
     section: pa.Buffer,
-    declared: pa.Schema,
+    accept: Callable[[pa.Schema], object],
     *,
     source: str,
     table: str,
     trusted: bool = False,
     plain_bytes: int | None = None,
-) -> list[pa.RecordBatch]:
-    """Return the batches of a stream of one state table.
+) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Return the columns and the batches of a stream of one state table.
 
     Parameters
     ----------
-    declared : pyarrow.Schema
-        The columns that it must have.
+    accept : callable
+        Raises where the stream may not have these columns. Its metadata is left out.
     source, table : str
         What to call file and table in an error.
     trusted : bool
@@ -59,34 +59,16 @@ def read_declared(
     ------
     CorruptionError
         It is no such stream, claims more than that, or has a value that is none of its type.
-    SchemaMismatchError
-        It has other columns.
     """
     with _reading(source, table):
         with ipc.open_stream(section) as reader:
             # Before the batches: what they claim is checked for these columns.
-            require_columns(reader.schema, declared, source=source, table=table)
+            columns = reader.schema.remove_metadata()
+            accept(columns)
         if not trusted:
-            return read_batches(section, declared, plain_bytes)
+            return columns, read_batches(section, columns, plain_bytes)
         with ipc.open_stream(section) as reader:
-            return list(reader)
-
-
-def require_columns(stored: pa.Schema, declared: pa.Schema, *, source: str, table: str) -> None:
-    """Check the columns of stored state against those that the operator declares.
-
-    Raises
-    ------
-    SchemaMismatchError
-        They differ; names the columns in which they do.
-    """
-    if not stored.equals(declared):
-        raise SchemaMismatchError(
-            f"{source} holds state of another schema than the operator now declares: "
-            "declare the stored columns again, or start with a new operator name",
-            table=table,
-            changed=_difference(stored, declared),
-        )
+            return columns, list(reader)
 
 
 @contextmanager
@@ -96,17 +78,6 @@ def _reading(source: str, table: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, pa.ArrowException) as exc:
         raise CorruptionError(f"{source} holds no readable run: {exc}", table=table) from exc
-
-
-def _difference(stored: pa.Schema, declared: pa.Schema) -> list[str]:
-    """Name the columns in which two schemas differ, as ``name: stored → declared``."""
-    before, after = ({f.name: str(f.type) for f in s} for s in (stored, declared))
-    named = [
-        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
-    return named or ["the order of the columns, or which may be null"]
 
 
 def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None) -> list[pa.RecordBatch]:

@@ -217,7 +217,7 @@ class Database:
             runs = {table: run for table, run in runs.items() if len(run)}
             marker = self._marker.with_tables(run.schema for run in runs.values())
             undone = self._log.different_since(old.position)
-            written = (keys for table, run in runs.items() for keys in keys_written(marker.tables[table], run))
+            written = (keys for table, run in runs.items() for keys in keys_written(marker.tables[table].id, run))
             noted = self._log.hold(chain(undone, written))
             with self._condition:
                 self._log.append(noted)

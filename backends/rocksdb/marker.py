@@ -7,7 +7,8 @@
              rows       format of keys and values (`holdfast.backends.rocksdb.codec.keys`, `rows`)
              pointer    version that the rows make up; null while a version of several batches is written
              properties what was kept with the version
-             tables     by name: id (the first byte of each key), key and value schema (Arrow IPC, base64)
+             tables     by name: id (the first byte of each key), key schema, and the value schemas that its rows were
+                        written with, of which each row names one by its number (Arrow IPC, base64)
              undo       null, or pointer and properties of another version, whose rows that differ stand below 0x00 'u'
 
     key      0x00 'u' <key>      undo row, only in a database that was closed cleanly
@@ -24,11 +25,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import pyarrow as pa
+
 from holdfast.backends import stored_file
-from holdfast.backends.arrow.streams import require_columns
 from holdfast.backends.base import Pointer
+from holdfast.backends.evolution import require_readable
 from holdfast.backends.schema import TableSchema, require_declared
-from holdfast.backends.stored_schema import decode_schemas, encode_schemas
+from holdfast.backends.stored_schema import decode_schema, encode_schema
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 
 MARKER_KEY = b"\x00m"
@@ -37,6 +40,8 @@ UNDO_PREFIX, UNDO_END = b"\x00u", b"\x00v"
 ROWS_FORMAT = 1
 _KIND = "rocksdb"
 _TABLE_IDS_MAX = 254  # the first byte of a key; 0 and 255 bound the tables
+#: Value schemas of a table: their number is the first byte of a row.
+SCHEMAS_MAX = 255
 
 
 class VersionLabel(NamedTuple):
@@ -47,6 +52,53 @@ class VersionLabel(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StoredTable:
+    """A table that was written.
+
+    Attributes
+    ----------
+    id : int
+        The first byte of its keys.
+    key : pyarrow.Schema
+    values : tuple of pyarrow.Schema
+        The value columns of its rows: a row that begins with the number n has the n-th ones. Numbers begin at 1.
+    """
+
+    id: int
+    key: pa.Schema
+    values: tuple[pa.Schema, ...]
+
+    def with_values(self, values: pa.Schema) -> StoredTable:
+        """Return the table with a number for rows of these value columns."""
+        if values in self.values:
+            return self
+        if len(self.values) == SCHEMAS_MAX:
+            raise InvalidArgumentError(
+                "the columns of a state table have changed too often: start with a new operator name",
+                most=SCHEMAS_MAX,
+            )
+        return replace(self, values=(*self.values, values))
+
+    def number_of(self, values: pa.Schema) -> int:
+        """Return the number of value columns that the table has."""
+        return 1 + self.values.index(values)
+
+    @classmethod
+    def decode(cls, table: Mapping[str, Any]) -> StoredTable:
+        """Return the table that a marker describes.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError, OSError, pyarrow.ArrowException
+            It describes none.
+        """
+        values = tuple(decode_schema(text) for text in table["values"])
+        if not 0 < len(values) <= SCHEMAS_MAX:
+            raise ValueError("not the value schemas of a table")
+        return cls(_table_id(table["id"]), decode_schema(table["key"]), values)
+
+
+@dataclass(frozen=True)
 class Marker:
     """See the module.
 
@@ -54,16 +106,13 @@ class Marker:
     ----------
     version : VersionLabel or None
         None while a version of several batches is being written.
-    tables : mapping of str to int
-        Ids of the tables that were ever written.
-    schemas : mapping of str to TableSchema
-        Of the same tables.
+    tables : mapping of str to StoredTable
+        Those that were ever written.
     undo : VersionLabel or None
     """
 
     version: VersionLabel | None = None
-    tables: Mapping[str, int] = field(default_factory=dict)
-    schemas: Mapping[str, TableSchema] = field(default_factory=dict)
+    tables: Mapping[str, StoredTable] = field(default_factory=dict)
     undo: VersionLabel | None = None
 
     def labelled(self, version: VersionLabel | None, undo: VersionLabel | None = None) -> Self:
@@ -71,33 +120,39 @@ class Marker:
         return replace(self, version=version, undo=undo)
 
     def with_tables(self, schemas: Iterable[TableSchema]) -> Self:
-        """Return the marker with an id for each of `schemas`."""
-        tables, known = dict(self.tables), dict(self.schemas)
+        """Return the marker with each of `schemas`, so that rows of it can be written."""
+        tables = dict(self.tables)
         for schema in schemas:
-            if schema.name not in tables:
-                tables[schema.name] = max(tables.values(), default=0) + 1
-                known[schema.name] = schema
-        if max(tables.values(), default=0) > _TABLE_IDS_MAX:
+            table = tables.get(schema.name)
+            if table is None:
+                table = StoredTable(max((t.id for t in tables.values()), default=0) + 1, schema.key, ())
+            tables[schema.name] = table.with_values(schema.value)
+        if len(tables) > _TABLE_IDS_MAX:
             raise InvalidArgumentError("too many tables for one operator", tables=len(tables), most=_TABLE_IDS_MAX)
-        return replace(self, tables=tables, schemas=known)
+        return replace(self, tables=tables)
 
-    def require(self, declared: Mapping[str, TableSchema], source: Path) -> None:
-        """Check the stored tables against those that the operator declares.
+    def require(self, held: Mapping[str, TableSchema], source: Path) -> None:
+        """Check that the stored tables can be read as those of the shard.
 
         Raises
         ------
         SchemaMismatchError
-            A stored table is not declared, or with other columns.
+            A stored table is not among them, or has columns that they do not hold.
         """
-        require_declared(self.schemas, declared)
-        for name, stored in self.schemas.items():
-            require_columns(stored.columns, declared[name].columns, source=str(source), table=name)
+        require_declared(self.tables, held)
+        for name, stored in self.tables.items():
+            for values in stored.values:
+                require_readable(TableSchema(name, stored.key, values), held[name], source=str(source))
 
     def encode(self) -> bytes:
         """Return the marker's value."""
         tables = {
-            name: {"id": self.tables[name], "key": key, "value": value}
-            for name, (key, value) in encode_schemas(self.schemas).items()
+            name: {
+                "id": table.id,
+                "key": encode_schema(table.key),
+                "values": [encode_schema(values) for values in table.values],
+            }
+            for name, table in self.tables.items()
         }
         version = _encode_label(self.version) or {"pointer": None, "properties": None}
         header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _encode_label(self.undo)}
@@ -124,14 +179,12 @@ class Marker:
                 readable=ROWS_FORMAT,
             )
         try:
-            tables = header["tables"]
-            schemas = decode_schemas({name: (table["key"], table["value"]) for name, table in tables.items()})
-            ids = {name: _table_id(table["id"]) for name, table in tables.items()}
-            if len(set(ids.values())) != len(ids):
+            tables = {name: StoredTable.decode(table) for name, table in header["tables"].items()}
+            if len({table.id for table in tables.values()}) != len(tables):
                 raise ValueError("two tables have one id")
             version = _read_label(header) if header["pointer"] is not None else None
-            return cls(version, ids, schemas, _read_label(header["undo"]) if header["undo"] else None)
-        except (KeyError, TypeError, ValueError, AttributeError, CorruptionError) as exc:
+            return cls(version, tables, _read_label(header["undo"]) if header["undo"] else None)
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, pa.ArrowException) as exc:
             raise CorruptionError(f"the marker of {source} cannot be read: {exc!r}") from exc
 
 

@@ -13,7 +13,7 @@ Three facts of rocksdict shape this module:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from rocksdict import Rdict, ReadOptions, Snapshot
 from holdfast.backends.arrow.rows import BoolArray, HashArray
 from holdfast.backends.base import MAX_HASH
 from holdfast.backends.rocksdb.codec.keys import decode_keys
-from holdfast.backends.rocksdb.codec.rows import decode_values
+from holdfast.backends.rocksdb.codec.schemas import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
 #: Keys of one read at the head; also what a look-up by scan gathers at once.
@@ -247,10 +247,10 @@ def get_each(snapshot: Snapshot, keys: list[bytes]) -> list[bytes | None]:
     return values
 
 
-def run_of(schema: TableSchema, rows: Rows) -> Run:
-    """Return rows of one table as a run."""
+def run_of(schema: TableSchema, rows: Rows, stored: Sequence[pa.Schema]) -> Run:
+    """Return rows of one table as a run; `stored` are the value schemas that its rows were written with."""
     hashes, keys = decode_keys(pa.array(rows.keys, pa.large_binary()), schema.key)
-    values = decode_values(pa.array(rows.values, pa.large_binary()), schema.value)
+    values = decode_numbered(pa.array(rows.values, pa.large_binary()), stored, schema.value)
     live: BoolArray = np.zeros(len(hashes), np.bool_)
     columns = [pa.array(hashes), pa.array(live), *keys.columns, *values.columns]
     return Run(schema, pa.RecordBatch.from_arrays(columns, schema=schema.columns))

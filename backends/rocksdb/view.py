@@ -9,11 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import HashArray
+from holdfast.backends.arrow.rows import HashArray, from_columns
 from holdfast.backends.base import MAX_HASH, Found, View
+from holdfast.backends.evolution import project
 from holdfast.backends.rocksdb.codec.keys import encode_keys
-from holdfast.backends.rocksdb.codec.rows import decode_values
+from holdfast.backends.rocksdb.codec.schemas import decode_numbered
 from holdfast.backends.rocksdb.database import Database, OpenVersion
+from holdfast.backends.rocksdb.marker import StoredTable
 from holdfast.backends.rocksdb.reads import (
     CHUNK_KEYS,
     FIRST_RUN_ROWS,
@@ -69,21 +71,23 @@ class RocksDBView(View):
         return self._properties
 
     def get(self, table: str, keys: Keys) -> Found:
-        schema, table_id = self._table(table)
-        if table_id is None or not len(keys):
-            nothing = pa.nulls(len(keys), pa.large_binary())
-            return Found(np.zeros(len(keys), np.bool_), decode_values(nothing, schema.value))
-        encoded, hashes, order = encode_keys(table_id, keys.hashes, keys.columns), keys.hashes, None
+        schema, stored = self._table(table)
+        if stored is None or not len(keys):
+            return Found(
+                np.zeros(len(keys), np.bool_), project(from_columns([], pa.schema([]), len(keys)), schema.value)
+            )
+        encoded, hashes, order = encode_keys(stored.id, keys.hashes, keys.columns), keys.hashes, None
         if not keys.is_sorted:
             order = np.argsort(hashes, kind="stable")
             encoded, hashes = encoded.take(pa.array(order)), hashes[order]
-        rows = self._values(table_id, encoded, hashes)
+        rows = self._values(stored.id, encoded, hashes)
         if order is not None:
             place = np.empty(len(order), np.int64)
             place[order] = np.arange(len(order))
             rows = rows.take(pa.array(place))
         with self._closing_if_failed():
-            return Found(rows.is_valid().to_numpy(zero_copy_only=False), decode_values(rows, schema.value))
+            values = decode_numbered(rows, stored.values, schema.value)
+        return Found(rows.is_valid().to_numpy(zero_copy_only=False), values)
 
     def _values(self, table_id: int, keys: pa.Array, hashes: HashArray) -> pa.Array:
         """Return the encoded values of encoded keys whose hashes ascend, null where a key is absent."""
@@ -98,50 +102,50 @@ class RocksDBView(View):
         return pa.concat_arrays(parts)
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        schema, table_id = self._table(table)
-        return self._scan(schema, table_id, first_hash, last_hash) if table_id is not None else iter(())
+        schema, stored = self._table(table)
+        return self._scan(schema, stored, first_hash, last_hash) if stored is not None else iter(())
 
-    def _scan(self, schema: TableSchema, table_id: int, first_hash: int, last_hash: int) -> Iterator[Run]:
-        start, end = key_range(table_id, first_hash, last_hash)
+    def _scan(self, schema: TableSchema, stored: StoredTable, first_hash: int, last_hash: int) -> Iterator[Run]:
+        start, end = key_range(stored.id, first_hash, last_hash)
         rest: bytes | None = start
         most = FIRST_RUN_ROWS
         while rest is not None:
-            with self._reading(table_id) as reader:
+            with self._reading(stored.id) as reader:
                 rows = reader.rows(rest, end, most)
             rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
             if rows.keys:
                 with self._closing_if_failed():
-                    run = run_of(schema, rows)
+                    run = run_of(schema, rows, stored.values)
                 yield run
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
-        schema, table_id = self._table(table)
-        if table_id is None or not len(prefixes):
+        schema, stored = self._table(table)
+        if stored is None or not len(prefixes):
             return iter(())
         first, last = int(prefixes.hashes.min()), int(prefixes.hashes.max())
-        with self._reading(table_id) as reader:
+        with self._reading(stored.id) as reader:
             rows = reader.density(first, last) * (last - first + 1)
         if rows <= SCAN_ROWS_PER_PREFIX * len(prefixes):
             return super().scan_prefix(table, prefixes)
-        encoded = to_list(encode_keys(table_id, prefixes.hashes, prefixes.columns))
-        return self._scan_each(schema, table_id, sorted(set(encoded)))
+        encoded = to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))
+        return self._scan_each(schema, stored, sorted(set(encoded)))
 
-    def _scan_each(self, schema: TableSchema, table_id: int, prefixes: list[bytes]) -> Iterator[Run]:
+    def _scan_each(self, schema: TableSchema, stored: StoredTable, prefixes: list[bytes]) -> Iterator[Run]:
         while prefixes:
-            with self._reading(table_id) as reader:
+            with self._reading(stored.id) as reader:
                 rows, used = reader.prefixed(prefixes)
             prefixes = prefixes[used:]
             if rows.keys:
                 with self._closing_if_failed():
-                    run = run_of(schema, rows)
+                    run = run_of(schema, rows, stored.values)
                 yield run
 
     def estimate_rows(self, table: str) -> int:
         """Return about how many rows a table has; exact for small ones."""
-        _, table_id = self._table(table)
-        if table_id is None:
+        _, stored = self._table(table)
+        if stored is None:
             return 0
-        with self._reading(table_id) as reader:
+        with self._reading(stored.id) as reader:
             return reader.estimate_rows()
 
     def close(self) -> None:
@@ -149,8 +153,8 @@ class RocksDBView(View):
             self._version = None
             self._owner.discard_unused(self._database)
 
-    def _table(self, table: str) -> tuple[TableSchema, int | None]:
-        """Return a table's schema, and its id where it was ever written."""
+    def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
+        """Return a table's schema, and how it is stored where it was ever written."""
         self._require_open()
         return find_table(self._owner.tables, table), self._database.marker.tables.get(table)
 

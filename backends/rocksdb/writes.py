@@ -19,7 +19,7 @@ from holdfast.backends.arrow.rows import HashArray, take
 from holdfast.backends.local_files import writing
 from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, encode_keys
 from holdfast.backends.rocksdb.codec.rows import encode_values
-from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_PREFIX
+from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_PREFIX, StoredTable
 from holdfast.backends.rocksdb.reads import CHUNK_KEYS, get_each, to_list
 from holdfast.backends.run import Run
 
@@ -73,16 +73,17 @@ class RowWriter:
         deque(map(self._batch.delete, keys), maxlen=0)
         self._write_if_large()
 
-    def write_run(self, table_id: int, run: Run) -> None:
-        """Write and delete the rows of a run."""
+    def write_run(self, table: StoredTable, run: Run) -> None:
+        """Write and delete the rows of a run of a table that has its schema."""
+        head = bytes([table.number_of(run.schema.value)])
         for part in run.chunks(CHUNK_KEYS, CHUNK_BYTES):
-            keys, values = encode_keys(table_id, part.hashes, part.keys), part.values
+            keys, values = encode_keys(table.id, part.hashes, part.keys), part.values
             if part.deleted.any():
                 live = np.flatnonzero(~part.deleted)
                 self.delete(to_list(keys.filter(pa.array(part.deleted))))
                 keys, values = keys.take(pa.array(live)), take(values, live)
             if len(keys):
-                self.put(to_list(keys), to_list(encode_values(values)))
+                self.put(to_list(keys), to_list(encode_values(values, head)))
 
     def restore(self, keys: pa.LargeBinaryArray, snapshot: Snapshot) -> None:
         """Write back what keys had in a snapshot."""

@@ -301,7 +301,7 @@ class RunFilesBackend(Backend):
 
         def counted() -> Iterator[Run]:
             nonlocal rows, size_bytes
-            for run in runs:
+            for run in (found.projected(schema) for found in runs):
                 rows, size_bytes = rows + len(run), size_bytes + run.size_bytes
                 yield run
 

@@ -48,10 +48,14 @@ class RunFilesView(View):
         return look_up(self.stack(table), keys, self._tables[table])
 
     def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
-        return scan_runs(self.stack(table), first_hash, last_hash)
+        return self._projected(table, scan_runs(self.stack(table), first_hash, last_hash))
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
-        return merge_prefixes(self.stack(table), prefixes)
+        return self._projected(table, merge_prefixes(self.stack(table), prefixes))
+
+    def _projected(self, table: str, runs: Iterator[Run]) -> Iterator[Run]:
+        schema = self._tables[table]
+        return (run.projected(schema) for run in runs)
 
     def close(self) -> None:
         self._stacks = None

@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,26 +37,34 @@ def run_both(
     by_key: Query, vectorised: Query, columns: str, batches: Sequence[MicroBatch], *, ends: bool = True
 ) -> None:
     """Run both forms of a query, and print what each micro-batch gives."""
-    ensure_java()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    with tempfile.TemporaryDirectory() as folder:
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
+    with tempfile.TemporaryDirectory() as folder, example_session() as spark:
         for query, its_end in ((by_key, ends), (vectorised, True)):
             print(query.__name__)
             spark.conf.set("spark.holdfast.checkpoint.dir", f"{folder}/state-of-{query.__name__}")
             for number, rows in enumerate(run(spark, query, columns, batches, Path(folder), ends=its_end)):
                 for row in rows:
                     print(f"  micro-batch {number}: {row.asDict()}")
+
+
+@contextmanager
+def example_session() -> Iterator[SparkSession]:
+    """Give an example a quiet session with two task slots."""
+    ensure_java()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.stateStore.providerClass", _STATE_STORE)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
         spark.stop()
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, described, read_operator
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing
 from holdfast.snapshotter.upkeep.troubles import read_trouble
@@ -41,8 +42,10 @@ def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: b
 
 
 def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
+    """Return an operator's record, with the tables that its state holds by now."""
     try:
-        return read_operator(target.storage, name)
+        record = read_operator(target.storage, name)
+        return replace(record, tables=described(stored_tables(target.storage, record).held))
     except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
         return exc
 

@@ -15,6 +15,7 @@ from holdfast.commands.target import Target, on_checkpoint, opened, plain, retai
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import claims_of, latest_claims, read_claim, retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.stored_tables import FOLDER, stored_tables
 from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS
 from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
 
@@ -61,11 +62,21 @@ def _retained(target: Target, retain: int | None, damages: list[Damage]) -> Iter
         except (CorruptionError, NotFoundError) as exc:
             damages.append(Damage(f"{name}/operator", str(exc), ("all of the operator",)))
         else:
+            damages += _unreadable_schemas(target, record)
             try:
                 number = retained_versions(target.storage, record)
             except CorruptionError:
                 damages += _unreadable_claims(target, record)
         yield name, retain or number
+
+
+def _unreadable_schemas(target: Target, record: OperatorRecord) -> list[Damage]:
+    """Return the first object that is damaged of those that say what state holds besides the record's tables."""
+    try:
+        stored_tables(target.storage, record)
+    except CorruptionError as exc:
+        return [Damage(f"{record.operator}/{FOLDER}", str(exc), ("all of the operator",))]
+    return []
 
 
 def _unreadable_claims(target: Target, record: OperatorRecord) -> list[Damage]:

@@ -295,6 +295,7 @@ class TwsTester:
             shown_columns=[],
             exchange=self._by_row,
             time_mode=self._time_mode,
+            output_mode="append",
             is_streaming=True,
         )
 

@@ -148,7 +148,7 @@ class Claims:
         FencedError
             A newer run of this query has begun.
         SchemaMismatchError
-            The state was written with other columns or another number of shards.
+            The state was written with another number of shards.
         """
         listed, _ = self._list()
         stored = find_operator(self._storage, self._operator)

@@ -1,8 +1,9 @@
-"""The record that ties an operator's directory to one query and one shape of state.
+"""The record that ties an operator's directory to one query.
 
 ``<checkpoint directory>/<operator>/operator`` is written once, by whichever shard commits first, and every worker reads
 it before it uses the directory: without a record there is no state. So two queries, or two operators of one name,
-cannot write into each other's state, and state is never read with another schema or number of shards.
+cannot write into each other's state, and state is never read with another number of shards. What tables it holds now
+is in the record and in what later runs have added: `holdfast.snapshotter.ownership.stored_tables`.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class OperatorRecord:
         The run of the query in which the record was written.
     shards : int
     tables : mapping of str to mapping
-        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people and for comparison.
+        By table: ``key`` and ``value`` columns as ``[name, Arrow type]``, for people.
     schemas : mapping of str to list of str
         By table: key and value schema for programs; see `holdfast.backends.stored_schema`.
     retained_versions : int
         How many versions back the query could return when the record was written; its claims have newer numbers.
+    configuration : mapping of str to str
+        What the operator's API lets nobody change at a restart.
     """
 
     operator: str
@@ -61,8 +64,12 @@ class OperatorRecord:
     tables: Mapping[str, Mapping[str, Columns]]
     schemas: Mapping[str, list[str]]
     retained_versions: int
+    configuration: Mapping[str, str]
 
-    FIELDS = ("operator", "query_id", "definition_id", "run_id", "shards", "tables", "schemas", "retained_versions")
+    FIELDS = (
+        *("operator", "query_id", "definition_id", "run_id", "shards", "tables", "schemas", "retained_versions"),
+        "configuration",
+    )
 
     @classmethod
     def of(
@@ -74,17 +81,31 @@ class OperatorRecord:
         shards: int,
         tables: Mapping[str, TableSchema],
         retained_versions: int,
+        configuration: Mapping[str, str] | None = None,
     ) -> OperatorRecord:
         """Return the record of an operator whose state lies in `tables`."""
-        described = {
-            name: {
-                "key": [[f.name, str(f.type)] for f in schema.key],
-                "value": [[f.name, str(f.type)] for f in schema.value],
-            }
-            for name, schema in tables.items()
+        return cls(
+            operator,
+            query_id,
+            definition_id,
+            run_id,
+            shards,
+            described(tables),
+            encode_schemas(tables),
+            retained_versions,
+            dict(configuration or {}),
+        )
+
+
+def described(tables: Mapping[str, TableSchema]) -> dict[str, dict[str, Columns]]:
+    """Return by table its ``key`` and ``value`` columns as ``[name, Arrow type]``."""
+    return {
+        name: {
+            "key": [[f.name, str(f.type)] for f in schema.key],
+            "value": [[f.name, str(f.type)] for f in schema.value],
         }
-        schemas = encode_schemas(tables)
-        return cls(operator, query_id, definition_id, run_id, shards, described, schemas, retained_versions)
+        for name, schema in tables.items()
+    }
 
 
 def shard_prefix(operator: str, shard: int) -> str:
@@ -92,8 +113,8 @@ def shard_prefix(operator: str, shard: int) -> str:
     return f"{operator}/shard-{shard:04d}"
 
 
-def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Write the record if there is none, and check that the stored one allows `record` to go on.
+def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> OperatorRecord:
+    """Write the record if there is none, check that the stored one allows `record` to go on, and return it.
 
     Raises
     ------
@@ -109,6 +130,7 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> None:
             raise
         stored = find_operator(storage, record.operator) or record
     check_operator(stored, record, storage.url)
+    return stored
 
 
 def check_stored(storage: ObjectStorage, record: OperatorRecord) -> None:
@@ -126,7 +148,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     ConflictError
         The directory belongs to another query, or to another operator of this query.
     SchemaMismatchError
-        The state was written with other columns or another number of shards.
+        The state was written with another number of shards.
     """
     where = {"operator": record.operator, "storage": url}
     if stored.query_id != record.query_id:
@@ -147,15 +169,6 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
             **where,
             stored=stored.shards,
             asked=record.shards,
-        )
-    if stored.tables != record.tables:
-        raise SchemaMismatchError(
-            "the stored state has other tables or other columns than the operator declares: declare the stored ones, "
-            "and timers of the same clock (those in processing time have 'due_processing_ms'), or start with a new "
-            "operator name",
-            **where,
-            stored=stored.tables,
-            declared=record.tables,
         )
 
 
@@ -214,6 +227,7 @@ def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:
         {name: _read_columns(Fields(sides, source, "key", "value")) for name, sides in tables.items()},
         {name: Fields({"schemas": sides}, source, "schemas").texts("schemas", 2) for name, sides in schemas.items()},
         fields.number("retained_versions", 1),
+        fields.mapping_of_texts("configuration"),
     )
     if record.operator != operator:
         fields.refuse("belongs elsewhere: it was moved or copied", operator=record.operator)

@@ -27,6 +27,7 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames, key_tuples
 from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
@@ -36,7 +37,7 @@ from holdfast.spark_integration.keyed.python_values import RowValues, StateValue
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput, require_same_tables
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 
@@ -80,6 +81,12 @@ class PandasWithState:
         if self.timeout_conf == "NoTimeout":
             return state
         return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
+
+    def configuration(self) -> Mapping[str, str]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])

@@ -29,6 +29,7 @@ from holdfast.backends.arrow.rows import IntArray, order_rows
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.failed_keys import finished, note_key
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
@@ -42,10 +43,16 @@ from holdfast.spark_integration.processor.handle import (
     TIMER_PROCESSED,
     ProcessorHandle,
 )
+from holdfast.spark_integration.processor.restarting import (
+    require_readable_values,
+    require_same_configuration,
+    require_same_grouping,
+    require_same_kind,
+)
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput, require_same_tables
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import TIMERS
@@ -73,6 +80,7 @@ class TransformWithState:
         Columns of the rows.
     exchange : Exchange
     time_mode : {"None", "ProcessingTime", "EventTime"}
+    output_mode : {"append", "update"}
     is_streaming : bool
         False in a batch query, where nothing is kept.
     """
@@ -85,15 +93,34 @@ class TransformWithState:
     shown_columns: list[str]
     exchange: Exchange
     time_mode: TimeMode
+    output_mode: str
     is_streaming: bool
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
         for variable in self.declared.variables:
-            tables |= variable.tables(self.key_types)
+            own = variable.tables(self.key_types)
+            if tables.keys() & own.keys():
+                raise InvalidArgumentError(
+                    f"{variable.what}: a variable with a TTL keeps its index under this name: rename one of them"
+                )
+            tables |= own
         if self.time_mode != "None":
             tables |= timer_tables(self.key_types, self.time_mode)
         return tables
+
+    def configuration(self) -> Mapping[str, str]:
+        return {"timeMode": self.time_mode, "outputMode": self.output_mode}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        tables = self.tables()
+        if not configuration:
+            require_same_tables(stored, tables)  # another API's
+        require_same_configuration(configuration, self.configuration())
+        require_same_grouping(stored, self.grouping.key)
+        for variable in self.declared.variables:
+            require_same_kind(variable, stored)
+            require_readable_values(variable, tables[variable.table], stored)
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self, batch, transaction)
@@ -133,6 +160,12 @@ class InitialState:
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.step.tables()
+
+    def configuration(self) -> Mapping[str, str]:
+        return self.step.configuration()
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        self.step.require_restartable(stored, configuration)
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self.step, batch, transaction)

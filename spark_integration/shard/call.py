@@ -153,7 +153,8 @@ class _Attempt:
         with opened.begin(pointer, version) as transaction:
             if pointer is not None:
                 bound_chain(self._operator, opened, pointer, transaction.view)
-            earliest_timer_ms = yield from self._operator.function.run(self._batch, transaction)
+            batch = self._batch if opened.tables.is_continuous else self._batch.after_unknown_calls()
+            earliest_timer_ms = yield from self._operator.function.run(batch, transaction)
             opened.declare()
             committed = transaction.commit()
         row = PointerRow(

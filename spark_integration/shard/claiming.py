@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,26 @@ from pyspark import TaskContext
 
 from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.errors import UnavailableError
+from holdfast.backends.run import TableSchema
+from holdfast.errors import SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, check_stored, declare_operator, same_name
+from holdfast.snapshotter.ownership.operator_record import (
+    OperatorRecord,
+    check_operator,
+    check_stored,
+    declare_operator,
+    find_operator,
+    same_name,
+)
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.executor.local_dirs import CLAIM_SUFFIX, RUNS, private_directory
 from holdfast.spark_integration.executor.per_process import kept_per_process
 from holdfast.spark_integration.executor.processes import executor_process, living, machine
 from holdfast.spark_integration.shard.claim_note import ClaimNote
+from holdfast.spark_integration.shard.operator import ShardFunction
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +54,13 @@ class _Done:
         Runs whose stored record was checked and, where the run is known, whose directory was claimed.
     declared : set
         Runs whose record is stored.
+    tables : dict
+        By run, the tables that the operator's state may hold from then on.
     """
 
     claimed: set[_Run] = field(default_factory=set)
     declared: set[_Run] = field(default_factory=set)
+    tables: dict[_Run, StoredTables] = field(default_factory=dict)
 
 
 @kept_per_process(1)
@@ -85,7 +98,7 @@ def keep_claim(
     FencedError
         A newer run of this query uses the directory.
     SchemaMismatchError
-        The state was written with other columns or another number of shards.
+        The state was written with another number of shards.
     """
     claims = Claims(storage, record.operator, claimant(record, batch_id, application), living, now_ms=now_ms)
     note = ClaimNote(operator_directory / RUNS / f"{record.run_id}{CLAIM_SUFFIX}")
@@ -113,7 +126,7 @@ def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
     ConflictError
         The directory belongs to another query, or to another operator of this query.
     SchemaMismatchError
-        The state was written with other columns or another number of shards.
+        The state was written with another number of shards.
     """
     run, done = _run_of(storage, record), _done()
     if run not in done.claimed:
@@ -121,11 +134,41 @@ def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
         done.claimed.add(run)
 
 
-def declare_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Call `declare_operator` once per process, operator definition and run of the query."""
+def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
+    """Return the tables of an operator's state from now on; looked up once per process and run of the query.
+
+    Raises
+    ------
+    ConflictError
+        The directory belongs to another query, or to another operator of this query.
+    SchemaMismatchError
+        The operator cannot go on with the stored state: that has other tables, another configuration or another number
+        of shards.
+    """
+    run, done = _run_of(storage, record), _done()
+    if run not in done.tables:
+        stored, declared = find_operator(storage, record.operator), function.tables()
+        tables = StoredTables.of_first_run(declared)
+        if stored is not None:
+            check_operator(stored, record, storage.url)
+            tables = stored_tables(storage, stored)
+            try:
+                function.require_restartable(tables, stored.configuration)
+            except SchemaMismatchError as exc:
+                exc.facts |= {"operator": record.operator, "storage": storage.url}
+                raise
+            tables = tables.with_declared(declared)
+        done.tables[run] = tables
+    return done.tables[run]
+
+
+def declare_once(storage: ObjectStorage, record: OperatorRecord, declared: Mapping[str, TableSchema]) -> None:
+    """Store what the state of an operator holds, before any of it; once per process and run of the query."""
     run, done = _run_of(storage, record), _done()
     if run not in done.declared:
-        declare_operator(storage, record)
+        stored = declare_operator(storage, record)
+        if stored.run_id != record.run_id:  # else the record, which this run has written, says all
+            declare_tables(storage, stored, declared)
         done.declared.add(run)
 
 

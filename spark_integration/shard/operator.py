@@ -9,14 +9,17 @@ durability are the same for all of them: `holdfast.spark_integration.shard.call`
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
 
 from holdfast.backends.run import Keys, TableSchema
+from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
+from holdfast.snapshotter.ownership.operator_record import described
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.transport.transport import HASH
 
 #: The version of a shard that holds what a query was given to begin with, and no micro-batch has written.
@@ -75,6 +78,10 @@ class ShardInput:
     hashes: pa.Array
     times: BatchTimes
 
+    def after_unknown_calls(self) -> ShardInput:
+        """Return the same, without what the shard's previous call has done."""
+        return replace(self, times=replace(self.times, previous_ms=None))
+
     def keys(self, schema: TableSchema) -> Keys:
         """Return each row's key for look-ups in a table: normalised, in storage types."""
         return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
@@ -85,6 +92,25 @@ class ShardFunction(Protocol):
 
     def tables(self) -> Mapping[str, TableSchema]:
         """Return the schemas of the state tables."""
+
+    def configuration(self) -> Mapping[str, str]:
+        """Return what nobody may change at a restart; kept in the operator's record."""
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        """Check that the operator can go on with state of an earlier run.
+
+        Parameters
+        ----------
+        stored : StoredTables
+            The tables of that state.
+        configuration : mapping of str to str
+            What `configuration` returned in the run that began.
+
+        Raises
+        ------
+        SchemaMismatchError
+            It cannot.
+        """
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         """Read and write state, and yield the output.
@@ -98,6 +124,24 @@ class ShardFunction(Protocol):
         -----
         May be called again for the same micro-batch after a failure, with the same state.
         """
+
+
+def require_same_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
+    """Check that an operator declares the tables that its state holds, with the same columns.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It declares others.
+    """
+    if stored.held != declared:
+        raise SchemaMismatchError(
+            "the stored state has other tables or other columns than the operator declares: declare the stored ones, "
+            "and timers of the same clock (those in processing time have 'due_processing_ms'), or start with a new "
+            "operator name",
+            stored=described(stored.held),
+            declared=described(declared),
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, shard_prefix
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
@@ -38,6 +39,7 @@ class ShardStore:
     backend: Backend
     log: ObjectCommitLog | None
     record: OperatorRecord | None
+    tables: StoredTables
     store: VersionedStore
     policy: SnapshotPolicy
     retained_versions: int
@@ -97,9 +99,9 @@ class ShardStore:
             )
 
     def declare(self) -> None:
-        """Store the operator's record, which says whose state this is, before any state."""
+        """Store whose state this is, and which tables and columns it holds, before any state."""
         if self.log is not None and self.record is not None:
-            claiming.declare_once(self.log.storage, self.record)
+            claiming.declare_once(self.log.storage, self.record, self.tables.declared)
 
     def carried(self, pointer: Pointer) -> bytes | None:
         """Return a version's commit if the pointer's row must carry it."""
@@ -115,7 +117,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
         The shard's row in Spark's state.
     """
     settings = operator.settings
-    tables = dict(operator.function.tables())
+    stored = StoredTables.of_first_run(operator.function.tables())
     backend_class = find_backend(settings.backend)
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
     executor_directory = local_dirs.executor_directory(root)
@@ -127,11 +129,13 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     if storage is not None:
         name, tenure = _claimed_directory(operator, streaming, remembered, storage, of_query)
         record = _record(operator, streaming, name)
+        stored = claiming.tables_once(storage, record, operator.function)
         if tenure is not None and remembered is not None and remembered.pointer is not None:
             retained_versions = tenure.retained(retained_versions, remembered.pointer.version)
     directory = (
         of_query / name / local_dirs.shard_name(shard, operator.shards, settings.backend, settings.checkpoint_dir)
     )
+    tables = stored.held
     address = ShardAddress.of(directory, settings.backend, settings.backend_options, tables)
     backend: Backend
     if backend_class.has_one_owner:
@@ -154,8 +158,10 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     policy = SnapshotPolicy(
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
-    store = VersionedStore(backend, log)
-    return ShardStore(address, executor_directory, prefix, backend, log, record, store, policy, retained_versions)
+    store = VersionedStore(backend, log, stored.declared)
+    return ShardStore(
+        address, executor_directory, prefix, backend, log, record, stored, store, policy, retained_versions
+    )
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:
@@ -189,6 +195,7 @@ def _record(operator: Operator, streaming: StreamingTask, directory: str) -> Ope
         operator.shards,
         operator.function.tables(),
         operator.settings.retained_versions,
+        operator.function.configuration(),
     )
 
 
@@ -202,6 +209,8 @@ def _claimed_directory(
 
     def claim(directory: str) -> Tenure | None:
         record = _record(operator, streaming, directory)
+        # First: a run that cannot go on with the state leaves no trace.
+        claiming.tables_once(storage, record, operator.function)
         if streaming.is_run_known:
             application = operator.settings.application
             return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, application)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray, filter_rows, from_columns, take
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, open_rows
+from holdfast.spark_integration.tables.key_rows import EXPIRES, ExpiringKeyRows, Expiry, KeyRows, expires_of, open_rows
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class EntryRows:
     def _live(self, run: Run) -> Run:
         if self._expiry is None:
             return run
-        expires_ms = run.values.column(len(self._values)).to_numpy()
-        return Run(run.schema, filter_rows(run.batch, expires_ms > self._expiry.now_ms))
+        return Run(run.schema, filter_rows(run.batch, expires_of(run.values) > self._expiry.now_ms))
 
     def keys_of(self, keys: Keys, own_keys: pa.RecordBatch | pa.Table) -> Keys:
         """Return the whole keys of entries: row i is of the grouping key i."""

@@ -35,7 +35,8 @@ EXPIRES = "expires_ms"
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
-_NEVER_INDEXED = np.iinfo(np.int64).max
+#: When a row expires that was written while its table had no time to live; later than all that is indexed.
+NEVER = np.iinfo(np.int64).max
 _GONE = -1
 
 
@@ -114,14 +115,14 @@ class Expiry:
         parts: list[tuple[DueTimers, IntArray]] = []
         for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
             found = transaction.get(self.table, due.keys)
-            parts.append((due, np.where(found.exists, _expires(found), _GONE)))
+            parts.append((due, np.where(found.exists, expires_of(found.values), _GONE)))
         if not parts:
             return
         # Written when all is looked up: each write that precedes a look-up is searched by it.
         keys = Keys.concat([due.keys for due, _ in parts])
         expires_ms = np.concatenate([expires_ms for _, expires_ms in parts])
         index.remove(keys, np.concatenate([due.due_ms for due, _ in parts]))
-        live = np.flatnonzero(expires_ms > self.now_ms)
+        live = np.flatnonzero((expires_ms > self.now_ms) & (expires_ms != NEVER))
         self.place(transaction, keys.take(live), expires_ms[live])
         expired = np.flatnonzero((expires_ms != _GONE) & (expires_ms <= self.now_ms))
         if len(expired):
@@ -148,7 +149,7 @@ class ExpiringKeyRows:
         self._expiry = expiry
         self._keys = keys
         # A row of the key that expires then or later is in the index, as far as is known.
-        self._indexed_from: IntArray = np.full(len(keys), _NEVER_INDEXED)
+        self._indexed_from: IntArray = np.full(len(keys), NEVER)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -156,7 +157,7 @@ class ExpiringKeyRows:
     def get(self) -> Found:
         """Return the row of each key; one that has expired is absent."""
         found = self._rows.get()
-        expires_ms = _expires(found)
+        expires_ms = expires_of(found.values)
         self._indexed_from = np.where(found.exists, np.minimum(self._indexed_from, expires_ms), self._indexed_from)
         return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
 
@@ -193,8 +194,9 @@ def expiring_tables(table: str, key_types: pa.Schema, value_types: pa.Schema) ->
     }
 
 
-def _expires(found: Found) -> IntArray:
-    expires_ms: IntArray = found.values.column(found.values.num_columns - 1).fill_null(0).to_numpy()
+def expires_of(values: pa.RecordBatch) -> IntArray:
+    """Return when rows expire; it is their last column."""
+    expires_ms: IntArray = values.column(values.num_columns - 1).fill_null(NEVER).to_numpy()
     return expires_ms
 
 

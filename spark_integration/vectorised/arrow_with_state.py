@@ -20,7 +20,8 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import ShardInput
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.shard.operator import ShardInput, require_same_tables
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import Expiry, expiring_tables, open_rows
@@ -79,6 +80,12 @@ class ArrowWithState:
         if self.time_mode == "None":
             return tables
         return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
+
+    def configuration(self) -> Mapping[str, str]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        require_same_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])

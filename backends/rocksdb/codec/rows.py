@@ -62,13 +62,15 @@ class Leaf(NamedTuple):
     segments: list[pa.Array]
 
 
-def encode_values(values: pa.RecordBatch) -> pa.Array:
-    """Return the values of RocksDB for rows of value columns; without columns they are empty.
+def encode_values(values: pa.RecordBatch, head: bytes = b"") -> pa.Array:
+    """Return the values of RocksDB for rows of value columns; without columns, nothing but `head`.
 
     Parameters
     ----------
     values : pyarrow.RecordBatch, shape (n, value columns)
         In storage types.
+    head : bytes
+        What each row begins with.
 
     Returns
     -------
@@ -80,11 +82,12 @@ def encode_values(values: pa.RecordBatch) -> pa.Array:
         A column's type cannot be stored, or one of its values is 4 GiB or more.
     """
     layout = _RowLayout.of(values.schema)
-    rows = np.zeros((values.num_rows, layout.width), np.uint8)
-    at, segments = layout.null_bytes, []
+    rows = np.zeros((values.num_rows, len(head) + layout.width), np.uint8)
+    rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+    at, segments = len(head) + layout.null_bytes, []
     for i, leaf in enumerate(leaves_of(values)):
         if leaf.nulls is not None:
-            rows[:, i // 8] |= leaf.nulls.view(np.uint8) << (i % 8)
+            rows[:, len(head) + i // 8] |= leaf.nulls.view(np.uint8) << (i % 8)
         binaries.put(rows, at, leaf.fixed)
         at += leaf.fixed.shape[1]
         segments += leaf.segments
@@ -97,13 +100,15 @@ def encode_values(values: pa.RecordBatch) -> pa.Array:
     return binaries.join([binaries.from_rows(rows), *segments])
 
 
-def decode_values(rows: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+def decode_values(rows: pa.Array, schema: pa.Schema, head: int = 0) -> pa.RecordBatch:
     """Return the value columns of what `encode_values` made of the columns of `schema`.
 
     Parameters
     ----------
     rows : pyarrow.LargeBinaryArray, shape (n,)
         A null is a row whose columns are all null.
+    head : int
+        So many bytes stand before each row.
 
     Raises
     ------
@@ -112,8 +117,8 @@ def decode_values(rows: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     """
     layout = _RowLayout.of(schema)
     if rows.null_count:
-        rows = pc.fill_null(rows, pa.scalar(layout.null_row, pa.large_binary()))
-    fixed, segments = _split_rows(rows, layout)
+        rows = pc.fill_null(rows, pa.scalar(bytes(head) + layout.null_row, pa.large_binary()))
+    fixed, segments = _split_rows(rows, layout, head)
     leaves = layout.leaves(fixed, segments)
     return from_columns([assemble(f.type, len(rows), leaves) for f in schema], schema, len(rows))
 
@@ -152,15 +157,15 @@ class _RowLayout(NamedTuple):
             at, segment = at + slot.width, segment + slot.segments
 
 
-def _split_rows(rows: pa.Array, layout: _RowLayout) -> tuple[ByteArray, list[pa.Array]]:
-    """Return the fixed part of rows, shape (n, width), and their segments."""
+def _split_rows(rows: pa.Array, layout: _RowLayout, head: int) -> tuple[ByteArray, list[pa.Array]]:
+    """Return the fixed part of rows after `head` bytes, shape (n, width), and their segments."""
     offsets = binaries.offsets_of(rows)
     if not layout.segments:
-        return equal_rows(rows, offsets, layout.width), []
-    starts, ends = offsets[:-1] + layout.width, offsets[1:]
+        return equal_rows(rows, offsets, head + layout.width)[:, head:], []
+    starts, ends = offsets[:-1] + head + layout.width, offsets[1:]
     if (starts > ends).any():
         raise corrupt("a row is cut off")
-    fixed = binaries.gather(rows, offsets[:-1], layout.width)
+    fixed = binaries.gather(rows, offsets[:-1] + head, layout.width)
     lengths = binaries.get(fixed, layout.null_bytes + layout.fixed_bytes, _LENGTH_BYTES * layout.segments).view("<u4")
     flat, cuts = binaries.cuts_of(len(rows), layout.segments + 1)
     cuts[:, 0] = starts

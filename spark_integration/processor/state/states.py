@@ -80,7 +80,7 @@ class ProcessorStates:
             for name in self._deleted:
                 table = f"{kind}.{name}"
                 for part in (table, index_of(table)):
-                    if part in self._tables:
+                    if part in self._transaction.tables:
                         for run in self._transaction.scan(part):
                             self._transaction.delete(part, Keys(run.hashes, run.keys))
 

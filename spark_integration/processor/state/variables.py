@@ -25,6 +25,7 @@ from holdfast.spark_integration.spark_types import arrow_schema, require_key_typ
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
 
 Kind = Literal["value", "list", "map"]
+KINDS: tuple[Kind, ...] = ("value", "list", "map")
 
 _SEQUENCE, _ENTRY = "seq", "entry."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from tests.spark.processors.engines import (
 )
 from tests.spark.processors.scripts.clocked import ClockedQuery
 from tests.spark.processors.scripts.script import INPUT, OUTPUT, Case, Script, Scripted, now_ms
-from tests.spark.processors.showing import SHOWN, Calling
+from tests.spark.processors.showing import SHOWN, Calling, text_of
 from tests.spark.processors.test_keys import ONE_PARTITION
 from tests.spark.processors.ways import Run, Way, by_way, ways
 
@@ -123,6 +124,23 @@ def test_d7_a_variable_that_is_deleted_is_empty(engine: ProcessorEngine, run_on:
             on.run(engine.transform(on.source("k string", delay=None), ["k"], made, SHOWN, "append", "none"), "append")
         counts = [{key: int(n) for key, n in rows} for rows in on.batches if rows]
     assert counts == [{"a": n, "b": n} for n in (0, 1, 0, 1)]
+
+
+@by_engine([SPARK_ROW, *sample(BY_ROW)])
+def test_e8_from_rows_to_frames(engine: ProcessorEngine, run_on: Open) -> None:
+    """E8: refused by Spark; ours goes on with the same state."""
+    with run_on(engine) as on:
+        for api in ("row", "pandas"):
+            on.feed_table(pa.table({"k": ["a"]}))
+            made = Calling(api, _counts)
+            source = on.source("k string", delay=None)
+            frame = replace(engine, api=api).transform(source, ["k"], made, SHOWN, "append", "none")
+            if api == "pandas" and engine.is_spark:
+                error = on.failure(frame, "append")
+                assert "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA" in text_of(error)
+            else:
+                on.run(frame, "append")
+        assert on.batches == [[("a", "0")], *([] if engine.is_spark else [[("a", "1")]])]
 
 
 @by_way(ways(6, batch_only=True))

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.examples.stateful import deduplication, fraud, local, sessions, top_bids
+import holdfast
+from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
@@ -57,3 +58,17 @@ def test_both_forms_give_the_same(lab: Lab, example: tuple[ModuleType, Any, Any,
     assert sum(map(len, first)) == count
     [(number, row)] = re.findall(r"micro-batch (\d+): (.*)", module.__doc__ or "")
     assert row in [str(one.asDict()) for one in first[int(number)]]
+
+
+def test_a_query_moves_from_sparks_operator_with_its_state(lab: Lab) -> None:
+    """The new query counts on from what the old one had counted, also for users that it has not seen yet."""
+    before, after = migration.migrate(lab.spark, lab.folder)
+    assert sorted(map(tuple, before[-1])) == [("ann", 3, 2), ("cem", 1, 1)]
+    assert [sorted(map(tuple, rows)) for rows in after] == [
+        [("ann", 4, 3), ("dan", 1, 1)],
+        [("bob", 2, 1), ("dan", 2, 2)],
+    ]
+    state = holdfast.read_state(lab.spark, lab.folder / "new/going_on", "visits", table="v.visits").to_pylist()
+    assert {row["user"]: row["n"] for row in state} == {"ann": 4, "bob": 2, "cem": 1, "dan": 2}
+    [row] = re.findall(r"on holdfast: (.*)", migration.__doc__ or "")
+    assert row in [str(one.asDict()) for one in after[0]]

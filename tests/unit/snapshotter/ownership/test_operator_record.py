@@ -51,19 +51,6 @@ def test_the_first_claim_writes_what_the_later_ones_read(storage: ObjectStorage)
         (replace(RECORD, query_id="query-2"), ConflictError, "state of another query: give the operator another name"),
         (replace(RECORD, definition_id="def-2"), ConflictError, "two operators of this query have the same name"),
         (replace(RECORD, run_id="run-2", shards=8), SchemaMismatchError, r"set spark\.holdfast\.shards"),
-        (
-            OperatorRecord.of(
-                "totals",
-                "query-1",
-                "def-2",
-                "run-2",
-                4,
-                {"state": TableSchema.of("state", KEY, STATE.append(pa.field("m", pa.int8())))},
-                100,
-            ),
-            SchemaMismatchError,
-            "other columns than the operator declares",
-        ),
     ],
 )
 def test_a_claim_that_does_not_fit_is_refused_with_the_remedy(

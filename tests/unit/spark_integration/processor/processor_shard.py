@@ -94,6 +94,7 @@ class ProcessorShard:
             shown_columns=["key", "v"],
             exchange=exchange,
             time_mode=self.time_mode,
+            output_mode="update",
             is_streaming=True,
         )
 

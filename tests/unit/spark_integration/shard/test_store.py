@@ -15,6 +15,7 @@ from holdfast.clock import new_id
 from holdfast.errors import StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import ShardAddress
@@ -47,7 +48,8 @@ def open_shard(storage: FaultyStorage, tmp_path: Path) -> Iterator[Open]:
             log = ObjectCommitLog(storage, PREFIX, TABLES, executor, directory, backend_name, 0) if durable else None
             address = ShardAddress.of(directory, backend_name, {}, TABLES)
             store = VersionedStore(backend, log)
-            return ShardStore(address, tmp_path, PREFIX, backend, log, None, store, SnapshotPolicy(), 100)
+            tables = StoredTables.of_first_run(TABLES)
+            return ShardStore(address, tmp_path, PREFIX, backend, log, None, tables, store, SnapshotPolicy(), 100)
 
         yield opened
         for backend in backends:

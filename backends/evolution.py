@@ -1,0 +1,192 @@
+"""How the columns of a state table may change while its rows stay: names decide, and what a table holds only grows.
+
+::
+
+    stored              declared            held from then on      a row that was stored before reads as
+    n int32             n int64             n int64                the same number
+                        note string         note string            null
+    total double                            total double           (not shown)
+
+A column that is no longer declared stays in the rows that have it, until they are written again: declared once more, it
+is found there. So rows of any age, written in any order, have one meaning, whatever was merged, restored or taken over
+meanwhile. Rows are never rewritten for a change: each run, commit and database says with which schema its rows were
+written, and they are projected when they are read.
+
+Key columns never change: rows are found by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import from_columns
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import SchemaMismatchError
+
+#: By type, narrowest first, the types that hold each of its numbers, as Avro has them; a large integer is rounded.
+_NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
+
+
+def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
+    """Return the schema of a table that has rows of `stored`, and gets rows of `declared`.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The keys differ, or a column has a type that its stored values cannot be read with.
+    """
+    if stored == declared:
+        return stored
+    changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
+    if changes:
+        raise SchemaMismatchError(
+            "the stored rows cannot be read with the columns that the operator declares: declare the stored ones, or "
+            "start with a new operator name",
+            table=declared.name,
+            changed=changes,
+        )
+    return TableSchema(stored.name, stored.key, _union(stored.value, declared.value))
+
+
+def evolved_tables(stored: Mapping[str, TableSchema], declared: Mapping[str, TableSchema]) -> dict[str, TableSchema]:
+    """Return the tables of state that has rows of `stored`, and gets rows of `declared`; see `evolved`."""
+    both = {name: evolved(stored[name], schema) for name, schema in declared.items() if name in stored}
+    return {**stored, **declared, **both}
+
+
+def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
+    """Name the key columns in which two schemas differ, as ``name: stored → declared``."""
+    if stored.key.equals(declared.key):
+        return []
+    before, after = ({f.name: str(f.type) for f in schema.key} for schema in (stored, declared))
+    names = dict.fromkeys([*before, *after])
+    differ = [_change(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
+    return differ or ["the order of the key columns"]
+
+
+def value_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
+    """Name the value columns whose stored values cannot be read as declared, as ``name: stored → declared``."""
+    before = {field.name: field.type for field in stored.value}
+    return [
+        _change(field.name, str(before[field.name]), str(field.type))
+        for field in declared.value
+        if field.name in before and _wider(before[field.name], field.type) is None
+    ]
+
+
+def _change(name: str, before: str | None, after: str | None) -> str:
+    return f"{name}: {before or 'absent'} → {after or 'absent'}"
+
+
+def is_readable_as(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Tell whether values of one type can be read as another."""
+    return _wider(stored, declared) is not None
+
+
+def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
+    """Check that rows of one schema can be read with another, which holds all that they have.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It does not; names the columns in which they differ.
+    """
+    if stored is held or stored.columns.equals(held.columns):
+        return
+    types = {field.name: field.type for field in held.value}
+    lost = [
+        _change(f"value.{f.name}", str(f.type), str(types[f.name]) if f.name in types else None)
+        for f in stored.value
+        if f.name not in types or not types[f.name].equals(_wider(f.type, types[f.name]) or pa.null())
+    ]
+    changed = [*(f"key.{change}" for change in key_changes(stored, held)), *lost]
+    if changed:
+        raise SchemaMismatchError(
+            f"{source} holds state of another schema than the operator now declares: "
+            "declare the stored columns again, or start with a new operator name",
+            table=held.name,
+            changed=changed,
+        )
+
+
+def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return value columns as the columns of another schema: by name, widened, null where they are absent."""
+    if values.schema.equals(schema):
+        return values
+    n, names = values.num_rows, values.schema.names
+    columns = [
+        _column(values.column(names.index(f.name)), f.type) if f.name in names else pa.nulls(n, f.type) for f in schema
+    ]
+    return from_columns(columns, schema, n)
+
+
+def _wider(stored: pa.DataType, declared: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds values of both; None where a stored value cannot be read as it is declared."""
+    if stored.equals(declared):
+        return stored
+    if pa.types.is_struct(stored) and pa.types.is_struct(declared):
+        fields = _wider_fields(list(stored), list(declared))
+        return None if fields is None else pa.struct(fields)
+    if pa.types.is_large_list(stored) and pa.types.is_large_list(declared):
+        element = _wider_field(stored.value_field, declared.value_field)
+        return None if element is None else pa.large_list(element)
+    if pa.types.is_map(stored) and pa.types.is_map(declared):
+        item = _wider_field(stored.item_field, declared.item_field)
+        return pa.map_(stored.key_type, item) if item is not None and stored.key_type == declared.key_type else None
+    if stored in _NUMBERS and declared in _NUMBERS[_NUMBERS.index(stored) :]:
+        return declared
+    return None
+
+
+def _wider_field(stored: pa.Field, declared: pa.Field) -> pa.Field | None:
+    held = _wider(stored.type, declared.type)
+    if held is None or (stored.nullable and not declared.nullable):
+        return None
+    return pa.field(stored.name, held, stored.nullable or declared.nullable)
+
+
+def _wider_fields(stored: list[pa.Field], declared: list[pa.Field]) -> list[pa.Field] | None:
+    """Return the fields of a struct that holds values of both; a field that one does not have may be null."""
+    after = {field.name: field for field in declared}
+    held: list[pa.Field | None] = [
+        _wider_field(field, after.pop(field.name)) if field.name in after else field.with_nullable(True)
+        for field in stored
+    ]
+    held += [field if field.nullable else None for field in after.values()]
+    return None if any(field is None for field in held) else held
+
+
+def _union(stored: pa.Schema, declared: pa.Schema) -> pa.Schema:
+    after = {field.name: field.type for field in declared}
+    held = [f.with_type(_wider(f.type, after.pop(f.name))) if f.name in after else f for f in stored]
+    return pa.schema([*held, *(declared.field(name) for name in after)])
+
+
+def _column(column: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return a column as another type that `_wider` has found, or as one that has less."""
+    if column.type.equals(t):
+        return column
+    n, validity = len(column), _validity(column)
+    if pa.types.is_struct(t):
+        names = [field.name for field in column.type]
+        fields = [_column(column.field(f.name), f.type) if f.name in names else pa.nulls(n, f.type) for f in t]
+        return pa.Array.from_buffers(t, n, [validity], children=fields)
+    if pa.types.is_large_list(t) or pa.types.is_map(t):
+        offsets = column.offsets.to_numpy()
+        first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+        if pa.types.is_map(t):
+            parts = [column.keys.slice(first, count), _column(column.items.slice(first, count), t.item_type)]
+            elements = pa.StructArray.from_arrays(parts, fields=[t.key_field, t.item_field])
+        else:
+            elements = _column(column.values.slice(first, count), t.value_type)
+        return pa.Array.from_buffers(t, n, [validity, pa.py_buffer(offsets - first)], children=[elements])
+    return column.cast(t, safe=False)
+
+
+def _validity(column: pa.Array) -> pa.Buffer | None:
+    if not column.null_count:
+        return None
+    return pa.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))

@@ -1,0 +1,149 @@
+"""Which columns can take the place of which, and how rows of one schema are read with another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.evolution import evolved, evolved_tables, project, require_readable
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.testing.state_rows import keys_of, run_of, values_of
+
+KEY = pa.schema([("k", pa.string())])
+INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
+
+
+def table(**columns: pa.DataType) -> TableSchema:
+    return TableSchema.of("t", KEY, pa.schema(list(columns.items())))
+
+
+NULLABLE = pa.field("b", TEXT)
+REQUIRED = pa.field("b", TEXT, nullable=False)
+
+WIDER = {
+    "byte to long": (pa.int8(), LONG, 5, 5),
+    "short to int": (pa.int16(), INT, -7, -7),
+    "int to double": (INT, pa.float64(), 3, 3.0),
+    "long to float": (LONG, pa.float32(), 4, 4.0),
+    "float to double": (pa.float32(), pa.float64(), 0.5, 0.5),
+    "a field more": (pa.struct([("a", INT)]), pa.struct([("a", LONG), NULLABLE]), {"a": 1}, {"a": 1, "b": None}),
+    "elements": (pa.list_(INT), pa.list_(LONG), [1, None], [1, None]),
+    "values of a map": (pa.map_(TEXT, INT), pa.map_(TEXT, LONG), [("x", 1)], [("x", 1)]),
+    "a field of an element": (
+        pa.list_(pa.struct([("a", INT)])),
+        pa.list_(pa.struct([("a", INT), NULLABLE])),
+        [{"a": 1}, None],
+        [{"a": 1, "b": None}, None],
+    ),
+}
+NOT_WIDER = {
+    "long to int": (LONG, INT),
+    "double to float": (pa.float64(), pa.float32()),
+    "double to long": (pa.float64(), LONG),
+    "int to string": (INT, TEXT),
+    "string to binary": (TEXT, pa.binary()),
+    "date to timestamp": (pa.date32(), pa.timestamp("us", "UTC")),
+    "decimals": (pa.decimal128(10, 2), pa.decimal128(12, 2)),
+    "list to its element": (pa.list_(INT), INT),
+    "keys of a map": (pa.map_(INT, INT), pa.map_(LONG, INT)),
+    "a required field more": (pa.struct([("a", INT)]), pa.struct([("a", INT), REQUIRED])),
+    "a field that becomes required": (pa.struct([NULLABLE]), pa.struct([REQUIRED])),
+    "elements that become required": (pa.list_(NULLABLE), pa.list_(REQUIRED)),
+}
+
+
+@pytest.mark.parametrize("name", list(WIDER))
+def test_what_can_be_read_as_it_is_declared(name: str) -> None:
+    """Also in slices, between nulls, and after a null."""
+    stored, declared, given, expected = WIDER[name]
+    before, after = table(v=stored), table(v=declared)
+    assert evolved(before, after) == after
+    values = values_of(before, [(None,), (given,), (None,), (given,), (None,)])
+    for rows in (values, values.slice(1), values.slice(1, 3), values.slice(2, 1), values.slice(0, 0)):
+        found = project(rows, after.value)
+        found.validate(full=True)
+        assert [_plain(v["v"]) for v in found.to_pylist()] == [
+            None if v["v"] is None else _plain(expected) for v in rows.to_pylist()
+        ]
+
+
+def _plain(value: Any) -> Any:
+    return [tuple(v) if isinstance(v, tuple) else v for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", list(NOT_WIDER))
+def test_what_cannot(name: str) -> None:
+    """With the column and both types."""
+    stored, declared = NOT_WIDER[name]
+    with pytest.raises(SchemaMismatchError, match=r"start with a new operator name.*table=t.*v: .* → "):
+        evolved(table(v=stored), table(v=declared))
+
+
+def test_what_a_table_holds_only_grows() -> None:
+    """Columns that are not declared stay, in their places; so the order of declarations does not matter to readers."""
+    held = evolved(table(a=INT, b=TEXT), table(c=TEXT, a=LONG))
+    assert held == table(a=LONG, b=TEXT, c=TEXT)
+    assert evolved(held, table(b=TEXT)) == held
+    assert evolved(held, held) == held
+    place = evolved(table(p=pa.struct([("a", INT), REQUIRED])), table(p=pa.struct([("a", LONG)])))
+    assert place == table(p=pa.struct([("a", LONG), NULLABLE])), "rows that are written now have no b"
+
+
+def test_keys_do_not_change() -> None:
+    """Rows are found by them."""
+    other = TableSchema.of("t", pa.schema([("k", pa.binary())]), pa.schema([]))
+    with pytest.raises(SchemaMismatchError, match="k: large_string → large_binary"):
+        evolved(table(), other)
+
+
+def test_tables_come_and_stay() -> None:
+    one, two = {"t": table(a=INT)}, {"u": table(b=TEXT)}
+    assert evolved_tables(one, two) == {**one, **two}
+    assert evolved_tables(evolved_tables(one, two), one) == {**one, **two}
+
+
+def test_stored_rows_may_not_have_more_than_the_table_holds() -> None:
+    """They would lose it in the next merge."""
+    for stored in (table(a=INT, b=TEXT), table(a=pa.float32()), table(a=pa.struct([("x", INT)]))):
+        with pytest.raises(SchemaMismatchError, match="it holds state of another schema"):
+            require_readable(stored, table(a=INT), source="it")
+    for stored in (table(), table(a=pa.int8())):
+        require_readable(stored, table(a=INT), source="it")
+
+
+def test_runs_of_several_schemas_merge_into_one_that_holds_all() -> None:
+    """Also where the newest has the fewest columns."""
+    first = run_of(table(a=INT), [(("x",), (1,)), (("y",), (2,))])
+    second = run_of(table(a=LONG, b=TEXT), [(("y",), (3, "three"))])
+    for runs in ([first, second], [first, second, run_of(table(a=LONG), [])]):
+        merged = merge_runs(runs, drop_deletes=True)
+        assert merged.schema == table(a=LONG, b=TEXT)
+        rows = dict(zip(merged.keys.column(0).to_pylist(), merged.values.to_pylist(), strict=True))
+        assert rows == {"x": {"a": 1, "b": None}, "y": {"a": 3, "b": "three"}}
+
+
+def test_a_run_is_read_with_the_columns_of_its_table() -> None:
+    """What was written before has nulls."""
+    sink = pa.BufferOutputStream()
+    run_of(table(a=INT), [(("x",), (1,))]).write(sink)
+    held = table(b=TEXT, a=LONG)
+    run = Run.read(sink.getvalue(), held, source="it")
+    assert run.schema is held
+    assert run.values.to_pylist() == [{"b": None, "a": 1}]
+    assert len(run.find(keys_of(held, [("x",)]))) == 1
+    assert isinstance(Keys(run.hashes, run.keys), Keys)
+
+
+@pytest.mark.parametrize("extra", ["value.a", "colour"])
+def test_columns_that_no_run_has_are_damage(extra: str) -> None:
+    """A name twice, or one that says neither key nor value."""
+    run = run_of(table(a=INT), [(("x",), (1,))])
+    batch = run.batch.append_column(extra, pa.array([1], INT))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(CorruptionError, match="its columns are none of a run"):
+        Run.read(sink.getvalue(), table(a=INT), source="it")

@@ -1,0 +1,149 @@
+"""What an operator's state may hold: many writers, any of which may die, and none of which overwrites another."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends import stored_file
+from holdfast.backends.run import TableSchema
+from holdfast.backends.stored_schema import encode_schemas
+from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
+from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+
+KEY = pa.schema([("k", pa.string())])
+_numbers = itertools.count()
+
+
+def table(name: str, **columns: pa.DataType) -> dict[str, TableSchema]:
+    return {name: TableSchema.of(name, KEY, pa.schema(list(columns.items())))}
+
+
+A, B = table("a", n=pa.int32()), table("b", s=pa.string())
+WIDE = table("a", n=pa.int64(), note=pa.string())
+OTHER = table("a", n=pa.string())
+RECORD = OperatorRecord.of("totals", "query", "def-1", "run-1", 2, A, 100)
+
+
+@pytest.fixture
+def storage() -> Iterator[FaultyStorage]:
+    with FaultyStorage(open_storage(f"memory://tables-{next(_numbers)}")) as opened:
+        declare_operator(opened, RECORD)
+        opened.operations.clear()
+        yield opened
+
+
+def names(storage: ObjectStorage) -> list[str]:
+    return [info.key.removeprefix("totals/schemas/") for info in storage.list("totals/schemas/")]
+
+
+def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage) -> None:
+    """Left out and found again; the order of the objects is that of the runs."""
+    assert stored_tables(storage, RECORD).held == A
+    for declared in ({**A, **B}, B, WIDE, WIDE):
+        declare_tables(storage, RECORD, declared)
+    found = stored_tables(storage, RECORD)
+    assert found.held == {**WIDE, **B}
+    assert found.declared == WIDE
+    assert found.latest == {**WIDE, **B}
+    assert [name[:7] for name in names(storage)] == ["000001-", "000002-", "000003-"], "the same again writes nothing"
+    narrow = table("a", note=pa.string())
+    declare_tables(storage, RECORD, narrow)
+    found = stored_tables(storage, RECORD)
+    assert (found.held, found.latest) == ({**WIDE, **B}, {**narrow, **B})
+
+
+def test_who_has_seen_every_run_knows_it(storage: FaultyStorage) -> None:
+    """What was left out once was not looked after meanwhile: `StoredTables.is_continuous`."""
+    declare_tables(storage, RECORD, {**A, **B})
+    assert stored_tables(storage, RECORD).is_continuous
+    declare_tables(storage, RECORD, B)
+    assert stored_tables(storage, RECORD).is_continuous
+    declare_tables(storage, RECORD, {**A, **B})
+    assert not stored_tables(storage, RECORD).is_continuous
+    declare_tables(storage, RECORD, B)
+    assert stored_tables(storage, RECORD).is_continuous
+
+
+def test_all_tasks_of_a_run_may_declare_at_once(storage: FaultyStorage) -> None:
+    """Each finds in the end what all of them have declared."""
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(declare_tables, storage, RECORD, {**WIDE, **B}) for _ in range(16)]:
+            done.result()
+    assert stored_tables(storage, RECORD).held == {**WIDE, **B}
+    assert len(names(storage)) == 1
+
+
+def test_what_does_not_go_with_stored_rows_is_refused_before_anything_is_written(storage: FaultyStorage) -> None:
+    with pytest.raises(SchemaMismatchError, match="n: int32 → large_string"):
+        declare_tables(storage, RECORD, OTHER)
+    assert names(storage) == []
+
+
+@pytest.mark.parametrize("kind", ["fail", "lose_reply"])
+def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, kind: str) -> None:
+    """Stored or not: the next attempt goes on."""
+    faulty = FaultyStorage(storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        declare_tables(faulty, RECORD, WIDE)
+    assert stored_tables(storage, RECORD).held == (A if kind == "fail" else WIDE)
+    declare_tables(storage, RECORD, WIDE)
+    assert stored_tables(storage, RECORD).held == WIDE
+    assert len(names(storage)) == 1
+
+
+def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: FaultyStorage) -> None:
+    """Claims keep them apart; should they meet all the same, no state is written that nobody can read."""
+    first = table("c", n=pa.int64())
+    second = table("c", n=pa.string())
+
+    def meanwhile() -> None:
+        header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(first)}
+        storage.put("totals/schemas/000001-0000000000000000", stored_file.encode("schemas", header)[0])
+
+    faulty = FaultyStorage(storage, [Fault("delay", action="put", wait=meanwhile)])
+    with pytest.raises(ConflictError, match="one run at a time"):
+        declare_tables(faulty, RECORD, {**A, **second})
+    assert stored_tables(storage, RECORD).held == {**A, **first}
+    declare_tables(storage, RECORD, {**A, **first, **B})
+    assert stored_tables(storage, RECORD).held == {**A, **first, **B}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"operator": "others"}, "belongs elsewhere"),
+        ({"query_id": "another"}, "belongs elsewhere"),
+        ({"schemas": {"a": ["", ""]}}, "cannot be read"),
+        ({"schemas": {"a": [1, 2]}}, "cannot be, field=schemas"),
+        ({"schemas": []}, "cannot be, field=schemas"),
+        ({"colour": "red"}, "has other fields"),
+    ],
+    ids=str,
+)
+def test_an_object_that_says_what_none_says_is_damaged(
+    storage: FaultyStorage, changed: dict[str, object], said: str
+) -> None:
+    """Each reader may rely on what it gets, whoever has written it; what is not named as ours is left alone."""
+    storage.put("totals/schemas/notes.txt", b"not ours")
+    assert stored_tables(storage, RECORD).held == A
+    header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(B), **changed}
+    storage.put("totals/schemas/000001-0123456789abcdef", stored_file.encode("schemas", header)[0])
+    with pytest.raises(CorruptionError, match=said):
+        stored_tables(storage, RECORD)
+
+
+def test_queries_do_not_share_what_they_declare(storage: FaultyStorage) -> None:
+    other = replace(RECORD, operator="totals@query-2", query_id="query-2")
+    declare_operator(storage, other)
+    declare_tables(storage, other, B)
+    assert stored_tables(storage, RECORD).held == A
