@@ -112,6 +112,14 @@ def small_batch(engines: str, **options: Any) -> None:
     _compare("small-batch", JobA(), engines, options)
 
 
+@bench.command("hosts")
+@_engines(JobA, "host-group-state,host-group-state-rocksdb,host-stateful-processor")
+@_options(JobA(rows=1000, batches=60, warmup=40))
+def hosts(engines: str, **options: Any) -> None:
+    """Spark's operators in which shards run, around a function that does nothing: --partitions 200 is the large one."""
+    _compare("hosts", JobA(), engines, options)
+
+
 @bench.command("many-partitions")
 @_engines(JobA, "holdfast-memory,spark-aiwps-count,spark-agg-rocksdb")
 @_options(JobA(rows=1000, batches=6, warmup=3, partitions=200, transport="rows"), repeats=1, without="plain_files")
@@ -173,7 +181,8 @@ def _is_ours(engine: str) -> bool:
 def _larger(job: Job, times: int) -> DropIn:
     """Return a job with so many times the rows; its micro-batches are long, so that it needs less of a warm-up."""
     assert isinstance(job, DropIn)
-    shorter = replace(job, batches=min(5, job.batches), warmup=min(2, job.warmup))
+    warmup = max(2, job.warmup // 4)
+    shorter = replace(job, warmup=warmup, batches=warmup + min(3, job.batches - job.warmup))
     return replace(shorter, rows=job.rows * times, keys=job.keys * times, touched=job.touched * times)
 
 

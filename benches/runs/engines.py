@@ -244,6 +244,9 @@ ENGINES: dict[str, Engine] = {
             "holdfast-rocksdb", queries.with_state, budget={"spark.holdfast.rocksdb.memory": "{mb}m"}, backend="rocksdb"
         ),
         HoldfastEngine("floor", queries.without_state, in_memory=True),
+        HoldfastEngine("host-group-state", queries.in_group_state, in_memory=True),
+        HoldfastEngine("host-group-state-rocksdb", queries.in_group_state, _SPARK_ROCKSDB, in_memory=True),
+        HoldfastEngine("host-stateful-processor", queries.in_stateful_processor, _SPARK_ROCKSDB, in_memory=True),
         SparkEngine(
             "spark-agg-rocksdb",
             queries.spark_aggregation,

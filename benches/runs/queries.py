@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import pyarrow as pa
 
 from holdfast.backends.base import Backend
 from holdfast.backends.run import TableSchema
 from holdfast.benches.jobs.by_key import JobByKey
 from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.job import SparkJob
+from holdfast.mvcc import Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
+
+    from holdfast.snapshotter.ownership.stored_tables import StoredTables
+    from holdfast.spark_integration.hosts.host import Host
+    from holdfast.spark_integration.shard.operator import ShardInput
 
 _OPERATOR = "bench"
 
@@ -38,6 +45,55 @@ def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
 
     grouped = stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=_OPERATOR)
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """A `ShardFunction` that neither keeps nor returns anything."""
+
+    def tables(self) -> dict[str, TableSchema]:
+        return {}
+
+    def configuration(self) -> dict[str, str]:
+        return {}
+
+    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
+        """Accept whatever is stored: nothing is."""
+
+    def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
+        yield from ()
+        return None
+
+
+def in_group_state(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return holdfast's pipeline around nothing, in ``applyInPandasWithState``."""
+    from holdfast.spark_integration.hosts.group_state import GroupStateHost
+
+    return _idle(frame, job, GroupStateHost("update", "NoTimeout"))
+
+
+def in_stateful_processor(frame: DataFrame, job: SparkJob) -> DataFrame:
+    """Return holdfast's pipeline around nothing, in ``transformWithStateInPandas``."""
+    from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
+
+    return _idle(frame, job, StatefulProcessorHost("update", "None", ""))
+
+
+def _idle(frame: DataFrame, job: SparkJob, host: Host) -> DataFrame:
+    from holdfast.spark_integration.plan.definition import Definition, KeyedRows
+    from holdfast.spark_integration.plan.grouping_keys import resolve_keys
+    from holdfast.spark_integration.plan.session import checked_settings
+    from holdfast.spark_integration.spark_types import parse_struct
+    from holdfast.spark_integration.transport.output import RowsOutput
+
+    return Definition(
+        rows=KeyedRows(frame, resolve_keys(frame, ["key"]).keys, _Idle()),
+        name=_OPERATOR,
+        output=RowsOutput(parse_struct(job.output, "output")),
+        host=host,
+        transport=None,
+        settings=checked_settings(frame, stacklevel=2),
+    ).plan()
 
 
 def spark_aggregation(frame: DataFrame, job: SparkJob) -> DataFrame:

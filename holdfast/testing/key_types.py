@@ -34,7 +34,7 @@ _TYPES: Sequence[tuple[tuple[type, ...], DataType]] = (
     ((float, np.floating), DoubleType()),
     ((str, type(None)), StringType()),
     ((bytes, bytearray), BinaryType()),
-    ((dt.datetime, np.datetime64), TimestampType()),
+    ((dt.datetime,), TimestampType()),
     ((dt.date,), DateType()),
     ((Decimal,), DecimalType(38, 18)),
 )
@@ -82,8 +82,8 @@ class GroupingColumns:
         if len(values) != len(self.schema):
             raise InvalidArgumentError("a key has one value for each grouping column", **facts)
         try:
-            [row] = [spark_versions.rows_to_arrow([values], self.schema).cast(self.types)]
-        except (TypeError, ValueError, ArithmeticError) as exc:  # Arrow's errors are among them
+            row = spark_versions.rows_to_arrow([values], self.schema).cast(self.types)
+        except (TypeError, ValueError, ArithmeticError, AssertionError) as exc:  # of Arrow, and of Spark
             raise InvalidArgumentError(
                 f"the key does not fit the grouping columns, whose types are those of the first key unless the tester "
                 f"is given keyStructType: {exc}",

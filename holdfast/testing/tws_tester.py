@@ -111,7 +111,7 @@ class TwsTester:
     ) -> None:
         assert str(timeMode).lower() in _TIME_MODES, f"timeMode must be one of {get_args(TimeMode)}"
         assert initialStateRow is None or initialStatePandas is None, "initial state by row or in pandas, not both"
-        self._time_mode = _TIME_MODES[timeMode.lower()]
+        self._time_mode = _TIME_MODES[str(timeMode).lower()]
         if self._time_mode == "EventTime" and eventTimeExtractor is None:
             raise PySparkValueError(
                 errorClass="ARGUMENT_REQUIRED",
@@ -260,10 +260,14 @@ class TwsTester:
             )
         if now_ms <= self._now_ms:
             raise IllegalArgumentException(f"{what} moves forward only: it is {self._now_ms} ms, given {now_ms} ms")
-        self._now_ms = now_ms
+        before_ms, self._now_ms = self._now_ms, now_ms
         if self._shard is None:  # no key was ever called
             return self._returned([])
-        return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
+        try:
+            return self._returned(self._run(self._shard.no_keys(), _numbers(0), []))
+        except BaseException:
+            self._now_ms = before_ms
+            raise
 
     def _is_late(self, row: Any) -> bool:
         return self._time_mode == "EventTime" and self._event_time is not None and self._event_time(row) <= self._now_ms

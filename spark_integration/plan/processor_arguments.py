@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from pyspark.errors import AnalysisException, IllegalArgumentException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
@@ -15,18 +15,39 @@ from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_versions import require_protobuf
 
 _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF}
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+#: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
+_UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"
 _OUTPUT_MODES = ("append", "update")
 
 
 def processor_host(
     output_mode: str, time_mode: str, event_time_column: str, output: StructType, df: DataFrame
 ) -> StatefulProcessorHost:
-    """Return the host for the arguments of ``transformWithState``; raises as the functions below."""
+    """Return the host for the arguments of ``transformWithState``; raises as the functions below.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The session has Spark's default state store.
+    """
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
+    if df.isStreaming:
+        _require_state_store(df.sparkSession)
     if event_time_column:
         require_event_time(event_time_column, output, times, df)
     return StatefulProcessorHost(mode, times, event_time_column)
+
+
+def _require_state_store(session: SparkSession) -> None:
+    provider = str(session.conf.get(_PROVIDER))
+    if provider.endswith(_UNFIT_PROVIDER):
+        raise InvalidArgumentError(
+            "Spark's transformWithState, in which processors run, needs Spark's RocksDB state store: set "
+            f"{_PROVIDER} to org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+            is_now=provider,
+        )
 
 
 def time_mode_of(given: object, df: DataFrame) -> TimeMode:

@@ -22,6 +22,7 @@ from tests.spark.processors.engines import NEEDED
 pytestmark = pytest.mark.spark
 
 OUTPUT = "key string, n long, seen string"
+_DEFAULT_STORE = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +179,17 @@ def test_wrong_arguments_are_refused_at_definition(lab: Lab) -> None:
         for method in (grouped.transformWithState, grouped.transformWithStateInPandas):
             with pytest.raises(error, match=text):
                 method(*arguments, **more)
+
+
+def test_sparks_default_state_store_is_refused_at_definition(lab: Lab) -> None:
+    """A10: Spark refuses it in the first micro-batch; a batch query does without."""
+    lab.feed([("a", 1)])
+    batch = lab.spark.createDataFrame([("a", 1)], "key string, v long")
+    arguments = KeepingByRow(), OUTPUT, "update", "None"
+    with configured(lab.spark, {next(iter(NEEDED)): _DEFAULT_STORE}):
+        with pytest.raises(InvalidArgumentError, match=r"needs Spark's RocksDB state store: set spark\.sql"):
+            holdfast.stream(lab.source()).groupBy("key").transformWithState(*arguments)
+        assert holdfast.stream(batch).groupBy("key").transformWithState(*arguments).columns == ["key", "n", "seen"]
 
 
 class Returning(StatefulProcessor):

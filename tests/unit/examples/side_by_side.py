@@ -50,6 +50,7 @@ class SideBySide:
             shown_columns=self._columns.names,
             exchange=RowExchange(self._output, "UTC", 10_000),
             time_mode=time_mode,
+            output_mode="append",
             is_streaming=True,
         )
         self._add(function)

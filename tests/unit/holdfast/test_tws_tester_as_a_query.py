@@ -146,7 +146,17 @@ def test_declared_grouping_columns() -> None:
     assert (row.key.user, row.key.day, row.key.n) == key
 
 
-@pytest.mark.parametrize("keys", [("ann", ("ann", 1)), (1, "ann"), (("ann", 1), "ann"), (object(),), ({"a": 1},)])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("ann", ("ann", 1)),
+        (1, "ann"),
+        (dt.datetime(2026, 1, 1, tzinfo=dt.UTC), 5),
+        (("ann", 1), "ann"),
+        (object(),),
+        ({"a": 1},),
+    ],
+)
 def test_keys_that_do_not_fit(keys: tuple[Any, ...]) -> None:
     """The columns are those of the first key."""
     tester = TwsTester(Doing())
@@ -189,6 +199,27 @@ def test_calls_that_fail_in_a_query(what: Callable[[Any], Any], error: type[Exce
         do(tester, write_and_fail)
     assert "in operator 'Doing' for key ('ann',)" in failure.value.__notes__[0]
     assert (tester.peekValueState("value", "ann"), tester.peekMapState("entries", "ann")) == ((1,), {})
+
+
+def test_timers_that_fail_can_be_tried_again() -> None:
+    """L12: neither time nor state has moved on; the timer is still there."""
+
+    class Failing(Doing):
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+            at_ms = timerValues.getCurrentProcessingTimeInMs()
+            self.value.update((at_ms,))
+            if at_ms < 20:
+                raise LookupError
+            yield Row(seen=self.value.get())
+
+    tester = TwsTester(Failing(), timeMode="ProcessingTime")
+    do(tester, register(10))
+    with pytest.raises(LookupError):
+        tester.setProcessingTime(15)
+    assert tester.peekValueState("value", "ann") is None
+    with pytest.raises(LookupError):
+        tester.setProcessingTime(14)
+    assert tester.setProcessingTime(20) == [Row(seen=(20,))]
 
 
 def test_values_that_are_set_must_fit() -> None:
