@@ -209,7 +209,7 @@ def test_n6_columns_of_the_initial_frame_may_have_other_names(engine: ProcessorE
     """N6: number and types of the keys count, not their names, nor the order of columns."""
     with run_on(engine) as on:
         feed(on, ("a", 1))
-        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("the key")
+        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("The Key")
         on.run(begun(on, engine, other))
         assert on.batches[0] == [("a", "10+1 1")]
 
