@@ -13,7 +13,16 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
-from tests.spark.processors.engines import BY_ROW, OPERATOR, OURS, SPARK, ProcessorEngine, by_engine, quick_engines
+from tests.spark.processors.engines import (
+    BY_PANDAS,
+    BY_ROW,
+    OPERATOR,
+    OURS,
+    SPARK,
+    ProcessorEngine,
+    by_engine,
+    quick_engines,
+)
 from tests.spark.processors.showing import SHOWN, as_output, text_of
 
 if TYPE_CHECKING:
@@ -161,12 +170,46 @@ def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open
         assert found == [("a", "10+1 1"), ("b", "0+2 0"), ("timer of a", "11"), ("timer of c", "30")]
 
 
+class Gathering(Beginning):
+    """Keeps the numbers of a key in a list, and shows it when a timer fires."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._numbers = handle.getListState("numbers", "n int")
+
+    def _add(self, pieces: Any) -> None:
+        for piece in pieces:
+            self._numbers.appendList([(piece.n,)] if self._api == "row" else [(int(n),) for n in piece["n"]])
+
+    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: Any) -> None:
+        self._add([initialState])
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Any, timerValues: Any) -> Any:
+        self._add(rows)
+        self._handle.registerTimer(0)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield as_output(self._api, what=key[0], shown=f"{sorted(n for (n,) in self._numbers.get())}")
+
+
+@by_engine([*sample(SPARK), *sample([BY_ROW[0], BY_PANDAS[0]])])
+def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, run_on: Open) -> None:
+    """N8: elements that rows append stand beside those of the initial state, not in their place."""
+    with run_on(engine) as on:
+        rows = on.session.createDataFrame([("a", 1), ("a", 2)], SCHEMA)
+        initial = on.session.createDataFrame([("a", 10), ("a", 20), ("a", 30)], SCHEMA).groupBy("k")
+        processor = Gathering(engine.api)
+        frame = engine.transform(rows, ["k"], processor, SHOWN, "append", "ProcessingTime", initialState=initial)
+        assert list(map(tuple, frame.collect())) == [("a", "[1, 2, 10, 20, 30]")]
+
+
 @by_engine(sample(OURS))
 def test_n6_columns_of_the_initial_frame_may_have_other_names(engine: ProcessorEngine, run_on: Open) -> None:
     """N6: number and types of the keys count, not their names, nor the order of columns."""
     with run_on(engine) as on:
         feed(on, ("a", 1))
-        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("the key")
+        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("The Key")
         on.run(begun(on, engine, other))
         assert on.batches[0] == [("a", "10+1 1")]
 
