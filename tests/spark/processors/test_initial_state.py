@@ -117,7 +117,7 @@ def test_n1_n2_n3_initial_state_is_read_once(engine: ProcessorEngine, run_on: Op
         assert sorted(on.batches[2]) == [("c", "33+3 1"), ("d", "0+1 0")]
 
 
-@by_engine(quick_engines(2))
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: ProcessorEngine, run_on: Open) -> None:
     """N3, N4, O1: after all rows, also for keys without rows, and once for each key."""
     with run_on(engine) as on:
