@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -168,6 +169,29 @@ def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open
         frame = engine.transform(rows, ["k"], processor, SHOWN, "append", "ProcessingTime", initialState=initial)
         found = sorted(map(tuple, frame.collect()))
         assert found == [("a", "10+1 1"), ("b", "0+2 0"), ("timer of a", "11"), ("timer of c", "30")]
+
+
+class Noting(Beginning):
+    """Writes a letter into a file for each call of ``handleInitialState``."""
+
+    calls: Path
+
+    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: Any) -> None:
+        with self.calls.open("a") as file:
+            file.write("x")
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_n2_each_initial_row_is_one_call(engine: ProcessorEngine, run_on: Open) -> None:
+    """N2: also where Spark's frames are small, of which each makes a shard's first version anew."""
+    conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.holdfast.shards": "2"}
+    with run_on(engine, **conf) as on:
+        feed(on, ("a", 1))
+        processor = Noting(engine.api)
+        processor.calls = on.folder / "calls"
+        initial = on.session.range(200).selectExpr("cast(id as string) as k", "cast(id as int) as n").groupBy("k")
+        on.run(begun(on, engine, initial, processor=processor))
+        assert len(processor.calls.read_text()) == 200
 
 
 class Gathering(Beginning):
