@@ -18,6 +18,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.processor.state.variables import KINDS, StateVariable
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.timers import timers_schema
 
 _NEW_OPERATOR = "or start with a new operator name"
 
@@ -84,6 +85,14 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
                 stored=kind,
                 asked=variable.kind,
             )
+    index = index_of(variable.table)
+    if _is_index(variable.table, stored) or (variable.ttl_ms and index in stored.held and not _is_index(index, stored)):
+        _refuse(
+            "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
+            f"{variable.what} shares a table with an earlier variable, as the name of one is that of the other and "
+            f"'.expiring', where a TTL has its index: give the new variable another name, {_NEW_OPERATOR}",
+            tables=[variable.table, *([index] if variable.ttl_ms else [])],
+        )
 
 
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
@@ -143,8 +152,8 @@ def _not_null(variable: StateVariable, latest: TableSchema) -> list[str]:
 
 def _is_index(table: str, stored: StoredTables) -> bool:
     """Tell whether a table is the index of one whose rows expire, and not a variable with such a name."""
-    of = next((name for name in stored.held if index_of(name) == table), None)
-    return of is not None and EXPIRES in stored.held[of].value.names
+    held = stored.held.get(table)
+    return held is not None and held.value.equals(timers_schema(table, held.key).value)
 
 
 def _shown(columns: Sequence[pa.Field] | pa.Schema) -> str:

@@ -84,6 +84,8 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
         [value(N, None, "x.expiring"), lambda handle: handle.getListState("x.expiring", N)],
         "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
     ),
+    "an index's table": ([value(N, 5, "x"), value(TEXT, None, "x.expiring")], "shares a table with an earlier"),
+    "an index where a variable was": ([value(N, None, "x.expiring"), value(N, 5, "x")], "shares a table with an earl"),
 }
 
 
