@@ -100,7 +100,7 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
     lost = [
         _change(f"value.{f.name}", str(f.type), str(types[f.name]) if f.name in types else None)
         for f in stored.value
-        if f.name not in types or not types[f.name].equals(_wider(f.type, types[f.name]) or pa.null())
+        if f.name not in types or not _holds(types[f.name], f.type)
     ]
     changed = [*(f"key.{change}" for change in key_changes(stored, held)), *lost]
     if changed:
@@ -121,6 +121,12 @@ def project(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         _column(values.column(names.index(f.name)), f.type) if f.name in names else pa.nulls(n, f.type) for f in schema
     ]
     return from_columns(columns, schema, n)
+
+
+def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
+    """Tell whether one type has all that values of another have; the fields of structs may stand in any order."""
+    both = _wider(stored, held)
+    return both is not None and held.equals(_wider(held, both))
 
 
 def _wider(stored: pa.DataType, declared: pa.DataType) -> pa.DataType | None:
@@ -151,6 +157,8 @@ def _wider_field(stored: pa.Field, declared: pa.Field) -> pa.Field | None:
 def _wider_fields(stored: list[pa.Field], declared: list[pa.Field]) -> list[pa.Field] | None:
     """Return the fields of a struct that holds values of both; a field that one does not have may be null."""
     after = {field.name: field for field in declared}
+    if len({field.name for field in stored}) < len(stored) or len(after) < len(declared):
+        return None  # names decide, and here they cannot
     held: list[pa.Field | None] = [
         _wider_field(field, after.pop(field.name)) if field.name in after else field.with_nullable(True)
         for field in stored

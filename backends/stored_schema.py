@@ -42,11 +42,13 @@ def decode_schema(text: str) -> pa.Schema:
     Raises
     ------
     TypeError, ValueError, OSError, pyarrow.ArrowException
-        It is none, or a name in it, at any depth, is no text.
+        It is none, a name in it, at any depth, is no text, or two columns have one name.
     """
     schema = ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     for field in schema:
         _read_names(field)
+    if len(set(schema.names)) < len(schema):
+        raise ValueError("two columns have one name")
     return schema
 
 

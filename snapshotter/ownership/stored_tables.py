@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -102,8 +102,13 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
     CorruptionError
         One of the objects is damaged, or belongs elsewhere.
     """
-    stored, folder = StoredTables.of_first_run(decode_schemas(record.schemas)), _folder(storage, record)
-    for name in _names(folder):
+    folder = _folder(storage, record)
+    return _read_all(folder, _names(folder), record)
+
+
+def _read_all(folder: PrefixedStorage, names: Sequence[str], record: OperatorRecord) -> StoredTables:
+    stored = StoredTables.of_first_run(decode_schemas(record.schemas))
+    for name in names:
         try:
             stored = stored.with_declared(_read(folder, name, record))
         except NotFoundError:
@@ -128,13 +133,20 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, declared: Map
     ConflictError
         Another run of the query declares other tables at this moment.
     """
-    stored = stored_tables(storage, record)
-    if stored.with_declared(declared) == stored:
-        return
     folder = _folder(storage, record)
-    header = {"operator": record.operator, "query_id": record.query_id, "schemas": encode_schemas(declared)}
+    names = _names(folder)
+    while True:
+        stored = _read_all(folder, names, record)
+        if stored.with_declared(declared) == stored:
+            return
+        seen, names = names, _names(folder)
+        if names == seen:
+            break
+    # In one order, so that all tasks of a run write one object.
+    schemas = encode_schemas(dict(sorted(declared.items())))
+    header = {"operator": record.operator, "query_id": record.query_id, "schemas": schemas}
     data, digest = stored_file.encode(KIND, header)
-    number = 1 + max((int(name[:_DIGITS]) for name in _names(folder)), default=0)
+    number = 1 + max((int(name[:_DIGITS]) for name in names), default=0)
     folder.put(f"{number:0{_DIGITS}d}-{digest[:16]}", data)
     stored = stored_tables(storage, record)
     try:

@@ -18,7 +18,9 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.processor.state.variables import KINDS, StateVariable
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.timers import timers_schema
 
+_Fields = Sequence[pa.Field]
 _NEW_OPERATOR = "or start with a new operator name"
 
 
@@ -84,6 +86,14 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
                 stored=kind,
                 asked=variable.kind,
             )
+    index = index_of(variable.table)
+    if _is_index(variable.table, stored) or (variable.ttl_ms and index in stored.held and not _is_index(index, stored)):
+        _refuse(
+            "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
+            f"{variable.what} shares a table with an earlier variable, as the name of one is that of the other and "
+            f"'.expiring', where a TTL has its index: give the new variable another name, {_NEW_OPERATOR}",
+            tables=[variable.table, *([index] if variable.ttl_ms else [])],
+        )
 
 
 def require_readable_values(variable: StateVariable, declared: TableSchema, stored: StoredTables) -> None:
@@ -105,7 +115,8 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             stored=_shown(held.key),
             asked=_shown(declared.key),
         )
-    why = [*value_changes(held, declared), *_renamed(held, latest, declared), *_not_null(variable, latest)]
+    renamed = _renamed(_without_time(held), _without_time(latest), _without_time(declared))
+    why = [*value_changes(held, declared), *renamed, *_not_null(variable, latest)]
     if (EXPIRES in held.value.names) and (EXPIRES in declared.value.names):
         was_ours, is_ours = index_of(declared.name) in stored.held, variable.ttl_ms is not None
         why += [f"{EXPIRES}: a column of the user's and the time to live"] if was_ours != is_ours else []
@@ -120,17 +131,35 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
         )
 
 
-def _renamed(held: TableSchema, latest: TableSchema, declared: TableSchema) -> list[str]:
-    """Name columns that look renamed: by name, one is gone and one is new, and their types would go together."""
-    gone = [f for f in latest.value if f.name not in declared.value.names and f.name != EXPIRES]
-    new = [f for f in declared.value if f.name not in held.value.names and f.name != EXPIRES]
-    return [
-        f"{before.name} → {after.name}: a renamed column loses its values; to drop the one and add the other, do it in "
-        "two restarts"
+def _renamed(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
+    """Name columns, and fields in them, that look renamed: one is gone, one new, and their types would go together."""
+    was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
+    gone = [name for name in was if name not in now]
+    new = [name for name in now if name not in was_held]
+    found = [
+        f"{within}{before} → {within}{after}: what is renamed loses its values; to drop the one and add the other, do "
+        "it in two restarts"
         for before in gone
         for after in new
-        if is_readable_as(before.type, after.type)
+        if is_readable_as(was[before], now[after])
     ]
+    for name in was.keys() & now.keys():
+        was_within, now_within = _fields_in(was[name]), _fields_in(now[name])
+        found += _renamed(_fields_in(was_held[name]), was_within, now_within, f"{within}{name}.")
+    return found
+
+
+def _fields_in(t: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a struct, or of those that are the elements of a list or the values of a map."""
+    if pa.types.is_struct(t):
+        return list(t)
+    if pa.types.is_map(t):
+        return _fields_in(t.item_type)
+    return _fields_in(t.value_type) if pa.types.is_large_list(t) else []
+
+
+def _without_time(table: TableSchema) -> list[pa.Field]:
+    return [field for field in table.value if field.name != EXPIRES]
 
 
 def _not_null(variable: StateVariable, latest: TableSchema) -> list[str]:
@@ -143,8 +172,8 @@ def _not_null(variable: StateVariable, latest: TableSchema) -> list[str]:
 
 def _is_index(table: str, stored: StoredTables) -> bool:
     """Tell whether a table is the index of one whose rows expire, and not a variable with such a name."""
-    of = next((name for name in stored.held if index_of(name) == table), None)
-    return of is not None and EXPIRES in stored.held[of].value.names
+    held = stored.held.get(table)
+    return held is not None and held.value.equals(timers_schema(table, held.key).value)
 
 
 def _shown(columns: Sequence[pa.Field] | pa.Schema) -> str:

@@ -51,6 +51,8 @@ NOT_WIDER = {
     "keys of a map": (pa.map_(INT, INT), pa.map_(LONG, INT)),
     "a required field more": (pa.struct([("a", INT)]), pa.struct([("a", INT), REQUIRED])),
     "a field that becomes required": (pa.struct([NULLABLE]), pa.struct([REQUIRED])),
+    "fields of one name": (pa.struct([("a", INT), ("a", INT)]), pa.struct([("a", INT), ("a", INT), NULLABLE])),
+    "fields of one name by now": (pa.struct([("a", INT)]), pa.struct([("a", INT), ("a", INT)])),
     "elements that become required": (pa.list_(NULLABLE), pa.list_(REQUIRED)),
 }
 
@@ -112,6 +114,18 @@ def test_stored_rows_may_not_have_more_than_the_table_holds() -> None:
             require_readable(stored, table(a=INT), source="it")
     for stored in (table(), table(a=pa.int8())):
         require_readable(stored, table(a=INT), source="it")
+
+
+def test_fields_stand_in_any_order() -> None:
+    """Two runs that overlap and add a field each write them in different orders: neither knew of the other."""
+    first, one, other = (table(p=pa.list_(pa.struct([(n, INT) for n in names]))) for names in ("a", "ab", "ac"))
+    held = evolved(evolved(first, one), other)
+    written = evolved(first, other)
+    require_readable(written, held, source="it")
+    rows = project(values_of(written, [([{"a": 1, "c": 2}],)]), held.value)
+    assert rows.to_pylist() == [{"p": [{"a": 1, "b": None, "c": 2}]}]
+    with pytest.raises(SchemaMismatchError, match="it holds state of another schema"):
+        require_readable(held, written, source="it")
 
 
 def test_runs_of_several_schemas_merge_into_one_that_holds_all() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
-from holdfast.backends.stored_schema import encode_schemas
+from holdfast.backends.stored_schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
@@ -83,6 +83,19 @@ def test_all_tasks_of_a_run_may_declare_at_once(storage: FaultyStorage) -> None:
     assert len(names(storage)) == 1
 
 
+@pytest.mark.parametrize("when", ["put", "list"])
+def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorage, when: str) -> None:
+    """Each process of each later run reads every object. Names of tables come in any order: from a set."""
+
+    def meanwhile() -> None:
+        declare_tables(storage, RECORD, {**B, **WIDE})
+
+    nth = 1 if when == "put" else 2
+    faulty = FaultyStorage(storage, [Fault("delay", action=when, nth=nth, wait=meanwhile)])
+    declare_tables(faulty, RECORD, {**WIDE, **B})
+    assert len(names(storage)) == 1
+
+
 def test_what_does_not_go_with_stored_rows_is_refused_before_anything_is_written(storage: FaultyStorage) -> None:
     with pytest.raises(SchemaMismatchError, match="n: int32 → large_string"):
         declare_tables(storage, RECORD, OTHER)
@@ -124,6 +137,7 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
         ({"operator": "others"}, "belongs elsewhere"),
         ({"query_id": "another"}, "belongs elsewhere"),
         ({"schemas": {"a": ["", ""]}}, "cannot be read"),
+        ({"schemas": {"a": [encode_schema(KEY), encode_schema(pa.schema([("s", pa.int8())] * 2))]}}, "one name"),
         ({"schemas": {"a": [1, 2]}}, "cannot be, field=schemas"),
         ({"schemas": []}, "cannot be, field=schemas"),
         ({"colour": "red"}, "has other fields"),

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
@@ -50,6 +59,11 @@ GOES: dict[str, list[Declare]] = {
         value(columns(m=LongType())),
     ],
     "a column for one of another type": [value(N), value(columns(n2=StringType()))],
+    "a field for another one, in two restarts": [
+        value(columns(p=N)),
+        value(columns(p=columns(b=BooleanType()))),
+        value(columns(p=columns(m=LongType()))),
+    ],
     "TTL, and none, and TTL": [value(N, 5), value(N), value(N, 7)],
     "TTL for a column": [value(columns(n=LongType(), m=LongType())), value(N, 5)],
     "a column that was NOT NULL before": [value(StructType([StructField("n", LongType(), False)])), value(N)],
@@ -58,8 +72,16 @@ GOES: dict[str, list[Declare]] = {
 }
 # Words of the error.
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
-    "renamed": ([value(N), value(columns(m=LongType()))], "n → m: a renamed column loses its values"),
-    "renamed and widened": ([value(columns(n=IntegerType())), value(columns(m=LongType()))], "n → m: a renamed"),
+    "renamed": ([value(N), value(columns(m=LongType()))], "n → m: what is renamed loses its values"),
+    "renamed and widened": ([value(columns(n=IntegerType())), value(columns(m=LongType()))], "n → m: what is renamed"),
+    "a field renamed": (
+        [value(columns(p=ArrayType(N))), value(columns(p=ArrayType(columns(m=LongType()))))],
+        "p.n → p.m: what is renamed loses its values",
+    ),
+    "a field of a map's values renamed": (
+        [value(columns(p=MapType(StringType(), N))), value(columns(p=MapType(StringType(), columns(m=LongType()))))],
+        "p.n → p.m: what is renamed loses its values",
+    ),
     "comes back narrower": (
         [value(N), value(columns(b=BooleanType())), value(columns(b=BooleanType(), n=IntegerType()))],
         "n: int64 → int32",
@@ -84,6 +106,8 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
         [value(N, None, "x.expiring"), lambda handle: handle.getListState("x.expiring", N)],
         "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
     ),
+    "an index's table": ([value(N, 5, "x"), value(TEXT, None, "x.expiring")], "shares a table with an earlier"),
+    "an index where a variable was": ([value(N, None, "x.expiring"), value(N, 5, "x")], "shares a table with an earl"),
 }
 
 
