@@ -12,7 +12,7 @@ directory: ``totals``, or ``totals@<query>`` if another query took the name firs
 
 from __future__ import annotations
 
-import json
+import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -172,8 +172,8 @@ def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int, host
 
 def _has_variable(spark: SparkSession, query_checkpoint: str, number: int, variable: str) -> bool:
     metadata = spark.read.format("state-metadata").load(query_checkpoint).where(F.col("operatorId") == number)
-    found = [json.loads(row[0]) for row in metadata.select("operatorProperties").distinct().collect()]
-    return any(variable in json.dumps(properties.get("stateVariables", [])) for properties in found)
+    found = metadata.select("operatorProperties").distinct().collect()
+    return any(re.search(rf"\b{variable}\b", str(properties)) for (properties,) in found)
 
 
 def _restore(

@@ -23,7 +23,7 @@ from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.executor.takeover import open_backend
 from holdfast.spark_integration.shard import claiming, task_storage
-from holdfast.spark_integration.shard.operator import Operator
+from holdfast.spark_integration.shard.operator import INITIAL_VERSION, Operator
 from holdfast.spark_integration.shard.operator_directory import begin_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
@@ -60,7 +60,8 @@ class ShardStore:
         """
         transaction = self.store.begin(pointer, version)
         try:
-            if pointer is not None:
+            # Initial state is of this micro-batch, which another attempt may run too.
+            if pointer is not None and pointer.version != INITIAL_VERSION:
                 # Now, not after the commit, so that the new version can take the oldest one's space.
                 self.store.prune(pointer)
         except BaseException:

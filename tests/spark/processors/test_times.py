@@ -100,11 +100,12 @@ def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: O
 @by_engine([SPARK_ROW, BY_ROW[0]])
 def test_w7_output_modes(engine: ProcessorEngine, run_on: Open) -> None:
     """W7: update is as good as append, and the query's mode may be another than the operator's."""
-    for query_mode in ("update", "append"):
-        with run_on(engine) as on:
+    with run_on(engine) as on:
+        for query_mode in ("update", "append"):
             on.feed([("a", 1, "?1")])
             on.run(scripted(on, engine, on.source(), "None", "Update"), query_mode)
-            assert on.batches[0] == [("a", "rows 1")]
+            assert ("a", "rows 1") in [row for batch in on.batches for row in batch]
+            on.batches.clear()
 
 
 @by_engine([*sample(SPARK), *sample(OURS)])
