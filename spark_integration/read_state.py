@@ -30,13 +30,14 @@ from holdfast.backends.schema import find_table
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
+from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
 
@@ -64,7 +65,8 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     operator : str
         The operator's name.
     table : str, default "state"
-        Which of the operator's state tables.
+        Which of the operator's state tables; or a variable of a processor, by the name that the processor gave it.
+        Timers are in the table "timers".
 
     Returns
     -------
@@ -94,9 +96,7 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
             read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
-        schemas = [found for found, _ in parts] or [
-            _tables(storage, read_operator(storage, operator), table).latest[table]
-        ]
+        schemas = [found for found, _ in parts] or [_empty(storage, operator, table)]
         schema = reduce(evolved, schemas)
     return _as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
 
@@ -181,7 +181,8 @@ def _restore(
 ) -> tuple[TableSchema, list[Run]]:
     """Return the schema and the live rows of a table in one of the operator's directories."""
     record = read_operator(storage, directory)
-    stored = _tables(storage, record, table)
+    stored = stored_tables(storage, record)
+    table = _table_of(stored, table)
     # Two pools: a shard waits for its requests and must not occupy the threads they need.
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
@@ -200,11 +201,25 @@ def _restore(
         return stored.latest[table], [run for runs in shards.map(restore, rows) for run in runs]
 
 
-def _tables(storage: ObjectStorage, record: OperatorRecord, table: str) -> StoredTables:
-    """Return the operator's tables; one of them must have this name."""
-    stored = stored_tables(storage, record)
-    find_table(stored.held, table)
-    return stored
+def _empty(storage: ObjectStorage, operator: str, table: str) -> TableSchema:
+    stored = stored_tables(storage, read_operator(storage, operator))
+    return stored.latest[_table_of(stored, table)]
+
+
+def _table_of(stored: StoredTables, name: str) -> str:
+    """Return the table of this name, or the one that holds a processor's variable of this name.
+
+    Raises
+    ------
+    NotFoundError
+        There is none.
+    """
+    if name not in stored.held:
+        for kind in KINDS:
+            if table_of(kind, name) in stored.held:
+                return table_of(kind, name)
+    find_table(stored.held, name)
+    return name
 
 
 def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:

@@ -50,6 +50,8 @@ def _batches(
     # The task's properties are no help: a batch query inside foreachBatch inherits those of the streaming query.
     now_ms, earliest_timer_ms = clock.now_ms(), None
     for step, frame in parts:
+        # As in a stream, where initial state has a version of its own: elements of lists are numbered by version.
+        transaction.version = step.operator.first_version
         times = BatchTimes(now_ms, None, earliest_timer_ms, None)
         batch = step.operator.input_of(step.gather([frame]), step.shard_of(key), None, times)
         earliest_timer_ms = yield from step.operator.function.run(batch, transaction)

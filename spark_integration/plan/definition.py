@@ -72,7 +72,8 @@ class Definition:
     output : Output
     host : Host
     transport : {"packed", "rows"} or None
-        The default if the settings name none; None for `rows`, if it can carry the columns, else `packed`.
+        The default if the settings name none; None for `rows`, if it can carry the columns, else `packed`. Initial rows
+        are always `packed`.
     settings : Settings
     initial : KeyedRows or None
         Of the initial state; the types of the keys are the same.
@@ -147,11 +148,13 @@ class Definition:
     def _transport(self, rows: KeyedRows, shards: int) -> Transport:
         expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]
         schema = StructType([*expressions, *rows.columns.values(), StructField(HASH, LongType(), False)])
-        types = arrow_schema(schema, "the input" if rows is self.rows else "the initial state")
+        is_initial = rows is not self.rows
+        types = arrow_schema(schema, "the initial state" if is_initial else "the input")
         # A watermark is that of a stream.
         event_time = event_time_of(rows.df) if rows.df.isStreaming else None
         filtering = None if event_time is None else EventTime(event_time, self.host.drops_late_rows)
-        name = self.settings.transport or self.transport
+        # The host begins a shard anew with each frame of initial rows: as blobs they rarely need a second one.
+        name = "packed" if is_initial else self.settings.transport or self.transport
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
             return RowsTransport(shards, schema, types, filtering)
         return PackedTransport(shards, types, filtering)

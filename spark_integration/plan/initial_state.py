@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame, GroupedData
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.transport.transport import quoted
 
 _REMEDY = "pass initialState=frame.groupBy(…) with columns of the types that the stream is grouped by"
@@ -52,8 +53,8 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
 def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
     """Return the names of the columns by which a frame is grouped; Spark does not tell, but names them in a count."""
     counted = given.count()
-    names = counted.columns[:-1]
-    if names and set(names) <= set(frame.columns):
+    names, fold = counted.columns[:-1], name_folding(frame)
+    if names and {*map(fold, names)} <= {*map(fold, frame.columns)}:
         by_columns = frame.groupBy(*map(quoted, names)).count()
         if counted.sameSemantics(by_columns):
             return names

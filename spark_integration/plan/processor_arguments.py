@@ -14,7 +14,8 @@ from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_versions import require_protobuf
 
-_MODES = {mode.lower(): mode for mode in TIMEOUT_CONF}
+# Spark knows the first by another name, too.
+_MODES = {mode.lower(): mode for mode in TIMEOUT_CONF} | {"notime": "None"}
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 #: Spark's default. In the first micro-batch Spark refuses it, and others that it does not know.
 _UNFIT_PROVIDER = ".HDFSBackedStateStoreProvider"

@@ -41,9 +41,8 @@ class PackedTransport:
         routes, names = routes_of(self.shards), [*frame.columns, HASH]
         event_time, filters_rows = None, False
         if self.event_time is not None:
-            field, filters_rows = self.event_time.field, self.event_time.filters_rows
-            fields.append(StructField(EVENT_TIME, field.dataType, metadata=field.metadata))
-            event_time = field.name
+            fields.append(self.event_time.sent)
+            event_time, filters_rows = self.event_time.field.name, self.event_time.filters_rows
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(names) for batch in prepared(batches))
@@ -106,7 +105,7 @@ def _blobs(
     }
     if event_time is not None:
         newest = [_newest([b.column(event_time) for b in batches]) for _, batches in blobs]
-        columns[EVENT_TIME] = pa.concat_arrays(newest)
+        columns[EVENT_TIME] = pa.array(newest, pa.int64())
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -121,9 +120,7 @@ def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.
         yield in_order.slice(start, end - start)
 
 
-def _newest(columns: list[pa.Array]) -> pa.Array:
-    """Return the newest event time as an array of one value; of windows, the one that ends last."""
-    column = pa.concat_arrays(columns)
-    times = moments_of(column)
-    place = pc.index(times, pc.max(times)).as_py()
-    return column.slice(max(place, 0), 1)
+def _newest(columns: list[pa.Array]) -> int | None:
+    """Return the newest event time, in microseconds since 1970."""
+    newest: int | None = pc.max(moments_of(pa.concat_arrays(columns)).view(pa.int64())).as_py()
+    return newest

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.transport.routes import route_column
-from holdfast.spark_integration.transport.transport import EVENT_TIME, ROUTE, EventTime, quoted
+from holdfast.spark_integration.transport.transport import ROUTE, EventTime, quoted
 
 _AS_THEY_ARE = (BinaryType, DecimalType)
 
@@ -83,10 +83,10 @@ class RowsTransport:
         for i, field in enumerate(self.schema.fields[:-1]):
             columns += _encode(quoted(field.name), field, f"c{i}")
         if self.event_time is not None:
-            field = self.event_time.field
-            nothing = F.lit(None).cast(field.dataType)
-            moment = quoted(field.name) if self.event_time.filters_rows else nothing
-            columns.append(moment.alias(EVENT_TIME, metadata=field.metadata))
+            sent = self.event_time.sent
+            filters_rows = self.event_time.filters_rows
+            moment = F.unix_micros(quoted(self.event_time.field.name)) if filters_rows else F.lit(None)
+            columns.append(moment.cast(sent.dataType).alias(sent.name, metadata=sent.metadata))
         last = f"c{len(self.schema) - 1}"
         encoded = frame.select(*columns, hashed.alias(last))
         return encoded.select("*", route_column(F.col(last), self.shards).alias(ROUTE))

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField
+from pyspark.sql.types import LongType, StructField
 
 HASH = "__holdfast_hash"
 ROUTE = "__holdfast_route"
@@ -77,6 +77,11 @@ class EventTime:
 
     field: StructField
     filters_rows: bool
+
+    @property
+    def sent(self) -> StructField:
+        """The column as it travels: microseconds since 1970. Spark compares these; a time in pandas ends in 2262."""
+        return StructField(EVENT_TIME, LongType(), metadata=self.field.metadata)
 
 
 def moments_of(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

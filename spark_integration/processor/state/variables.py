@@ -30,6 +30,11 @@ KINDS: tuple[Kind, ...] = ("value", "list", "map")
 _SEQUENCE, _ENTRY = "seq", "entry."
 
 
+def table_of(kind: Kind, name: str) -> str:
+    """Return the name of the table that holds a variable; with it, a variable cannot be called like other tables."""
+    return f"{kind[0]}.{name}"
+
+
 @dataclass(frozen=True)
 class StateVariable:
     """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``.
@@ -55,7 +60,7 @@ class StateVariable:
     @property
     def table(self) -> str:
         """Name of the table that holds it."""
-        return f"{self.kind[0]}.{self.name}"
+        return table_of(self.kind, self.name)
 
     @property
     def what(self) -> str:

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
-from tests.spark.processors.engines import BY_ROW, OURS, ProcessorEngine, by_engine, quick_engines
+from tests.spark.processors.engines import BY_ROW, OURS, SPARK, ProcessorEngine, by_engine
 from tests.spark.processors.showing import as_output, text_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def per_minute(frame: DataFrame) -> DataFrame:
     return counted.select(F.unix_seconds("window.start").alias("start"), "rows", "most")
 
 
-@by_engine(quick_engines(1))
+@by_engine([*sample(SPARK), *sample(OURS)])
 @pytest.mark.parametrize("time_mode", ["None", "EventTime"])
 def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: str, run_on: Open) -> None:
     """W8, W9: the output's column takes the watermark over, and a window ends by it."""
@@ -90,7 +90,7 @@ def test_w8_w9_a_window_behind_a_processor(engine: ProcessorEngine, time_mode: s
         assert sorted(row for rows in on.batches for row in rows) == [(0, 2, 2), (60, 1, 1), (120, 1, 3)]
 
 
-@by_engine(quick_engines(2))
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_w9_two_processors_in_a_row(engine: ProcessorEngine, run_on: Open) -> None:
     """W9: in one query, by the watermark of the first; the second drops what is late for it."""
     with run_on(engine) as on:
@@ -105,7 +105,7 @@ def test_w9_two_processors_in_a_row(engine: ProcessorEngine, run_on: Open) -> No
             assert sorted(shown, key=str) == [{"k": "a", "n": 3}, {"k": "b", "n": 2}]
 
 
-@by_engine(quick_engines(3))
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine, run_on: Open) -> None:
     """W10: the query does not start."""
     with run_on(engine) as on:
@@ -114,7 +114,7 @@ def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine
             on.run(per_minute(numbered(on, engine, eventTimeColumnName="")), "append")
 
 
-@by_engine(quick_engines(4))
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_w12_rows_that_are_older_than_the_watermark_fail(engine: ProcessorEngine, run_on: Open) -> None:
     """W12: the watermark is that by which rows are late."""
     with run_on(engine) as on:

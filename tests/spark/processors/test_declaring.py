@@ -164,7 +164,8 @@ def test_a9_modes(engine: ProcessorEngine, run_on: Open) -> None:
     """A9: in any case; what is none is an error when the step is defined. A1: schemas are texts or types."""
     with run_on(engine) as on:
         on.feed([("a", 1, "")])
-        for output_mode, time_mode in (("Append", "NONE"), ("update", "ProcessingTime"), ("APPEND", "eventtime")):
+        modes = [("Append", "NONE"), ("append", "NoTime"), ("update", "ProcessingTime"), ("APPEND", "eventtime")]
+        for output_mode, time_mode in modes:
             frame = engine.transform(on.source(), ["key"], _NOTHING, SHOWN, output_mode, time_mode)
             assert frame.schema.simpleString() == "struct<what:string,shown:string>"
             assert engine.transform(on.source(), ["key"], _NOTHING, frame.schema, output_mode, time_mode).schema

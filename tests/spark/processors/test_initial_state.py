@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +14,16 @@ import holdfast
 from holdfast.errors import InvalidArgumentError
 from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
-from tests.spark.processors.engines import BY_ROW, OPERATOR, OURS, SPARK, ProcessorEngine, by_engine, quick_engines
+from tests.spark.processors.engines import (
+    BY_PANDAS,
+    BY_ROW,
+    OPERATOR,
+    OURS,
+    SPARK,
+    ProcessorEngine,
+    by_engine,
+    quick_engines,
+)
 from tests.spark.processors.showing import SHOWN, as_output, text_of
 
 if TYPE_CHECKING:
@@ -108,7 +118,7 @@ def test_n1_n2_n3_initial_state_is_read_once(engine: ProcessorEngine, run_on: Op
         assert sorted(on.batches[2]) == [("c", "33+3 1"), ("d", "0+1 0")]
 
 
-@by_engine(quick_engines(2))
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_n3_timers_of_the_initial_state_fire_in_the_first_micro_batch(engine: ProcessorEngine, run_on: Open) -> None:
     """N3, N4, O1: after all rows, also for keys without rows, and once for each key."""
     with run_on(engine) as on:
@@ -161,12 +171,69 @@ def test_n8_initial_state_in_a_batch_query(engine: ProcessorEngine, run_on: Open
         assert found == [("a", "10+1 1"), ("b", "0+2 0"), ("timer of a", "11"), ("timer of c", "30")]
 
 
+class Noting(Beginning):
+    """Writes a letter into a file for each call of ``handleInitialState``."""
+
+    calls: Path
+
+    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: Any) -> None:
+        with self.calls.open("a") as file:
+            file.write("x")
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_n2_each_initial_row_is_one_call(engine: ProcessorEngine, run_on: Open) -> None:
+    """N2: also where Spark's frames are small, of which each makes a shard's first version anew."""
+    conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.holdfast.shards": "2"}
+    with run_on(engine, **conf) as on:
+        feed(on, ("a", 1))
+        processor = Noting(engine.api)
+        processor.calls = on.folder / "calls"
+        initial = on.session.range(200).selectExpr("cast(id as string) as k", "cast(id as int) as n").groupBy("k")
+        on.run(begun(on, engine, initial, processor=processor))
+        assert len(processor.calls.read_text()) == 200
+
+
+class Gathering(Beginning):
+    """Keeps the numbers of a key in a list, and shows it when a timer fires."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._numbers = handle.getListState("numbers", "n int")
+
+    def _add(self, pieces: Any) -> None:
+        for piece in pieces:
+            self._numbers.appendList([(piece.n,)] if self._api == "row" else [(int(n),) for n in piece["n"]])
+
+    def handleInitialState(self, key: tuple[Any, ...], initialState: Any, timerValues: Any) -> None:
+        self._add([initialState])
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Any, timerValues: Any) -> Any:
+        self._add(rows)
+        self._handle.registerTimer(0)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield as_output(self._api, what=key[0], shown=f"{sorted(n for (n,) in self._numbers.get())}")
+
+
+@by_engine([*sample(SPARK), *sample([BY_ROW[0], BY_PANDAS[0]])])
+def test_n8_lists_in_a_batch_query_with_initial_state(engine: ProcessorEngine, run_on: Open) -> None:
+    """N8: elements that rows append stand beside those of the initial state, not in their place."""
+    with run_on(engine) as on:
+        rows = on.session.createDataFrame([("a", 1), ("a", 2)], SCHEMA)
+        initial = on.session.createDataFrame([("a", 10), ("a", 20), ("a", 30)], SCHEMA).groupBy("k")
+        processor = Gathering(engine.api)
+        frame = engine.transform(rows, ["k"], processor, SHOWN, "append", "ProcessingTime", initialState=initial)
+        assert list(map(tuple, frame.collect())) == [("a", "[1, 2, 10, 20, 30]")]
+
+
 @by_engine(sample(OURS))
 def test_n6_columns_of_the_initial_frame_may_have_other_names(engine: ProcessorEngine, run_on: Open) -> None:
     """N6: number and types of the keys count, not their names, nor the order of columns."""
     with run_on(engine) as on:
         feed(on, ("a", 1))
-        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("the key")
+        other = on.session.createDataFrame([(10, "a"), (20, "b")], "n int, `the key` string").groupBy("The Key")
         on.run(begun(on, engine, other))
         assert on.batches[0] == [("a", "10+1 1")]
 

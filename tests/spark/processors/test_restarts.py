@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
-from tests.repetitions import LONG, sample
+from tests.repetitions import sample
 from tests.spark.parity.engines import Open, Trial
 from tests.spark.processors.engines import (
     BY_ROW,
@@ -123,7 +123,7 @@ SECOND = variables(
 THIRD = variables(**{**SECOND, "gone": FIRST["gone"], "shrunk": FIRST["shrunk"]})
 
 
-@by_engine([*sample(SPARK), *(OURS if LONG else [*sample(OURS[::2]), *sample(OURS[1::2])])])
+@by_engine([*sample(SPARK), *sample(OURS)])
 def test_e6_e3_variables_and_columns_come_and_go(engine: ProcessorEngine, run_on: Open) -> None:
     """E6, E3, E2: by name. What is left out stays, and is found again; so are columns of rows not written since."""
     with run_on(engine, **settings_of(engine)) as on:

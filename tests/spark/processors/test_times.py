@@ -66,6 +66,24 @@ def test_w3_late_rows(engine: ProcessorEngine, time_mode: str, run_on: Open) -> 
         assert batches[2]["mixed"] == "rows 2"
 
 
+@by_engine([SPARK_ROW, BY_ROW[0], BY_ROW[1]])
+def test_w3_event_times_beyond_those_of_pandas(engine: ProcessorEngine, run_on: Open) -> None:
+    """W3: rows of the years 9000 and 1500 travel to their shard; with the first, the watermark leaps."""
+    conf = {"spark.holdfast.transport": "packed"} if engine is BY_ROW[1] else {}
+    with run_on(engine, **conf) as on:
+        on.feed([("a", 100, "")])
+        on.feed([("a", 200, ""), ("a", 221_845_392_000_000, "?1"), ("b", -14_831_769_600_000, "")])
+        on.feed([("a", 300, ""), ("b", 221_845_392_000_001, "")])
+        on.feed([("a", 400, ""), ("b", 221_845_392_000_001, ""), ("a", 221_845_392_000_002, "?2")])
+        on.run(scripted(on, engine, on.source(), "EventTime"), "append")
+        assert [sorted(rows) for rows in on.batches if rows] == [
+            [("a", "rows")],
+            [("a", "rows 1")],
+            [("a", "rows"), ("b", "rows")],
+            [("a", "rows 2"), ("b", "rows")],
+        ]
+
+
 @by_engine(quick_engines(4))
 def test_w14_a_window_is_late_when_its_end_is(engine: ProcessorEngine, run_on: Open) -> None:
     """W14: a window carries the watermark too."""

@@ -117,11 +117,11 @@ def test_state_and_timers_survive_the_loss_of_the_executor(lab: Lab, backend: st
     ]
     shown = {
         table: holdfast.read_state(lab.spark, lab.folder / "query", "kept", table=table).to_pylist()
-        for table in ("v.count", "l.values", "m.times", "timers", "timers_by_due")
+        for table in ("count", "values", "times", "timers", "timers_by_due")
     }
-    assert shown["v.count"] == [{"key": "c", "n": 1}]
-    assert [(row["key"], row["v"]) for row in shown["l.values"]] == [("c", 100)]
-    assert shown["m.times"] == [{"key": "c", "entry.v": 100, "n": 1}]
+    assert shown["count"] == [{"key": "c", "n": 1}]
+    assert [(row["key"], row["v"]) for row in shown["values"]] == [("c", 100)]
+    assert shown["times"] == [{"key": "c", "entry.v": 100, "n": 1}]
     assert shown["timers"] == [{"key": "c", "due_ms": 105_000}]
     assert len(shown["timers_by_due"]) == 1
 

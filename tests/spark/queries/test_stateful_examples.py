@@ -68,7 +68,7 @@ def test_a_query_moves_from_sparks_operator_with_its_state(lab: Lab) -> None:
         [("ann", 4, 3), ("dan", 1, 1)],
         [("bob", 2, 1), ("dan", 2, 2)],
     ]
-    state = holdfast.read_state(lab.spark, lab.folder / "new/going_on", "visits", table="v.visits").to_pylist()
+    state = holdfast.read_state(lab.spark, lab.folder / "new/going_on", "visits", table="visits").to_pylist()
     assert {row["user"]: row["n"] for row in state} == {"ann": 4, "bob": 2, "cem": 1, "dan": 2}
     [row] = re.findall(r"on holdfast: (.*)", migration.__doc__ or "")
     assert row in [str(one.asDict()) for one in after[0]]

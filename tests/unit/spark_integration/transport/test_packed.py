@@ -70,8 +70,8 @@ def test_every_row_reaches_its_shard_once(
             assert set(shards_of(table[HASH].to_numpy().view(np.uint64), shards)) == {shard}
             if event_time:
                 times = [t for t in table["at"].cast(pa.timestamp("us")).cast(pa.int64()).to_pylist() if t is not None]
-                assert batch.column(EVENT_TIME).type == AT
-                assert batch.column(EVENT_TIME).view(pa.int64())[row].as_py() == max(times, default=None)
+                assert batch.column(EVENT_TIME).type == pa.int64()
+                assert batch.column(EVENT_TIME)[row].as_py() == max(times, default=None)
             received += table.drop(["at"]).to_pylist()
     sent = [row for batch in batches for row in batch.drop_columns(["at"]).to_pylist()]
     assert sorted(received, key=lambda r: r["row"]) == sorted(sent, key=lambda r: r["row"])
@@ -97,13 +97,13 @@ def test_rows_of_a_key_keep_their_order() -> None:
 def test_the_newest_event_time_is_an_instant_of_arrow_not_of_python(at: dt.datetime) -> None:
     us = int((at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1))
     (packed,) = pack_rows([batch_of([(0, 0, None, None), (1, 1, None, us)])], [0], "at")
-    assert packed.column(EVENT_TIME).view(pa.int64()).to_pylist() == [us]
+    assert packed.column(EVENT_TIME).to_pylist() == [us]
 
 
 def test_event_times_beyond_the_year_9999_pass() -> None:
     """Spark's timestamps reach the year 294247."""
     (packed,) = pack_rows([batch_of([(0, 0, None, 2**63 - 1)])], [0], "at")
-    assert packed.column(EVENT_TIME).view(pa.int64()).to_pylist() == [2**63 - 1]
+    assert packed.column(EVENT_TIME).to_pylist() == [2**63 - 1]
 
 
 def test_of_windows_the_one_that_ends_last_counts() -> None:
@@ -112,8 +112,7 @@ def test_of_windows_the_one_that_ends_last_counts() -> None:
     windows = pa.StructArray.from_arrays([times, times], ["start", "end"], mask=pa.array([True, False, True, False]))
     batch = pa.RecordBatch.from_arrays([pa.array([0, 0, 0, 0]), windows], [HASH, "window"])
     (packed,) = pack_rows([batch], [0], "window")
-    assert packed.column(EVENT_TIME).type == windows.type
-    assert packed.column(EVENT_TIME).field("end").view(pa.int64()).to_pylist() == [3]
+    assert packed.column(EVENT_TIME).to_pylist() == [3]
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray], ids=["Spark 4.1 and later", "Spark 4.0"])
@@ -186,4 +185,4 @@ def test_rows_of_one_blob_have_one_event_time_where_spark_drops_late_ones(is_win
     assert packed.column(ROUTE).to_pylist() == [7] * 4
     assert blobs.keys() == expected.keys()
     for rows, moment in expected.items():
-        assert blobs[rows] == times[moments.index(moment)].as_py()
+        assert blobs[rows] == moment
