@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -67,6 +68,12 @@ class StoredTable:
     id: int
     key: pa.Schema
     values: tuple[pa.Schema, ...]
+
+    @cached_property
+    def header(self) -> Mapping[str, Any]:
+        """What a marker says of the table; made once, as each batch has a marker."""
+        values = [encode_schema(values) for values in self.values]
+        return {"id": self.id, "key": encode_schema(self.key), "values": values}
 
     def with_values(self, values: pa.Schema) -> StoredTable:
         """Return the table with a number for rows of these value columns."""
@@ -129,7 +136,7 @@ class Marker:
             tables[schema.name] = table.with_values(schema.value)
         if len(tables) > _TABLE_IDS_MAX:
             raise InvalidArgumentError("too many tables for one operator", tables=len(tables), most=_TABLE_IDS_MAX)
-        return replace(self, tables=tables)
+        return self if tables == self.tables else replace(self, tables=tables)
 
     def require(self, held: Mapping[str, TableSchema], source: Path) -> None:
         """Check that the stored tables can be read as those of the shard.
@@ -146,14 +153,7 @@ class Marker:
 
     def encode(self) -> bytes:
         """Return the marker's value."""
-        tables = {
-            name: {
-                "id": table.id,
-                "key": encode_schema(table.key),
-                "values": [encode_schema(values) for values in table.values],
-            }
-            for name, table in self.tables.items()
-        }
+        tables = {name: table.header for name, table in self.tables.items()}
         version = _encode_label(self.version) or {"pointer": None, "properties": None}
         header = {"rows": ROWS_FORMAT, **version, "tables": tables, "undo": _encode_label(self.undo)}
         data, _ = stored_file.encode(_KIND, header)

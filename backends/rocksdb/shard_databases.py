@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from weakref import WeakKeyDictionary
 
 from rocksdict import Options
 
@@ -22,6 +23,7 @@ from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.rocksdb.check import damaged_tables
 from holdfast.backends.rocksdb.database import Database
 from holdfast.backends.rocksdb.errors import damaged
+from holdfast.backends.rocksdb.marker import Marker
 from holdfast.backends.rocksdb.options import RocksDBOptions, database_options, process_memory
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ClosedError, ConflictError, CorruptionError, HoldfastError, NotFoundError, UnavailableError
@@ -64,6 +66,7 @@ class ShardDatabases:
         self._is_closed = False
         self.opened: list[Database] = []
         self._unopened: list[Path] = []
+        self._readable: WeakKeyDictionary[Database, Marker] = WeakKeyDictionary()
         folders = ("databases", "frozen", "staging", "set-aside")
         self.home, self.frozen, self.staging, self.set_aside = (directory / n for n in folders)
         for folder in (self.home, self.frozen, self.staging, self.set_aside):
@@ -96,9 +99,16 @@ class ShardDatabases:
         with self.lock:
             for database in self.open():
                 if pointer in database.pointers:
-                    database.marker.require(self.tables, database.path)
+                    self._require_readable(database)
                     return database
         raise NotFoundError("no such version; choose one that is held, or restore it", pointer=pointer)
+
+    def _require_readable(self, database: Database) -> None:
+        """Check the tables of a database, once: each read and each write asks, and schemas may be many."""
+        marker = database.marker
+        if self._readable.get(database) is not marker:
+            marker.require(self.tables, database.path)
+            self._readable[database] = marker
 
     def require_new(self, pointer: Pointer) -> None:
         """Raise ConflictError where a version is held."""

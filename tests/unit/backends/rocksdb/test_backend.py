@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.backends.base import Pointer, View
+from holdfast.backends.rocksdb import marker as rocksdb_marker
 from holdfast.backends.rocksdb import reads as rocksdb_reads
 from holdfast.backends.rocksdb import view as rocksdb_view
 from holdfast.backends.rocksdb.backend import RocksDBBackend
@@ -227,3 +228,15 @@ def test_frozen_files_are_made_once_and_shared(shard: RocksDBBackend) -> None:
     assert not any(file.exists() for file in first)
     assert all(file.exists() for file in second)
     assert all(path.stat().st_mode & 0o077 == 0 for path in (*second, second[0].parent))
+
+
+def test_schemas_are_compared_once(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by each read and write: a table that has changed often has hundreds of them."""
+    compared = []
+    monkeypatch.setattr(rocksdb_marker, "require_readable", lambda *_, **__: compared.append(1))
+    shard.apply(None, P1, counts(("ann", 1)), {})
+    for base, new in ((P1, P2), (P2, P3)):
+        shard.apply(base, new, counts(("bob", 2)), {})
+        with shard.view(new) as view:
+            assert contents(view, "counts") == {("ann",): (1,), ("bob",): (2,)}
+    assert len(compared) == 1
