@@ -94,6 +94,5 @@ def defined(**settings: Any) -> Any:
         row_columns=["user"],
         key_names=["user"],
         has_watermark=False,
-        timeout_conf="NoTimeout",
         settings=Settings(**settings),
     )
