@@ -17,6 +17,7 @@ from holdfast.backends.stored_schema import encode_schemas
 from holdfast.clock import new_id
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client import launch
 from holdfast.spark_integration.client.connection import client_of
@@ -126,8 +127,9 @@ def test_announcing_never_fails_a_batch(executor: Executor, monkeypatch: pytest.
     directory = executor.directory / "query" / "totals" / "shard-0000"
     backend = MemoryBackend(directory, {"counts": COUNTS}, new_id)
     shard = ShardAddress.of(directory, "memory", {}, {"counts": COUNTS})
+    tables = StoredTables.of_first_run({"counts": COUNTS})
     opened = ShardStore(
-        shard, executor.directory, PREFIX, backend, None, None, VersionedStore(backend), SnapshotPolicy(), 100
+        shard, executor.directory, PREFIX, backend, None, None, tables, VersionedStore(backend), SnapshotPolicy(), 100
     )
     logs = server_files.log_path(executor.directory).parent
     local_dirs.user_directory(Path(tempfile.gettempdir()))

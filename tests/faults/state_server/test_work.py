@@ -13,6 +13,7 @@ import pytest
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.lineage import Lineage
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.connection import client_of
 from holdfast.spark_integration.client.messages import ShardAddress
@@ -136,7 +137,9 @@ def operator_and_store(executor: Executor, shard: Shard, policy: SnapshotPolicy)
     operator = defined(checkpoint_dir=shard.checkpoint_dir)
     address = ShardAddress.of(shard.directory, "memory", {}, shard.tables)
     log = shard.store._log
-    return operator, ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, shard.store, policy, 100)
+    tables = StoredTables.of_first_run(shard.tables)
+    opened = ShardStore(address, executor.directory, PREFIX, shard.backend, log, None, tables, shard.store, policy, 100)
+    return operator, opened
 
 
 def test_a_worker_waits_for_a_snapshot_where_the_chain_is_too_long(
