@@ -11,7 +11,7 @@ or Spark drops the micro-batch, it says more than state holds, which does no har
 
 Objects are read in the order of their names. Two runs of a query exclude each other by their claims; should they
 overlap all the same, and declare what cannot both be, the first object holds, and the other's writer, who reads back
-what it has written, is told before it writes state.
+what it has written, is told before it writes state; but for a gap of one request, which decision 0030 describes.
 """
 
 from __future__ import annotations

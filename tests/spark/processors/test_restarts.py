@@ -173,7 +173,11 @@ REFUSED: dict[str, tuple[Declared, dict[str, Any], str]] = {
     "E3 a narrower type": ({**_BEGUN, "v": ("value", "n int, note string")}, {}, _VALUE),
 }
 BY_US_ONLY: dict[str, tuple[Declared, dict[str, Any], str]] = {
-    "Q a renamed column": ({**_BEGUN, "v": ("value", "m long, note string")}, {}, "n → m: a renamed column"),
+    "Q a renamed column": (
+        {**_BEGUN, "v": ("value", "m long, note string")},
+        {},
+        "n → m: what is renamed loses its values",
+    ),
     "E7 a column that is NOT NULL": (
         {**_BEGUN, "v": ("value", "n long, note string, b boolean not null")},
         {},

@@ -22,6 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
 from tests.spark.application import settings_of
+from tests.spark.processors.engines import NEEDED
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -106,6 +107,8 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer = by_key.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "query-by-key")).start().awaitTermination()
     state_by_key = holdfast.read_state(spark, folder / "query-by-key", "by_key")
+    for name, value in NEEDED.items():
+        spark.conf.set(name, value)
     processed = (
         holdfast.stream(events)
         .groupBy("key")
