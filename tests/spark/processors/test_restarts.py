@@ -176,7 +176,7 @@ BY_US_ONLY: dict[str, tuple[Declared, dict[str, Any], str]] = {
     "Q a renamed column": (
         {**_BEGUN, "v": ("value", "m long, note string")},
         {},
-        "n → m: what is renamed loses its values",
+        "n → m: what is renamed",
     ),
     "E7 a column that is NOT NULL": (
         {**_BEGUN, "v": ("value", "n long, note string, b boolean not null")},
