@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.evolution import evolved
@@ -139,12 +138,20 @@ def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str]]:
 
     try:
         metadata = spark.read.format("state-metadata").load(query_checkpoint)
-        known = metadata.select("operatorId", "operatorName").distinct().collect()
+        known = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
     except PySparkException as exc:
         raise _no_query(query_checkpoint) from exc
     if not known:
         raise _no_query(query_checkpoint)
-    return sorted(tuple(row) for row in known if row["operatorName"] in _POINTERS_IN)
+    return sorted({(number, host) for number, host, properties in known if _may_hold_pointers(host, str(properties))})
+
+
+def _may_hold_pointers(host: str, properties: str) -> bool:
+    """Tell whether an operator of Spark's is a host; one with state variables names them in its properties."""
+    if host not in _POINTERS_IN:
+        return False
+    _, variable = _POINTERS_IN[host]
+    return variable is None or re.search(rf"\b{variable}\b", properties) is not None
 
 
 def _no_query(query_checkpoint: str) -> InvalidArgumentError:
@@ -158,8 +165,6 @@ def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int, host
     columns, variable = _POINTERS_IN[host]
     source = spark.read.format("statestore").option("operatorId", number)
     if variable is not None:
-        if not _has_variable(spark, query_checkpoint, number, variable):
-            return {"": []}
         source = source.option("stateVarName", variable)
     state = source.load(query_checkpoint).select(columns)
     if state.columns != list(POINTER_COLUMNS):
@@ -168,12 +173,6 @@ def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int, host
     for row in map(PointerRow.read, map(tuple, state.collect())):
         found.setdefault(row.directory or "", []).append(row)
     return found
-
-
-def _has_variable(spark: SparkSession, query_checkpoint: str, number: int, variable: str) -> bool:
-    metadata = spark.read.format("state-metadata").load(query_checkpoint).where(F.col("operatorId") == number)
-    found = metadata.select("operatorProperties").distinct().collect()
-    return any(re.search(rf"\b{variable}\b", str(properties)) for (properties,) in found)
 
 
 def _restore(

@@ -15,7 +15,7 @@ from holdfast.backends.evolution import is_readable_as, key_changes, value_chang
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.processor.state.variables import KINDS, StateVariable
+from holdfast.spark_integration.processor.state.variables import KINDS, StateVariable, table_of
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.timers import timers_schema
@@ -77,7 +77,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
         One had.
     """
     for kind in KINDS:
-        table = f"{kind[0]}.{variable.name}"
+        table = table_of(kind, variable.name)
         if kind != variable.kind and table in stored.held and not _is_index(table, stored):
             _refuse(
                 "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
