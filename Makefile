@@ -16,9 +16,9 @@ SOURCES := holdfast $(FOLDERS) tests
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
-# One process a core: most tests wait for a JVM, a server or a kill. A file's tests stay together and share its servers;
-# files are given out in the order of tests/conftest.py, the longest first.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p no:benchmark
+# As many processes as tests/conftest.py says. A file's tests stay together and share its servers; files are given out in
+# the order of tests/conftest.py, the longest first.
+SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder -p no:benchmark
 
 # Neither Spark nor a server nor anything slow, no injected faults and no histories by chance; what is left out whole is
 # not imported.

@@ -38,6 +38,11 @@ def has_turn(which: int, of: int) -> bool:
     return LONG or (seed() + zlib.crc32(b"%d" % (seed() // of))) % of == which
 
 
+def turn_of(name: str) -> int:
+    """Return a number whose remainder says whose turn it is: it goes up by one with each seed, and names differ."""
+    return zlib.crc32(name.encode()) + seed()
+
+
 def seed() -> int:
     """Return the seed of the run: the same in all its processes, and by default another for each commit."""
     if "HOLDFAST_TEST_SEED" not in os.environ:

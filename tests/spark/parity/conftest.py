@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.repetitions import LONG, seed
+from tests.repetitions import LONG, turn_of
 from tests.spark.parity.engines import SPARK, Engine, Open, trial
 
 if TYPE_CHECKING:
@@ -44,16 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.nodeid.replace(engine.name, "")
         if engine is not SPARK:
             ours.setdefault(name, []).append(item)
-        elif _turn(name) % 4:
+        elif turn_of(name) % 4:
             item.add_marker(pytest.mark.long)
     for name, candidates in ours.items():
         quick = [item for item in candidates if not item.get_closest_marker("long")]
-        other_run, turn = _turn(name) % 2, _turn(name) // 2
+        other_run, turn = turn_of(name) % 2, turn_of(name) // 2
         for item in quick:
             if other_run or item is not quick[turn % len(quick)]:
                 item.add_marker(pytest.mark.long)
-
-
-def _turn(name: str) -> int:
-    """Return a number whose remainder says whose turn it is: it goes up by one with each run, and tests differ."""
-    return zlib.crc32(name.encode()) + seed()

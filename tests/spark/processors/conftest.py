@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.repetitions import LONG, turn_of
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.ways import Run, Way
 
@@ -35,3 +36,22 @@ def run(run_on: Open) -> Run:
             return way.rows(on, *arguments)
 
     return run_it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run a third of these tests on Spark's own operator, unless the profile is long.
+
+    What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right. Probes
+    and scripts share one query of an engine, and run on Spark each time. The smoke tests of another Spark leave nothing
+    out.
+    """
+    if LONG or config.option.markexpr == "smoke":
+        return
+    for item in items:
+        if item.path.parent != Path(__file__).parent or item.path.name in {"test_probes.py", "test_scripts.py"}:
+            continue
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        runs_on = given.get("engine") or given.get("way")
+        if runs_on is not None and runs_on.is_spark and turn_of(item.nodeid.replace(runs_on.name, "")) % 3:
+            item.add_marker(pytest.mark.long)
