@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.report import tables
@@ -89,6 +90,15 @@ def test_memory_is_held_against_its_budget_at_its_peak_in_any_run(server_mib: in
     found = document("job-b", {"holdfast-rocksdb": Entry("holdfast-rocksdb", job)}, runs, FACTS)
     assert [(t["what"], t["met"]) for t in found["targets"]] == [("budget holdfast-rocksdb", met)]
     assert memory(found, "holdfast-rocksdb")["server"]["rss"] == max(server_mib, 100) * MIB
+
+
+@pytest.mark.parametrize(("variable", "wanted"), [("value", 30.0), ("map", 30.0), ("list", 50.0)])
+def test_each_kind_of_state_has_its_own_target(variable: str, wanted: float) -> None:
+    job = ByProcessor(rows=10, touched=10, keys=50, batches=3, warmup=1, variable=variable)
+    labels = ("holdfast-memory-row", "spark-tws-row")
+    entries = {label: Entry(label, job) for label in labels}
+    found = document("dropin-tws", entries, {label: [a_run(40.0)] for label in labels}, FACTS)
+    assert [t["wanted"] for t in found["targets"]] == [f"at least {wanted}"]
 
 
 def test_bytes_written_are_those_of_one_counted_batch() -> None:
