@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 from fsspec.core import url_to_fs
 
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import secrets_of
 
 if TYPE_CHECKING:
@@ -84,13 +85,17 @@ class FsspecStorage(ObjectStorage):
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
             try:
-                data = memoryview(fs.cat_file(f"{root}/{key}")).toreadonly()
+                # A range, so that no more comes than is wanted, whatever there is; and one byte, which tells.
+                data = memoryview(fs.cat_file(f"{root}/{key}", start=0, end=limit_bytes + 1)).toreadonly()
+                if data.nbytes > limit_bytes:
+                    fs.invalidate_cache()
+                    require_size(fs.size(f"{root}/{key}") or data.nbytes, limit_bytes, key, self.url)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)

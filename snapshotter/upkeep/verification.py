@@ -18,7 +18,7 @@ from holdfast.snapshotter.lineage import Chain, ChainEntry
 from holdfast.snapshotter.snapshots.manifest import Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
-from holdfast.snapshotter.upkeep.headers import Headers, read_header
+from holdfast.snapshotter.upkeep.headers import LIMITS_BYTES, Headers, read_header
 from holdfast.snapshotter.upkeep.history import History, needed_in_storage
 
 
@@ -133,7 +133,7 @@ def _read(shard: PrefixedStorage, sizes: Mapping[str, int], stored: StoredObject
     """Return an object; None where it has gone since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
-        data = shard.get(stored.key)
+        data = shard.get(stored.key, LIMITS_BYTES[stored.kind])
         if stored.kind == "part":
             part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
             return _Found(len(data), part_digest=part.digest)

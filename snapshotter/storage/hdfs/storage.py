@@ -36,12 +36,14 @@ import logging
 import os
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hdfs_native
 
 from holdfast import clock
 from holdfast.backends.options import nearest_name
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
     ClosedError,
     ConflictError,
@@ -61,7 +63,7 @@ from holdfast.snapshotter.storage.hdfs.calls import (
     read_file,
 )
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import dotted
 
 if TYPE_CHECKING:
@@ -137,11 +139,11 @@ class HdfsStorage(ObjectStorage):
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         path = self._path(key)
         try:
-            data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path))
+            data = self._perform("get", key, lambda client, attempt: self._read(client, attempt, path, limit_bytes))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -238,6 +240,11 @@ class HdfsStorage(ObjectStorage):
             self._clients.pop(os.getpid(), None)
             raise
 
+    def _read(self, client: hdfs_native.Client, attempt: Attempt, path: str, limit_bytes: int) -> memoryview:
+        key = path.removeprefix(f"{self._root}/")
+        check_size = partial(require_size, limit_bytes=limit_bytes, key=key, url=self.url)
+        return read_file(client, attempt, path, check_size)
+
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
         temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
         try:
@@ -259,7 +266,8 @@ class HdfsStorage(ObjectStorage):
         try:
             client.rename(temporary, path, False)
         except FileExistsError as exc:
-            if client.get_file_info(path).length != view.nbytes or read_file(client, attempt, path) != view:
+            size_bytes = client.get_file_info(path).length
+            if size_bytes != view.nbytes or self._read(client, attempt, path, size_bytes) != view:
                 raise ConflictError(
                     "the key is taken by other bytes, and an object is written once: choose another key",
                     action="put",

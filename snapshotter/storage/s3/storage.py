@@ -37,10 +37,11 @@ import aiohttp
 import fsspec.asyn
 from botocore.exceptions import BotoCoreError
 
-from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
+from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import secrets_of
 from holdfast.snapshotter.storage.s3.client import connect, release, request_of
 from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
@@ -106,11 +107,11 @@ class S3Storage(ObjectStorage):
         self._requests.add_bytes("put", len(view))
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
-        name = self._name(key)
+        self._name(key)
         with translated("get", self.url, key, self._secrets):
-            data = memoryview(self._run(self._get(self._fs(), name))).toreadonly()
+            data = memoryview(self._run(self._get(self._fs(), key, limit_bytes))).toreadonly()
         self._requests.add_bytes("get", data.nbytes)
         return data
 
@@ -240,13 +241,19 @@ class S3Storage(ObjectStorage):
             _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
             cause.add_note(f"multipart upload left behind, expire it by a rule: upload={target['UploadId']}")
 
-    async def _get(self, fs: Any, name: str) -> bytes | bytearray:
+    async def _get(self, fs: Any, key: str, limit_bytes: int) -> bytes | bytearray:
+        name = self._name(key)
         async with self._limit() as limit:
             response = await self._call(fs, "get_object", Key=name)
             size = response["ContentLength"]
+            try:
+                require_size(size, limit_bytes, key, self.url)
+            except CorruptionError:
+                response["Body"].close()
+                raise
             limit.reschedule((limit.when() or 0) + size / _MIN_RATE_BYTES_PER_SECOND)
             if size <= 2 * self._part_bytes:
-                return await self._body(fs, name, response)
+                return await self._body(fs, name, response, min(limit_bytes, 2 * self._part_bytes))
             response["Body"].close()
             return await self._get_ranges(fs, name, size)
 
@@ -260,16 +267,19 @@ class S3Storage(ObjectStorage):
             async with slots:
                 wanted = f"bytes={start}-{end - 1}"
                 response = await self._call(fs, "get_object", Key=name, Range=wanted)
-                data[start:end] = await self._body(fs, name, response, Range=wanted)
+                part = await self._body(fs, name, response, end - start, Range=wanted)
+                if len(part) != end - start:
+                    raise aiohttp.ClientPayloadError(f"range has {len(part)} of {end - start} bytes")
+                data[start:end] = part
 
         await _all(get_range(start) for start in range(0, size, self._part_bytes))
         return data
 
-    async def _body(self, fs: Any, name: str, response: Any, **request: str) -> bytes:
-        """Read the body of an answer; ask again where it is cut, too short or damaged on the way."""
+    async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
+        """Read the body of an answer; ask again where it is cut, too short, too long or damaged on the way."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
-                return await _read(response)
+                return await _read(response, most)
             except (aiohttp.ClientError, BotoCoreError):
                 if attempt == _BODY_ATTEMPTS:
                     raise
@@ -330,11 +340,12 @@ class S3Storage(ObjectStorage):
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
 
 
-async def _read(response: Any) -> bytes:
-    """Return the whole body, which must be as long as announced."""
-    data = cast("bytes", await response["Body"].read())
-    if len(data) != response["ContentLength"]:
-        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {response['ContentLength']} bytes")
+async def _read(response: Any, most: int) -> bytes:
+    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
+    size = response["ContentLength"]
+    data = cast("bytes", await response["Body"].read()) if size <= most else b""
+    if len(data) != size:
+        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
     return data
 
 
