@@ -169,7 +169,7 @@ def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored:
             part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
             return _Found(len(data), part_digest=part.digest)
         header, entry = read_header(shard, stored, data)
-        return _Found(len(data), once.header(header), *once.each([entry]))
+        return _Found(len(data), once.header(header), once.each([entry])[0])
     except NotFoundError:
         return None
     except CorruptionError as exc:
