@@ -18,8 +18,7 @@ match its checksum is read 3 times.
 Reply lost: a PutObject is simply sent again. A CompleteMultipartUpload that was done already answers
 NoSuchUpload when sent again; then the object's size decides, which is safe because keys are written once.
 
-Fork: each process has its own connection, made when first needed. An inherited one is never used, closed or
-collected in a child, because that would take the parent's sockets out of the epoll set both share.
+Fork: see `holdfast.snapshotter.storage.connections`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ import asyncio
 import io
 import logging
 import math
-import os
 import re
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import aiohttp
@@ -39,11 +38,12 @@ from botocore.exceptions import BotoCoreError
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.s3.client import connect, release, request_of
+from holdfast.snapshotter.storage.s3.client import close, connect, request_of
 from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class S3Storage(ObjectStorage):
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._secrets = secrets_of(options)
-        self._options = with_defaults(options)
-        self._profile = options.get("profile")
+        plain = with_defaults(options)
         self._timeout_seconds = float(cast("float", options.get("operation_timeout_seconds", 120.0)))
         self._part_bytes = max(_MIN_PART_BYTES, int(cast("int", options.get("part_size_bytes", 16 << 20))))
-        self._parallel = int(cast("int", self._options["max_concurrency"]))
-        self._connections: dict[int, Any] = {}
+        self._parallel = int(cast("int", plain["max_concurrency"]))
+        profile = cast("str | None", options.get("profile"))
+        self._connections = Connections(partial(connect, plain, profile, self._requests), close)
         self._closed = False
-        weakref.finalize(self, release, self._connections)
+        weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. Data in bytes is not copied, other buffers part by part."""
@@ -152,7 +152,7 @@ class S3Storage(ObjectStorage):
     def close(self) -> None:
         """Close this process's connections; calls that are under way fail."""
         self._closed = True
-        release(self._connections)
+        self._connections.release()
 
     def _name(self, key: str) -> str:
         """Return the object's key in the bucket."""
@@ -167,11 +167,7 @@ class S3Storage(ObjectStorage):
         """Return this process's s3fs instance; it opens its session with the first request."""
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
-        connection = self._connections.get(os.getpid())
-        if connection is None:
-            made = connect(self._options, cast("str | None", self._profile), self._requests)
-            connection = self._connections.setdefault(os.getpid(), made)
-        return connection
+        return self._connections.of_this_process()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run on fsspec's event loop, which it starts anew after a fork; an interrupt cancels the work."""
