@@ -18,8 +18,8 @@ Invariants
 * **self-describing**: `kind` says what it is, `encoding` how its sections are encoded (``"plain"``, or ``"lz4"``:
   each is one LZ4 frame; other values are reserved, for example for encryption), `header` holds the facts of that kind.
 * **sizes first**: no memory is allocated before its size is checked: a section's against the footer, the footer's
-  against the file and, if the caller knows it, against what was declared elsewhere. A digest proves that a file is
-  whole, not who wrote it.
+  against the file and `FOOTER_BYTES_MAX`, and both, if the caller knows it, against what was declared elsewhere. A
+  digest proves that a file is whole, not who wrote it.
 * **fixed tail**: the format version and the magic stay at these places in every later version.
 """
 
@@ -43,9 +43,14 @@ MAGIC = b"HOLDFAST"
 _FOOTER_SIZE = struct.Struct("<IHH")
 _DIGEST_BYTES = 16
 _TAIL_SIZE = _FOOTER_SIZE.size + _DIGEST_BYTES + len(MAGIC)
+_FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list}
 _SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
 _SIZE_LIMIT = 1 << 62
-_SHOWN_MAX = 80
+#: The largest footer that is written or read: JSON takes 25 times its size in memory. A snapshot's, which names a part
+#: every 8 MiB, is as large for 1 TB of state in one shard.
+FOOTER_BYTES_MAX = 16 << 20
+#: The size of the largest file without sections: of all that says something about state, and holds none.
+NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + _TAIL_SIZE
 #: Room for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
 
@@ -200,6 +205,8 @@ def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], e
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
+    if len(footer) > FOOTER_BYTES_MAX:
+        raise InvalidArgumentError("state is too large for one shard: use more", kind=kind, footer_bytes=len(footer))
     return footer + _FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION)
 
 
@@ -304,8 +311,8 @@ def decode(
     if verify and xxhash.xxh3_128(view[:-24]).digest() != digest:
         raise CorruptionError(f"{source} was altered or damaged: its checksum does not match", kind=kind)
     end = len(view) - _TAIL_SIZE
-    if footer_size > end:
-        raise CorruptionError(f"{source} has no whole footer", footer_size_bytes=footer_size)
+    if footer_size > min(end, FOOTER_BYTES_MAX):
+        raise CorruptionError(f"{source} has no footer of a possible size", footer_size_bytes=footer_size)
     footer = _parse_footer(bytes(view[end - footer_size : end]), source)
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
@@ -361,10 +368,7 @@ def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
         raise CorruptionError(f"{source} has an unreadable footer") from exc
     if not (
         isinstance(footer, dict)
-        and isinstance(footer.get("kind"), str)
-        and isinstance(footer.get("encoding"), str)
-        and isinstance(footer.get("header"), dict)
-        and isinstance(footer.get("sections"), list)
+        and all(isinstance(footer.get(name), kind) for name, kind in _FOOTER_FIELDS.items())
         and all(_is_section(entry) for entry in footer["sections"])
     ):
         raise CorruptionError(f"{source} has an incomplete footer")
@@ -393,4 +397,4 @@ def _is_section(entry: object) -> bool:
 
 def _short(text: str) -> str:
     """Return a text from a file as an error may repeat it."""
-    return text[:_SHOWN_MAX]
+    return text[:80]

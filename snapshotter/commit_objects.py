@@ -17,12 +17,14 @@ import pyarrow.ipc as ipc
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, merge_runs
-from holdfast.errors import CorruptionError, NotFoundError, StateLostError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "commit"
+#: The largest commit that is written or read: one that a worker holds while it makes or restores it.
+COMMIT_BYTES_MAX = 4 << 30
 _FIELDS = ("pointer", "shard", "rows", "plain_bytes", *Lineage.FIELDS)
 
 
@@ -122,13 +124,22 @@ class CommitObjects:
     ----------
     shard : PrefixedStorage
     tables : mapping of str to TableSchema
+    limit_bytes : int
+        The size of the largest commit.
     """
 
     shard: PrefixedStorage
     tables: Mapping[str, TableSchema]
+    limit_bytes: int = COMMIT_BYTES_MAX
 
     def encode(self, pointer: Pointer, lineage: Lineage, runs: Mapping[str, Run]) -> tuple[pa.Buffer, ChainEntry]:
-        """Return a commit's bytes, and what names it in a chain."""
+        """Return a commit's bytes, and what names it in a chain.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is so large that no reader would take it.
+        """
         plain_bytes = {table: ipc.get_record_batch_size(run.batch) for table, run in runs.items()}
         header = {
             "pointer": str(pointer),
@@ -139,6 +150,13 @@ class CommitObjects:
         }
         sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
         data, digest = stored_file.encode(KIND, header, sections)
+        if data.size > self.limit_bytes:
+            raise InvalidArgumentError(
+                "a micro-batch wrote more to one shard than a commit holds: use more shards, or smaller micro-batches",
+                shard=self.shard.prefix,
+                size_bytes=data.size,
+                limit_bytes=self.limit_bytes,
+            )
         return data, ChainEntry(KIND, pointer, data.size, digest, sum(plain_bytes.values()))
 
     def decode_carried(self, data: bytes, pointer: Pointer) -> Commit:
@@ -157,7 +175,7 @@ class CommitObjects:
         """
         key = f"commits/{pointer}"
         try:
-            data = self.shard.get(key)
+            data = self.shard.get(key, self.limit_bytes)
         except NotFoundError as exc:
             raise StateLostError(
                 "the commit that the query's pointer names is not in the checkpoint directory: check that "
@@ -177,7 +195,7 @@ class CommitObjects:
         """
         source = f"{self.shard.url}/{entry.key}"
         try:
-            data = self.shard.get(entry.key)
+            data = self.shard.get(entry.key, min(entry.size_bytes, self.limit_bytes))
         except NotFoundError as exc:
             raise CorruptionError(f"{source} is missing, and a later commit builds on it") from exc
         commit = read_commit(data, self.shard.prefix, entry.pointer, source)

@@ -31,7 +31,7 @@ from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 
 FULL_BYTES, NEW_BYTES = "bytes of a snapshot", "bytes sent for it"
@@ -168,13 +168,13 @@ class _Shard:
     def download_ms(self, folder: Path) -> float:
         """Return what it takes to copy all objects of the storage to files."""
 
-        def fetch(key: str) -> None:
-            with (folder / key.replace("/", "-")).open("xb") as file:
-                write_at(file.fileno(), self.storage.get(key), 0)
+        def fetch(info: ObjectInfo) -> None:
+            with (folder / info.key.replace("/", "-")).open("xb") as file:
+                write_at(file.fileno(), self.storage.get(info.key, info.size_bytes), 0)
 
         folder.mkdir()
         try:
-            return _timed_ms(lambda: list(self.executor.map(fetch, [found.key for found in self.storage.list("")])))
+            return _timed_ms(lambda: list(self.executor.map(fetch, self.storage.list(""))))
         finally:
             shutil.rmtree(folder)
 

@@ -27,6 +27,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
@@ -151,9 +152,9 @@ class FaultyStorage(ObjectStorage):
         """Store an object, or fail to; see `ObjectStorage.put`."""
         self._perform("put", (key,), lambda: self.inner.put(key, data))
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object, or fail to; see `ObjectStorage.get`."""
-        return self._perform("get", (key,), lambda: self.inner.get(key))
+        return self._perform("get", (key,), lambda: self.inner.get(key, limit_bytes))
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder, or fail to; see `ObjectStorage.list`."""

@@ -21,13 +21,15 @@ from __future__ import annotations
 
 import copy
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
+from holdfast.errors import ClosedError, CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 if TYPE_CHECKING:
@@ -164,6 +166,36 @@ class StorageContract:
                 storage.get(key)
             facts = caught.value.facts
             assert f"{facts['storage']}/{facts['key']}" == f"{storage.url}/{key}"
+
+    def test_more_than_is_wanted(self, storage: ObjectStorage) -> None:
+        """An object is refused that is larger than its reader takes; its size and the limit are said."""
+        storage.put("a/b", b"12345678")
+        assert bytes(storage.get("a/b", 8)) == b"12345678"
+        with pytest.raises(CorruptionError) as caught:
+            storage.get("a/b", 7)
+        facts = caught.value.facts
+        assert f"{facts['storage']}/{facts['key']}" == f"{storage.url}/a/b"
+        assert (facts["size_bytes"], facts["limit_bytes"]) == (8, 7)
+        with pytest.raises(NotFoundError):
+            storage.get("absent", 0)
+
+    def test_what_is_too_large_takes_no_memory(self, storage: ObjectStorage) -> None:
+        """It is refused before it is held: neither a broken store nor a planted object exhausts a worker."""
+        size_bytes = 48 << 20
+        storage.put("o", bytes(size_bytes))
+        storage.put("small", bytes(1_000))
+        storage.get("small")  # what the first call of its kind allocates is not what is measured
+        for limit_bytes in (1_000, 1 << 20):
+            tracemalloc.start()
+            try:
+                with pytest.raises(CorruptionError, match=f"size_bytes={size_bytes}"):
+                    storage.get("o", limit_bytes)
+                peak_bytes = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert peak_bytes < limit_bytes + (4 << 20)
+        with pytest.raises(CorruptionError, match=f"limit_bytes={NOTICE_BYTES_MAX}"):
+            storage.get("o")
 
     def test_put_again(self, storage: ObjectStorage) -> None:
         """A second put of one key, as after an unclear failure, leaves one whole object."""

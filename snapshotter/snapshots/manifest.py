@@ -39,6 +39,8 @@ KIND, PART_KIND = "snapshot", "part"
 PART_BYTES = 8 << 20
 #: The largest value that a manifest may give.
 PART_BYTES_MAX = 64 << 20
+#: The size of the largest object that holds a part.
+PART_OBJECT_BYTES_MAX = PART_BYTES_MAX + stored_file.END_BYTES_MAX
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 PART_NAME = re.compile(r"files/[0-9a-z]{8,40}-[0-9]{1,9}")
 _BACKEND = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
@@ -92,7 +94,11 @@ class SnapshotFile:
     def read(cls, fields: Fields, part_bytes: int) -> SnapshotFile:
         """Return the file that the fields describe; raises `CorruptionError`."""
         parts = tuple(
-            Part(part.text("key", PART_NAME), part.number("size_bytes"), part.text("digest", DIGEST))
+            Part(
+                part.text("key", PART_NAME),
+                part.number("size_bytes", 0, PART_OBJECT_BYTES_MAX + 1),
+                part.text("digest", DIGEST),
+            )
             for part in fields.each("parts", *Part.FIELDS)
         )
         file = cls(fields.text("name", _FILE_NAME), fields.number("size_bytes"), fields.number("modified_ns"), parts)

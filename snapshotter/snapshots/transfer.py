@@ -157,7 +157,7 @@ def fetch_part(shard: PrefixedStorage, part: Part, size_bytes: int) -> pa.Buffer
     """
     source = f"{shard.url}/{part.key}"
     try:
-        data = shard.get(part.key)
+        data = shard.get(part.key, part.size_bytes)
     except NotFoundError as exc:
         raise CorruptionError(f"{source} is missing, and a snapshot needs it") from exc
     if len(data) != part.size_bytes:

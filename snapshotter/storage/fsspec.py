@@ -10,26 +10,29 @@ request or an upload that is finished at the end; a file system that is in neith
 file after a crash, and readers then rely on the checksums inside holdfast's files. ``memory://`` is shared by
 everything in the process, keeps nothing beyond it, and a forked child has its own copy.
 
-Instances are not taken from fsspec's cache, and each process makes its own: file systems with threads or
-connections do not survive a fork.
+Instances are not taken from fsspec's cache, and each process makes its own: see
+`holdfast.snapshotter.storage.connections`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
+import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.core import url_to_fs
 
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import secrets_of
 
 if TYPE_CHECKING:
@@ -64,11 +67,11 @@ class FsspecStorage(ObjectStorage):
         super().__init__(url.rstrip("/"))
         if self.url == f"{scheme}:":
             raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
-        self._options = dict(options)
         self._secrets = secrets_of(options)
         self._renames = scheme in _RENAMES
-        self._connections: dict[int, tuple[Any, str]] = {}
+        self._connections = Connections(partial(_connect, self.url, dict(options)))
         self._closed = False
+        weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. fsspec wants bytes, so other buffers are copied."""
@@ -84,13 +87,17 @@ class FsspecStorage(ObjectStorage):
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
             try:
-                data = memoryview(fs.cat_file(f"{root}/{key}")).toreadonly()
+                # A range, so that no more comes than is wanted, whatever there is; and one byte, which tells.
+                data = memoryview(fs.cat_file(f"{root}/{key}", start=0, end=limit_bytes + 1)).toreadonly()
+                if data.nbytes > limit_bytes:
+                    fs.invalidate_cache()
+                    require_size(fs.size(f"{root}/{key}") or data.nbytes, limit_bytes, key, self.url)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -144,18 +151,14 @@ class FsspecStorage(ObjectStorage):
     def close(self) -> None:
         """Drop this process's file system; what fsspec opened for it closes when it is collected."""
         self._closed = True
-        self._connections.pop(os.getpid(), None)
+        self._connections.release()
 
     def _begin(self, action: Action) -> tuple[Any, str]:
         """Count a request; return this process's file system and the root's path in it, without a trailing slash."""
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
         self._requests.add(action)
-        connection = self._connections.get(os.getpid())
-        if connection is None:
-            fs, path = url_to_fs(self.url, skip_instance_cache=True, **self._options)
-            connection = self._connections.setdefault(os.getpid(), (fs, path.rstrip("/")))
-        return connection
+        return self._connections.of_this_process()
 
     def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
         """Return the file system, and by key the path and the facts of every file below a folder."""
@@ -190,6 +193,12 @@ class FsspecStorage(ObjectStorage):
     def _check_size(self, stored: int | None, written: int) -> None:
         if stored != written:
             raise UnavailableError("file system kept another size than was written", stored=stored, written=written)
+
+
+def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return a file system, and the path of a URL in it, without a trailing slash."""
+    fs, path = url_to_fs(url, skip_instance_cache=True, **options)
+    return fs, path.rstrip("/")
 
 
 def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:

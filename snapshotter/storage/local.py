@@ -26,11 +26,12 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from holdfast.backends.block_io import write_at
+from holdfast.backends.block_io import read_at, write_at
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -73,14 +74,14 @@ class LocalStorage(ObjectStorage):
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         *folder, name = check_key(key).split("/")
         self._begin("get")
         with translated("get", self.url, key):
             try:
                 with self._folder(tuple(folder)) as at:
-                    data = memoryview(_read(name, at))
+                    data = self._read(key, name, at, limit_bytes)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -170,6 +171,20 @@ class LocalStorage(ObjectStorage):
             at = below
         return at
 
+    def _read(self, key: str, name: str, at: int, limit_bytes: int) -> memoryview:
+        """Return a regular file's bytes."""
+        # O_NONBLOCK: opening a planted pipe must not wait for its writer.
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+            require_size(found.st_size, limit_bytes, key, self.url)
+            data = memoryview(bytearray(found.st_size))
+            return data[: read_at(file, data, 0)].toreadonly()
+        finally:
+            os.close(file)
+
     def _write_temporary(self, at: int, view: memoryview) -> str:
         """Write and fsync a new file in the folder; returns its name, or leaves nothing."""
         while True:
@@ -214,19 +229,6 @@ def _make_folder(name: str, at: int) -> None:
     except FileExistsError:
         return
     os.chmod(name, 0o700, dir_fd=at)  # the umask may have taken bits away
-
-
-def _read(name: str, at: int) -> bytes:
-    """Return a regular file's bytes."""
-    # O_NONBLOCK: opening a planted pipe must not wait for its writer.
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-        with open(file, "rb", buffering=0, closefd=False) as reader:
-            return reader.readall()
-    finally:
-        os.close(file)
 
 
 def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:

@@ -17,6 +17,7 @@ typed       each failure is a `holdfast.errors` class, third-party exceptions ar
 contained   a key is validated before any I/O and cannot lead outside the root
 silent      credentials are in no URL, repr, log record, exception or pickle
 bounded     no call waits for ever: attempts and time-outs have default limits
+limited     `get` refuses an object that is larger than the caller expects before it holds it
 
 Keys are written once: each object gets a new name (a random id), so no operation needs a lock, a rename or a condition.
 Putting the same bytes again after an unclear failure is harmless.
@@ -33,7 +34,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
+from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.storage.keys import check_folder
 
 if TYPE_CHECKING:
@@ -148,13 +150,16 @@ class ObjectStorage(ABC):
         """
 
     @abstractmethod
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return the whole object.
 
         Parameters
         ----------
         key : str
             The key given to `put`.
+        limit_bytes : int
+            The largest size that it may have. What is stored may be anything, so it is refused before it takes memory;
+            the default is enough for what holds no state itself.
 
         Returns
         -------
@@ -168,7 +173,8 @@ class ObjectStorage(ABC):
         InvalidArgumentError
             The key is not valid, or access is denied.
         CorruptionError
-            The store's own checksum does not match the bytes received, several times in a row.
+            The object is larger than `limit_bytes`, or the store's own checksum does not match the bytes received,
+            several times in a row.
         UnavailableError
             The storage did not answer.
         """
@@ -265,6 +271,19 @@ class ObjectStorage(ABC):
             "send its URL, and call open_storage(url, options) with local options where it is needed"
         )
         raise TypeError(message)
+
+
+def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
+    """Raise CorruptionError if an object is larger than its reader takes."""
+    if size_bytes > limit_bytes:
+        raise CorruptionError(
+            "the object is larger than any that holdfast would have stored there",
+            action="get",
+            key=key,
+            storage=url,
+            size_bytes=size_bytes,
+            limit_bytes=limit_bytes,
+        )
 
 
 def flat_view(data: Buffer) -> memoryview:

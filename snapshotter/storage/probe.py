@@ -47,7 +47,7 @@ def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str]
     try:
         probes.put(key, key.encode())
         try:
-            found = bytes(probes.get(key)) == key.encode() and key in {info.key for info in probes.list("")}
+            found = bytes(probes.get(key, len(key))) == key.encode() and key in {info.key for info in probes.list("")}
         except BaseException:
             with suppress(HoldfastError):  # the first action that is refused is the one to report
                 probes.delete([key])

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast import clock
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.snapshotter.storage.keys import check_folder, check_key
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
 
@@ -48,9 +49,9 @@ class WrappedStorage(ObjectStorage):
         """Store an object; see `ObjectStorage.put`."""
         self.inner.put(key, data)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
-        return self.inner.get(key)
+        return self.inner.get(key, limit_bytes)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
@@ -94,9 +95,9 @@ class PrefixedStorage(WrappedStorage):
         """Store an object below the prefix; see `ObjectStorage.put`."""
         self.inner.put(self._folder + key, data)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object below the prefix; see `ObjectStorage.get`."""
-        return self.inner.get(self._folder + key)
+        return self.inner.get(self._folder + key, limit_bytes)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder below the prefix; see `ObjectStorage.list`."""

@@ -37,7 +37,7 @@ _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredObject:
     """One object of a shard.
 

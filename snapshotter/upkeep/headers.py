@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.snapshotter.commit_objects import Commit, read_commit
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
+from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, Commit, read_commit
 from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.snapshots.manifest import Manifest, read_manifest
+from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_manifest
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import StoredObject
+
+#: The size of the largest object of each kind that names others, or is named.
+LIMITS_BYTES = {"commit": COMMIT_BYTES_MAX, "snapshot": NOTICE_BYTES_MAX, "part": PART_OBJECT_BYTES_MAX}
 
 
 class Headers:
@@ -56,7 +60,8 @@ class Headers:
 
     def _read(self, stored: StoredObject) -> Commit | Manifest:
         if stored.key not in self._known:
-            self._known[stored.key], _ = read_header(self.shard, stored, self.shard.get(stored.key))
+            data = self.shard.get(stored.key, LIMITS_BYTES[stored.kind])
+            self._known[stored.key], _ = read_header(self.shard, stored, data)
         return self._known[stored.key]
 
 

@@ -3,23 +3,32 @@
 A version is **whole** if its commit and everything in its chain is intact. If only its snapshot is damaged, it may
 still be restored **around** it, from an older snapshot and the commits since, as a restore would. Otherwise it is
 **lost**. What a clean-up deleted is not missing: objects older than the lowest version number needed may be gone.
+
+All headers of a shard are held until its last object was read, without what repeats: each commit's chain names the
+objects that the one before it names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
+from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commit_objects import Commit
-from holdfast.snapshotter.lineage import Chain, ChainEntry
+from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
-from holdfast.snapshotter.upkeep.headers import Headers, read_header
+from holdfast.snapshotter.upkeep.headers import LIMITS_BYTES, Headers, read_header
 from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+
+#: Objects whose reading is asked for at a time.
+_BATCH = 1_000
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -64,11 +73,11 @@ class ShardReport:
     damages: tuple[Damage, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
     """An object as it was read: a commit or a manifest with what names it in a chain, or a part.
 
-    `problem` says how it is damaged.
+    Of a commit only what it builds on. `problem` says how the object is damaged.
     """
 
     size_bytes: int
@@ -104,14 +113,17 @@ def verify_shard(
         An object cannot be read now; that says nothing about it.
     """
     found: dict[str, _Found] = {}
+    once = _Once()
     # Manifests first: they say how many bytes their parts hold.
     for kind in ("commit", "snapshot", "part"):
-        wanted = listing.of_kind(kind)
-        read = partial(_read, shard, _sizes_of_parts(found) if kind == "part" else {})
-        for stored, one in zip(wanted, executor.map(read, wanted), strict=True):
-            on_read(stored.size_bytes)
-            if one is not None:
-                found[stored.key] = one
+        listed = listing.of_kind(kind)
+        read = partial(_read, shard, once, _sizes_of_parts(found) if kind == "part" else {})
+        for start in range(0, len(listed), _BATCH):
+            wanted = listed[start : start + _BATCH]
+            for stored, one in zip(wanted, executor.map(read, wanted), strict=True):
+                on_read(stored.size_bytes)
+                if one is not None:
+                    found[stored.key] = one
     verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
     damages = verified.damages()
     whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())
@@ -129,15 +141,35 @@ def _sizes_of_parts(found: Mapping[str, _Found]) -> dict[str, int]:
     }
 
 
-def _read(shard: PrefixedStorage, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
+class _Once:
+    """Keeps one of equal values. Threads: any."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, object] = {}
+
+    def each(self, values: Iterable[_Value]) -> tuple[_Value, ...]:
+        """Return equal values, those that were seen first."""
+        return tuple(self._known.setdefault(value, value) for value in values)  # type: ignore[misc]  # they are equal
+
+    def header(self, header: Commit | Manifest) -> Commit | Manifest:
+        """Return a header without what verification does not ask for."""
+        if isinstance(header, Manifest):
+            return replace(header, files=self.each(header.files), replaced=self.each(header.replaced))
+        last = header.lineage.last
+        lineage = Lineage(self.each(header.lineage.chain), (), self.each([last])[0] if last else None)
+        return replace(header, lineage=lineage, rows={}, plain_bytes={}, source="")
+
+
+def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored: StoredObject) -> _Found | None:
     """Return an object; None where it has gone since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
-        data = shard.get(stored.key)
+        data = shard.get(stored.key, LIMITS_BYTES[stored.kind])
         if stored.kind == "part":
             part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
             return _Found(len(data), part_digest=part.digest)
-        return _Found(len(data), *read_header(shard, stored, data))
+        header, entry = read_header(shard, stored, data)
+        return _Found(len(data), once.header(header), once.each([entry])[0])
     except NotFoundError:
         return None
     except CorruptionError as exc:
@@ -163,7 +195,7 @@ class _VerifiedShard:
         self._prefix = listing.prefix
         self._found = found
         self._floor = floor
-        self._outcomes: dict[str, str] = {}
+        self._outcomes: dict[Pointer, str] = {}
 
     def commits(self) -> Iterator[Commit]:
         """Yield the commits that can be read, and whose chains are not cleaned up already."""
@@ -188,7 +220,7 @@ class _VerifiedShard:
         waiting: list[Commit] = []
         outcome: str | None = None
         while outcome is None:
-            outcome = self._outcomes.get(str(commit.pointer))
+            outcome = self._outcomes.get(commit.pointer)
             if outcome is None:
                 waiting.append(commit)
                 found = self._own_outcome(commit)
@@ -198,8 +230,8 @@ class _VerifiedShard:
                     outcome = found
         for depends in waiting:
             own = outcome if depends is commit or outcome == "lost" else "around"
-            self._outcomes[str(depends.pointer)] = own
-        return self._outcomes[str(waiting[0].pointer)] if waiting else outcome
+            self._outcomes[depends.pointer] = own
+        return self._outcomes[waiting[0].pointer] if waiting else outcome
 
     def _own_outcome(self, commit: Commit) -> str | Commit:
         """Return what becomes of a version, or the commit on which that depends."""

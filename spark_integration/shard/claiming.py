@@ -118,22 +118,6 @@ def keep_claim(
     return note.tenure()
 
 
-def look_once(storage: ObjectStorage, record: OperatorRecord) -> None:
-    """Check the stored record, if any, against this operator, once per process and run of the query.
-
-    Raises
-    ------
-    ConflictError
-        The directory belongs to another query, or to another operator of this query.
-    SchemaMismatchError
-        The state was written with another number of shards.
-    """
-    run, done = _run_of(storage, record), _done()
-    if run not in done.claimed:
-        check_stored(storage, record)
-        done.claimed.add(run)
-
-
 def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardFunction) -> StoredTables:
     """Return the tables of an operator's state from now on; looked up once per process and run of the query.
 

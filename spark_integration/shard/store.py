@@ -210,12 +210,11 @@ def _claimed_directory(
 
     def claim(directory: str) -> Tenure | None:
         record = _record(operator, streaming, directory)
-        # First: a run that cannot go on with the state leaves no trace.
+        # First: a run that cannot go on with the state leaves no trace. One that is not known makes no claim.
         claiming.tables_once(storage, record, operator.function)
         if streaming.is_run_known:
             application = operator.settings.application
             return claiming.keep_claim(storage, record, local / directory, streaming.batch_id, application)
-        claiming.look_once(storage, record)
         return None
 
     directory = remembered.directory if remembered else None

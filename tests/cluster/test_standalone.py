@@ -1,4 +1,4 @@
-"""A standalone cluster on this machine: two executors, of which one is killed."""
+"""Standalone clusters on this machine: two executors each, of which one is killed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_DAEMON_JAVA_OPTS": spark_classes.java_options(),
+        # Of the executors' own files: each has a directory below, which the worker removes with the application.
+        "SPARK_LOCAL_DIRS": str(folder / "spark-local"),
         # Where executors find `tests.spark_daemon`.
         "PYTHONPATH": str(ROOT),
         RUN_MARK: str(folder),
@@ -101,14 +103,9 @@ def wait_for(port: int) -> None:
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
         run = Killings(Job(str(tmp_path), "packed", master=master), random.Random(0))
-        run.add_files(14)
         with run.cleaned_up():
-            run.start_driver()
-            committed = run.reach(lambda: run.count("query/commits/[0-9]*") >= 4, patience_s=START_S)
-            assert committed, run.describe()
-            executors = list(run.processes(EXECUTOR))
+            executors = executors_at_work(run)
             directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
-            assert len(executors) == 2, run.describe()
             assert set(directories) == {str(pid) for pid in executors}, "each executor has its own local state"
             # Its state server as well: it would remove what the executor leaves.
             for server in run.processes(SERVER):
@@ -119,12 +116,57 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
             removed = run.reach(lambda: not left.exists(), patience_s=START_S)
             run.wait_for_the_end()
             assert run.ended_well(), run.describe()
-    state, output = expected(micro_batches(tmp_path))
     assert removed or not left.exists(), f"what the dead executor left is still there: {left}; {run.describe()}"
-    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    require_exact(spark, run)
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    """Local state then lies among the executor's own files, and goes with them."""
+    with cluster(tmp_path) as master:
+        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False)
+        run = Killings(job, random.Random(0))
+        with run.cleaned_up():
+            executors = executors_at_work(run)
+            assert local_state(tmp_path), run.describe()
+            os.kill(executors[0], signal.SIGKILL)
+            run.tell(f"killed executor {executors[0]}")
+            run.wait_for_the_end()
+            assert run.ended_well(), run.describe()
+            deadline = time.monotonic() + START_S
+            while local_state(tmp_path):
+                assert time.monotonic() < deadline, "the worker has not removed the application's files"
+                time.sleep(0.1)
+    require_exact(spark, run)
+
+
+def executors_at_work(run: Killings) -> list[int]:
+    """Start the query, and return its two executors when both have state."""
+    run.add_files(14)
+    run.start_driver()
+    committed = run.reach(lambda: run.count("query/commits/[0-9]*") >= 4, patience_s=START_S)
+    executors = list(run.processes(EXECUTOR))
+    assert committed, run.describe()
+    assert len(executors) == 2, run.describe()
+    return executors
+
+
+def local_state(folder: Path) -> list[Path]:
+    """Return the shards among the executors' own files."""
+    return list((folder / "spark-local").glob("**/shard-*"))
+
+
+def require_exact(spark: SparkSession, run: Killings) -> None:
+    """Require state and output as of a query that nobody disturbed."""
+    folder = run.job.path
+    state, output = expected(micro_batches(folder))
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable"))
     try:
-        stored = holdfast.read_state(spark, tmp_path / "query", OPERATOR).to_pylist()
+        stored = holdfast.read_state(spark, folder / "query", OPERATOR).to_pylist()
     finally:
         spark.conf.unset("spark.holdfast.checkpoint.dir")
     assert {row["key"]: (row["n"], row["total"], row["last"]) for row in stored} == state, run.describe()
-    assert found_output(tmp_path) == output, run.describe()
+    assert found_output(folder) == output, run.describe()

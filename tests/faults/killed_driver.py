@@ -33,6 +33,8 @@ class Job:
     backend: str = "memory"
     # Four attempts a task: a killed Python worker fails the task that it ran.
     master: str = "local[2,4]"
+    # Whether `spark.holdfast.local.dir` names a folder; else local state lies where an executor has its own files.
+    names_local_dir: bool = True
 
     @property
     def path(self) -> Path:
@@ -50,7 +52,6 @@ def start_spark(job: Job) -> SparkSession:
         "spark.executor.memory": "512m",
         "spark.holdfast.backend": job.backend,
         "spark.holdfast.checkpoint.dir": str(job.path / "durable"),
-        "spark.holdfast.local.dir": str(job.path / "local"),
         # Some commits are objects, and others travel with the pointer.
         "spark.holdfast.commit.carriedBytes": "6k",
         "spark.holdfast.snapshot.maxCommits": "5",
@@ -68,6 +69,8 @@ def start_spark(job: Job) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    if job.names_local_dir:
+        settings["spark.holdfast.local.dir"] = str(job.path / "local")
     builder = SparkSession.builder.master(job.master).appName("to be killed")
     for key, value in settings.items():
         builder = builder.config(key, value)

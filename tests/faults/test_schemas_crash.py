@@ -10,7 +10,6 @@ import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from holdfast.backends.run import TableSchema
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
-from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.shard import claiming
@@ -30,6 +28,7 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from holdfast.testing.state_rows import contents, keys_of, values_of
 from tests.faults.elsewhere import run_elsewhere
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend
+from tests.model.declaring import Declaring
 from tests.repetitions import sample
 
 KEY = pa.schema([("k", pa.string())])
@@ -42,22 +41,6 @@ def tables(**columns: Mapping[str, pa.DataType]) -> dict[str, TableSchema]:
 OLD = tables(a={"n": pa.int32(), "gone": pa.string()}, left={"x": pa.int64()})
 NEW = tables(a={"n": pa.int64(), "note": pa.string()}, added={"y": pa.string()})
 OLD_AGAIN = tables(a={"n": pa.int64(), "gone": pa.string()}, left={"x": pa.int64()})
-
-
-@dataclass(frozen=True)
-class Declaring:
-    """As much of a `ShardFunction` as is asked at a restart; takes any schemas that rows can be read with."""
-
-    declared: Mapping[str, TableSchema]
-
-    def tables(self) -> Mapping[str, TableSchema]:
-        return self.declared
-
-    def configuration(self) -> Mapping[str, str]:
-        return {}
-
-    def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        """Leave it to `StoredTables.with_declared`."""
 
 
 def micro_batch(

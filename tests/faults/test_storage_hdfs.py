@@ -296,7 +296,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 with open_storage(sys.argv[1]) as storage:
     storage.put("before", b"1")
     threading.Thread(target=storage.put, args=("o", bytes(256 << 20)), daemon=True).start()
-    client = storage._clients[os.getpid()]
+    client = storage._clients.of_this_process()
     path = sys.argv[1].split("/", 3)[3]
     while not any(".tmp-" in s.path for s in client.list_status("/" + path, True)):
         time.sleep(0.01)

@@ -13,11 +13,12 @@ import xxhash
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES, Manifest, Part, SnapshotFile
 from holdfast.snapshotter.storage.keys import check_folder, check_key
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, require_size
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 PREFIX = "totals/shard-0003"
@@ -38,10 +39,12 @@ class TimedStorage(ObjectStorage):
         self.objects[check_key(key)] = (bytes(data), self.now_ms)  # type: ignore[call-overload]
         self.ever.add(key)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         if check_key(key) not in self.objects:
             raise NotFoundError("no such object", key=key)
-        return memoryview(self.objects[key][0])
+        data = self.objects[key][0]
+        require_size(len(data), limit_bytes, key, self.url)
+        return memoryview(data)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         check_folder(prefix)

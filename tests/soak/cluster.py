@@ -20,6 +20,7 @@ from sys import getsizeof
 from typing import Any
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
@@ -65,9 +66,9 @@ class ClockedStorage(ObjectStorage):
         self._storage.put(key, data)
         self._place.count("put")
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         self._place.count("get")
-        return self._storage.get(key)
+        return self._storage.get(key, limit_bytes)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         self._place.count("list")

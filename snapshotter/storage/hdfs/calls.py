@@ -71,8 +71,8 @@ def create_file(client: hdfs_native.Client, path: str) -> Any:
     return client.inner.create(path, hdfs_native.WriteOptions(overwrite=False))
 
 
-def read_file(client: hdfs_native.Client, attempt: Attempt, path: str) -> memoryview:
-    """Return a file's bytes; raise NotFoundError where there is no such file."""
+def read_file(client: hdfs_native.Client, attempt: Attempt, path: str, check_size: Callable[[int], None]) -> memoryview:
+    """Return a file's bytes, once its size was checked; raise NotFoundError where there is no such file."""
     try:
         reader = client.read(path)
     except (FileNotFoundError, RuntimeError) as exc:
@@ -80,6 +80,7 @@ def read_file(client: hdfs_native.Client, attempt: Attempt, path: str) -> memory
             raise NotFoundError("no such file") from exc
         raise
     size = len(reader)
+    check_size(size)
     attempt.allow(size / MIN_RATE_BYTES_PER_SECOND)
     if size <= PIECE_BYTES:
         return memoryview(reader.read_range(0, size))

@@ -25,23 +25,22 @@ DataNode, a lost reply) is tried again under a new temporary name, while no more
 Reply lost: the driver does not repeat a change whose reply is lost. The next attempt may then find its object there
 already; the bytes decide whether it is the same one.
 
-Fork: each process has its own client. An inherited one is never used or collected in a child, which would wait for
-threads that did not survive the fork.
+Fork: see `holdfast.snapshotter.storage.connections`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hdfs_native
 
 from holdfast import clock
 from holdfast.backends.options import nearest_name
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
     ClosedError,
     ConflictError,
@@ -50,6 +49,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.hdfs.calls import (
     MIN_RATE_BYTES_PER_SECOND,
@@ -61,7 +61,7 @@ from holdfast.snapshotter.storage.hdfs.calls import (
     read_file,
 )
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import dotted
 
 if TYPE_CHECKING:
@@ -118,16 +118,16 @@ class HdfsStorage(ObjectStorage):
         flat = dotted(options)
         _check_options(flat)
         super().__init__(f"hdfs://{authority}/{root}".rstrip("/"))
-        self._address = f"hdfs://{authority}" if authority else None
+        address = f"hdfs://{authority}" if authority else None
         self._root = f"/{root}" if root else ""
         ours = {name: float(str(flat.pop(name, default))) for name, default in _OURS.items()}
         self._timeout_seconds, self._retry_seconds = ours["operation_timeout_seconds"], ours["retry_seconds"]
-        self._parameters = {name: str(flat.pop(name)) for name in _CLIENT if name in flat}
-        self._config = _DEFAULTS | {name: str(value) for name, value in flat.items()}
+        parameters: dict[str, Any] = {name: str(flat.pop(name)) for name in _CLIENT if name in flat}
+        config = _DEFAULTS | {name: str(value) for name, value in flat.items()}
         self._new_id, self._monotonic_ms, self._sleep_ms = new_id, monotonic_ms, sleep_ms
-        self._clients: dict[int, hdfs_native.Client] = {}
+        self._clients = Connections(partial(hdfs_native.Client, address, config, **parameters))
         self._closed = False
-        weakref.finalize(self, _release, self._clients)
+        weakref.finalize(self, self._clients.release)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. Other bytes under a key that is taken are a ConflictError."""
@@ -137,11 +137,11 @@ class HdfsStorage(ObjectStorage):
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         path = self._path(key)
         try:
-            data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path))
+            data = self._perform("get", key, lambda client, attempt: self._read(client, attempt, path, limit_bytes))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -197,7 +197,7 @@ class HdfsStorage(ObjectStorage):
     def close(self) -> None:
         """Drop this process's client; calls that are under way go on."""
         self._closed = True
-        _release(self._clients)
+        self._clients.release()
 
     def _path(self, key: str) -> str:
         """Return the path of an object's file."""
@@ -227,16 +227,18 @@ class HdfsStorage(ObjectStorage):
             pause_ms = min(2 * pause_ms, _LAST_PAUSE_MS)
 
     def _attempt(self, work: Callable[[hdfs_native.Client, Attempt], _T], seconds: float) -> _T:
-        client = self._clients.get(os.getpid())
-        if client is None:
-            made = hdfs_native.Client(self._address, self._config, **cast("dict[str, Any]", self._parameters))
-            client = self._clients.setdefault(os.getpid(), made)
+        client = self._clients.of_this_process()
         attempt = Attempt(self._timeout_seconds + seconds)
         try:
             return attempt.run(lambda: work(client, attempt))
         except TimeoutError:
-            self._clients.pop(os.getpid(), None)
+            self._clients.leave()
             raise
+
+    def _read(self, client: hdfs_native.Client, attempt: Attempt, path: str, limit_bytes: int) -> memoryview:
+        key = path.removeprefix(f"{self._root}/")
+        check_size = partial(require_size, limit_bytes=limit_bytes, key=key, url=self.url)
+        return read_file(client, attempt, path, check_size)
 
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
         temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
@@ -259,7 +261,8 @@ class HdfsStorage(ObjectStorage):
         try:
             client.rename(temporary, path, False)
         except FileExistsError as exc:
-            if client.get_file_info(path).length != view.nbytes or read_file(client, attempt, path) != view:
+            size_bytes = client.get_file_info(path).length
+            if size_bytes != view.nbytes or self._read(client, attempt, path, size_bytes) != view:
                 raise ConflictError(
                     "the key is taken by other bytes, and an object is written once: choose another key",
                     action="put",
@@ -289,11 +292,3 @@ def _check_options(options: Mapping[str, object]) -> None:
             near = nearest_name(name, {*known, *_DEFAULTS})
             hint = f"; did you mean {near}?" if near else "; Hadoop's own begin with dfs., fs. or hadoop."
             raise InvalidArgumentError(f"unknown option for hdfs storage{hint}", option=name)
-
-
-def _release(clients: dict[int, hdfs_native.Client]) -> None:
-    """Drop the client of this process; keep inherited ones for ever, see the module."""
-    for pid, client in list(clients.items()):
-        del clients[pid]
-        if pid != os.getpid():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))

@@ -13,9 +13,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
-import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -77,19 +75,11 @@ async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) 
     return await client._call_s3(operation, **request)  # noqa: SLF001
 
 
-def release(connections: dict[int, Any]) -> None:
-    """Close the connection of this process; keep inherited ones for ever: see the module of `S3Storage`."""
-    for pid, client in list(connections.items()):
-        del connections[pid]
-        if pid != os.getpid():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
-        elif client._s3 is not None:  # noqa: SLF001
-            _close(client._s3creator)  # noqa: SLF001
-
-
-def _close(creator: Any) -> None:
+def close(client: s3fs.S3FileSystem) -> None:
     """Close a client on the event loop; from the loop's own thread (a collected storage) without waiting."""
+    if client._s3 is None:  # noqa: SLF001
+        return
     loop = fsspec.asyn.get_loop()
-    closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), loop)
+    closing = asyncio.run_coroutine_threadsafe(client._s3creator.__aexit__(None, None, None), loop)  # noqa: SLF001
     if threading.current_thread() is not fsspec.asyn.iothread[0]:
         closing.result(_CLOSE_TIMEOUT_SECONDS)

@@ -18,8 +18,7 @@ match its checksum is read 3 times.
 Reply lost: a PutObject is simply sent again. A CompleteMultipartUpload that was done already answers
 NoSuchUpload when sent again; then the object's size decides, which is safe because keys are written once.
 
-Fork: each process has its own connection, made when first needed. An inherited one is never used, closed or
-collected in a child, because that would take the parent's sockets out of the epoll set both share.
+Fork: see `holdfast.snapshotter.storage.connections`.
 """
 
 from __future__ import annotations
@@ -28,21 +27,23 @@ import asyncio
 import io
 import logging
 import math
-import os
 import re
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import aiohttp
 import fsspec.asyn
 from botocore.exceptions import BotoCoreError
 
-from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError
+from holdfast.backends.stored_file import NOTICE_BYTES_MAX
+from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view, require_size
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.s3.client import connect, release, request_of
+from holdfast.snapshotter.storage.s3.client import close, connect, request_of
 from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ class S3Storage(ObjectStorage):
         self._bucket = bucket
         self._root = f"{prefix}/" if prefix else ""
         self._secrets = secrets_of(options)
-        self._options = with_defaults(options)
-        self._profile = options.get("profile")
+        plain = with_defaults(options)
         self._timeout_seconds = float(cast("float", options.get("operation_timeout_seconds", 120.0)))
         self._part_bytes = max(_MIN_PART_BYTES, int(cast("int", options.get("part_size_bytes", 16 << 20))))
-        self._parallel = int(cast("int", self._options["max_concurrency"]))
-        self._connections: dict[int, Any] = {}
+        self._parallel = int(cast("int", plain["max_concurrency"]))
+        profile = cast("str | None", options.get("profile"))
+        self._connections = Connections(partial(connect, plain, profile, self._requests), close)
         self._closed = False
-        weakref.finalize(self, release, self._connections)
+        weakref.finalize(self, self._connections.release)
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`. Data in bytes is not copied, other buffers part by part."""
@@ -106,11 +107,11 @@ class S3Storage(ObjectStorage):
         self._requests.add_bytes("put", len(view))
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
 
-    def get(self, key: str) -> memoryview:
+    def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
-        name = self._name(key)
+        self._name(key)
         with translated("get", self.url, key, self._secrets):
-            data = memoryview(self._run(self._get(self._fs(), name))).toreadonly()
+            data = memoryview(self._run(self._get(self._fs(), key, limit_bytes))).toreadonly()
         self._requests.add_bytes("get", data.nbytes)
         return data
 
@@ -151,7 +152,7 @@ class S3Storage(ObjectStorage):
     def close(self) -> None:
         """Close this process's connections; calls that are under way fail."""
         self._closed = True
-        release(self._connections)
+        self._connections.release()
 
     def _name(self, key: str) -> str:
         """Return the object's key in the bucket."""
@@ -166,11 +167,7 @@ class S3Storage(ObjectStorage):
         """Return this process's s3fs instance; it opens its session with the first request."""
         if self._closed:
             raise ClosedError("storage is closed: open it again", storage=self.url)
-        connection = self._connections.get(os.getpid())
-        if connection is None:
-            made = connect(self._options, cast("str | None", self._profile), self._requests)
-            connection = self._connections.setdefault(os.getpid(), made)
-        return connection
+        return self._connections.of_this_process()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run on fsspec's event loop, which it starts anew after a fork; an interrupt cancels the work."""
@@ -240,13 +237,19 @@ class S3Storage(ObjectStorage):
             _LOG.warning("multipart upload left behind key=%s upload=%s", target["Key"], target["UploadId"])
             cause.add_note(f"multipart upload left behind, expire it by a rule: upload={target['UploadId']}")
 
-    async def _get(self, fs: Any, name: str) -> bytes | bytearray:
+    async def _get(self, fs: Any, key: str, limit_bytes: int) -> bytes | bytearray:
+        name = self._name(key)
         async with self._limit() as limit:
             response = await self._call(fs, "get_object", Key=name)
             size = response["ContentLength"]
+            try:
+                require_size(size, limit_bytes, key, self.url)
+            except CorruptionError:
+                response["Body"].close()
+                raise
             limit.reschedule((limit.when() or 0) + size / _MIN_RATE_BYTES_PER_SECOND)
             if size <= 2 * self._part_bytes:
-                return await self._body(fs, name, response)
+                return await self._body(fs, name, response, min(limit_bytes, 2 * self._part_bytes))
             response["Body"].close()
             return await self._get_ranges(fs, name, size)
 
@@ -260,16 +263,19 @@ class S3Storage(ObjectStorage):
             async with slots:
                 wanted = f"bytes={start}-{end - 1}"
                 response = await self._call(fs, "get_object", Key=name, Range=wanted)
-                data[start:end] = await self._body(fs, name, response, Range=wanted)
+                part = await self._body(fs, name, response, end - start, Range=wanted)
+                if len(part) != end - start:
+                    raise aiohttp.ClientPayloadError(f"range has {len(part)} of {end - start} bytes")
+                data[start:end] = part
 
         await _all(get_range(start) for start in range(0, size, self._part_bytes))
         return data
 
-    async def _body(self, fs: Any, name: str, response: Any, **request: str) -> bytes:
-        """Read the body of an answer; ask again where it is cut, too short or damaged on the way."""
+    async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
+        """Read the body of an answer; ask again where it is cut, too short, too long or damaged on the way."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
-                return await _read(response)
+                return await _read(response, most)
             except (aiohttp.ClientError, BotoCoreError):
                 if attempt == _BODY_ATTEMPTS:
                     raise
@@ -330,11 +336,12 @@ class S3Storage(ObjectStorage):
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
 
 
-async def _read(response: Any) -> bytes:
-    """Return the whole body, which must be as long as announced."""
-    data = cast("bytes", await response["Body"].read())
-    if len(data) != response["ContentLength"]:
-        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {response['ContentLength']} bytes")
+async def _read(response: Any, most: int) -> bytes:
+    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
+    size = response["ContentLength"]
+    data = cast("bytes", await response["Body"].read()) if size <= most else b""
+    if len(data) != size:
+        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
     return data
 
 

@@ -231,6 +231,15 @@ def test_range_of_a_large_object_cut(storage: ObjectStorage, proxy: FaultProxy) 
     assert requests_of(proxy, "GET") == 5
 
 
+def test_a_range_of_another_size_is_not_read(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """As from a store that ignores ranges: four times the object would be in memory."""
+    storage.put("o", THREE_PARTS)
+    whole = proxy.rule("status", method="GET", skip=1, code=200, body="x" * len(THREE_PARTS))
+    with pytest.raises(UnavailableError, match=r"body has 0 of \d+ bytes"):
+        storage.get("o")
+    assert whole.hits >= 3
+
+
 def test_hang_ends_by_the_read_timeout(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
     storage = open_through(total_max_attempts=2, read_timeout=0.3)
     hang = proxy.rule("hang")

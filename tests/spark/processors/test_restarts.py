@@ -73,13 +73,11 @@ def restart(
     declared: Declared,
     do: str,
     *,
-    deleted: tuple[str, ...] = (),
-    keys: tuple[str, ...] = ("key",),
     modes: tuple[str, str] = ("append", "none"),
+    **called: Any,
 ) -> dict[str, str]:
     """Start the query once more, with one row; return what its key has seen."""
-    frame = define(on, engine, declared, do, deleted=deleted, keys=keys, modes=modes)
-    on.run(frame, modes[0])
+    on.run(define(on, engine, declared, do, modes=modes, **called), modes[0])
     return dict(on.batches[-1])
 
 

@@ -19,17 +19,10 @@ from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("state_store")]
 
 OUTPUT = "key string, n long, seen string"
 _DEFAULT_STORE = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-
-
-@pytest.fixture(autouse=True)
-def state_store(lab: Lab) -> Iterator[None]:
-    """Give Spark's operator the state store that it needs."""
-    with configured(lab.spark, NEEDED):
-        yield
 
 
 class Keeping(StatefulProcessor):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +15,8 @@ import holdfast
 from holdfast.examples.stateful import deduplication, fraud, local, migration, sessions, top_bids
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
-from tests.spark.parity.engines import configured
-from tests.spark.processors.engines import NEEDED
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(20), pytest.mark.usefixtures("state_store")]
 
 # By example: its two queries, its columns, and how many rows it prints.
 EXAMPLES: list[tuple[ModuleType, Any, Any, str, int]] = [
@@ -34,13 +31,6 @@ EXAMPLES: list[tuple[ModuleType, Any, Any, str, int]] = [
     (fraud, fraud.alerts, fraud.vectorised_alerts, fraud.EVENTS, 3),
     (top_bids, top_bids.top_bids, top_bids.vectorised_top_bids, top_bids.BIDS, 9),
 ]
-
-
-@pytest.fixture(autouse=True)
-def state_store(lab: Lab) -> Iterator[None]:
-    """Set what `local.run_both` sets."""
-    with configured(lab.spark, NEEDED):
-        yield
 
 
 @pytest.mark.parametrize("example", sample(EXAMPLES), ids=lambda example: example[0].__name__.rpartition(".")[2])

@@ -52,6 +52,23 @@ def reseal(data: bytes, footer: Any, *, version: int = 1, flags: int = 0, magic:
     return body + xxhash.xxh3_128(body).digest() + magic
 
 
+def test_a_footer_has_a_limit() -> None:
+    """JSON takes many times its size in memory, so a large one is neither written nor parsed."""
+    room = stored_file.FOOTER_BYTES_MAX - len(json.dumps(_footer_of(""), separators=(",", ":")))
+    largest, _ = stored_file.encode("empty", {"text": "x" * room})
+    assert largest.size == stored_file.NOTICE_BYTES_MAX
+    assert len(stored_file.decode(largest, source="x", kind="empty").header["text"]) == room
+    with pytest.raises(InvalidArgumentError, match="too large"):
+        stored_file.encode("empty", {"text": "x" * (room + 1)})
+    text = json.dumps(_footer_of("x" * (room + 1)), separators=(",", ":")).encode()
+    with pytest.raises(CorruptionError, match="x has no footer of a possible size"):
+        stored_file.decode(reseal(encoded("empty"), text), source="x", kind="empty")
+
+
+def _footer_of(text: str) -> dict[str, Any]:
+    return {"kind": "empty", "encoding": "plain", "header": {"text": text}, "sections": []}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_read(kind: str) -> None:
     """Header, sections, size and digest come back; the two ways to write agree."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,28 @@ def test_headers_that_say_anything(root: Path, storage: ObjectStorage) -> None:
         (root / key).write_bytes(before)
     assert number > 500
     assert run("verify", root).exit_code == 0, "all is as it was"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_objects_of_a_terabyte(root: Path, storage: ObjectStorage, kind: str) -> None:
+    """Nothing is read of what is larger than its kind can be, and ``verify`` says so."""
+    folder = next(path for path in root.rglob(kind) if path.is_dir() or kind == "operator")
+    planted = max(folder.iterdir()) if folder.is_dir() else folder
+    os.truncate(planted, 1 << 40)  # it takes no room on the disk
+    require_an_answer(root, kind)  # and what the commands import is no part of what is measured
+    tracemalloc.start()
+    try:
+        results = [run(command[0], root, *command[1:]) for command in COMMANDS]
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 << 20
+    (verified,) = (result for command, result in zip(COMMANDS, results, strict=True) if command[0] == "verify")
+    assert verified.exit_code == 1
+    found = json.loads(run("verify", root, "--json").stdout)["damages"]
+    assert [f"size_bytes={1 << 40}" in damage["problem"] for damage in found] == [True]
+    assert str(planted.relative_to(root)) in found[0]["key"]
+    assert storage
 
 
 NAMES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, HoldfastError, StateLostError, UnavailableError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import Lineage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import counts
 from tests.unit.snapshotter.commits.shard import PREFIX, TABLES, Shard, with_header
 
 
@@ -62,6 +68,31 @@ def inflict(damage: str, storage: ObjectStorage, key: str, donor: str) -> None:
     if damage != "gone":
         made = {"cut": _cut(data), "altered": _alter(data), "replaced": bytes(storage.get(f"{PREFIX}/{donor}"))}[damage]
         storage.put(path, made)
+
+
+@pytest.mark.parametrize("which", ["commit in the chain", "newest commit"])
+def test_a_commit_that_is_larger_than_it_can_be_is_not_read(executor: Executor, tmp_path: Path, which: str) -> None:
+    """The chain tells the size of a commit; the newest one, which only the pointer names, has what any may have."""
+    shard = Shard(open_storage(str(tmp_path / "durable")), executor, tmp_path / "here")
+    first = shard.grow(None, 1)
+    last = shard.grow(first, 1)
+    planted = {"commit in the chain": first, "newest commit": last}[which]
+    path = tmp_path / "durable" / PREFIX / "commits" / str(planted)
+    limit_bytes = path.stat().st_size if planted == first else COMMIT_BYTES_MAX
+    os.truncate(path, 1 << 40)
+    elsewhere = Shard(open_storage(str(tmp_path / "durable")), executor, tmp_path / "elsewhere")
+    with pytest.raises(CorruptionError, match=f"size_bytes={1 << 40} limit_bytes={limit_bytes}") as caught:
+        elsewhere.store.begin(last)
+    assert str(planted) in str(caught.value)
+
+
+def test_a_commit_that_no_reader_would_take_is_not_written(storage: ObjectStorage) -> None:
+    """The error comes before Spark is told that the version exists, and says what helps."""
+    commits = CommitObjects(PrefixedStorage(storage, PREFIX), TABLES, limit_bytes=2_000)
+    small, large = (counts(*((f"user {i}", i * i) for i in range(rows))) for rows in (1, 2_000))
+    assert commits.encode(Pointer(1, "aa"), Lineage(), small)[0].size <= 2_000
+    with pytest.raises(InvalidArgumentError, match="more shards"):
+        commits.encode(Pointer(1, "aa"), Lineage(), large)
 
 
 def test_a_commit_of_another_shard_is_refused(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,8 +23,10 @@ from holdfast.spark_integration.executor.processes import ProcessId, machine
 from holdfast.spark_integration.shard import claiming
 from holdfast.spark_integration.shard.operator_directory import begin_directory, operator_of, own_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.declaring import Declaring
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
+DECLARING: Any = Declaring({"state": TABLE})
 _numbers = itertools.count()
 
 
@@ -137,26 +140,26 @@ def test_a_task_that_does_not_know_its_run_joins_nobody(storage: FaultyStorage, 
 
     def look(directory: str) -> None:
         seen.append(directory)
-        claiming.look_once(storage, record("def-1", "def-1", directory))
+        claiming.tables_once(storage, record("def-1", "def-1", directory), DECLARING)
 
     assert begin_directory(storage, "totals", "def-1", look, is_run_known=False) == ("totals@def-1", None)
     assert seen == ["totals@def-1"]
     assert not storage.list("")
 
 
-def test_a_record_is_looked_at_once_in_a_process(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stored_is_looked_at_once_in_a_process(storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(storage, "q1", "totals")
     storage.operations.clear()
     mine = record("q1", "run-7")
     for _ in range(3):
-        claiming.look_once(storage, mine)
-    assert [operation.action for operation in storage.operations] == ["get"]
+        claiming.tables_once(storage, mine, DECLARING)
+    assert [operation.action for operation in storage.operations] == ["get", "list"]
     with pytest.raises(ConflictError):
-        claiming.look_once(storage, record("q2", "run-7"))
+        claiming.tables_once(storage, record("q2", "run-7"), DECLARING)
     storage.faults.append(Fault("fail", action="get"))
     monkeypatch.setattr(os, "getpid", lambda: 4711)
     with pytest.raises(UnavailableError):
-        claiming.look_once(storage, mine)
+        claiming.tables_once(storage, mine, DECLARING)
 
 
 def test_a_run_id_that_users_have_set_once_does_not_stop_the_query(storage: FaultyStorage, tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""A storage's connection: one for each process that uses it, made when that first needs it.
+
+PySpark's daemon forks its workers. An inherited connection is never used, closed or collected in a child: that would
+take the parent's sockets out of the epoll set both share, or wait for threads that did not survive the fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_Connection = TypeVar("_Connection")
+
+
+class Connections(Generic[_Connection]):
+    """The connections of one storage.
+
+    Parameters
+    ----------
+    connect : callable
+        Makes one. It must not refer to the storage, which is released when nothing refers to that any more.
+    close : callable, optional
+        Closes one; by default it closes when it is collected.
+
+    Notes
+    -----
+    Threads: many. Where two need the first connection at once, both may make one, and one is kept.
+    """
+
+    def __init__(
+        self, connect: Callable[[], _Connection], close: Callable[[_Connection], object] = lambda _connection: None
+    ) -> None:
+        self._connect, self._close = connect, close
+        self._by_process: dict[int, _Connection] = {}
+
+    def of_this_process(self) -> _Connection:
+        """Return the connection; make it if there is none."""
+        connection = self._by_process.get(os.getpid())
+        if connection is None:
+            connection = self._by_process.setdefault(os.getpid(), self._connect())
+        return connection
+
+    def leave(self) -> None:
+        """Leave the connection, which may be dead, to whoever still uses it; the next use makes another."""
+        self._by_process.pop(os.getpid(), None)
+
+    def release(self) -> None:
+        """Close the connection of this process; keep inherited ones for ever."""
+        for process, connection in list(self._by_process.items()):
+            del self._by_process[process]
+            if process == os.getpid():
+                self._close(connection)
+            else:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
