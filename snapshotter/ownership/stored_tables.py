@@ -52,6 +52,9 @@ class StoredTables:
         The same tables with the columns that were declared last.
     last : frozenset of str
         The tables that the last run declared.
+    never_null : mapping of str to frozenset of str
+        By table the columns, as in `TableSchema.not_null`, that no stored row has a null in: every run that declared
+        the table wanted none.
     left_out : frozenset of str
         The tables that some run did not declare, although they were held.
     """
@@ -59,12 +62,13 @@ class StoredTables:
     held: Mapping[str, TableSchema]
     latest: Mapping[str, TableSchema]
     last: frozenset[str]
+    never_null: Mapping[str, frozenset[str]]
     left_out: frozenset[str] = frozenset()
 
     @classmethod
     def of_first_run(cls, declared: Mapping[str, TableSchema]) -> Self:
         """Return the tables of state that begins with these."""
-        return cls(declared, declared, frozenset(declared))
+        return cls(declared, declared, frozenset(declared), _not_null(declared))
 
     @property
     def declared(self) -> dict[str, TableSchema]:
@@ -86,7 +90,20 @@ class StoredTables:
         """
         held = evolved_tables(self.held, declared)
         left_out = self.left_out | (self.held.keys() - declared.keys())
-        return replace(self, held=held, latest={**self.latest, **declared}, last=frozenset(declared), left_out=left_out)
+        not_null = _not_null(declared)
+        still = {name: found & self.never_null.get(name, found) for name, found in not_null.items()}
+        return replace(
+            self,
+            held=held,
+            latest={**self.latest, **declared},
+            last=frozenset(declared),
+            never_null={**self.never_null, **still},
+            left_out=left_out,
+        )
+
+
+def _not_null(declared: Mapping[str, TableSchema]) -> dict[str, frozenset[str]]:
+    return {name: schema.not_null for name, schema in declared.items()}
 
 
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
