@@ -7,7 +7,8 @@ A row is found by its hash and its key; `holdfast.backends.run` shows how rows a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import TypeVar
 
@@ -40,7 +41,7 @@ class TableSchema:
     name: str
     key: pa.Schema
     value: pa.Schema
-    not_null: frozenset[str] = field(default=frozenset(), compare=False)
+    not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
 
     @classmethod
     def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
@@ -56,8 +57,7 @@ class TableSchema:
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
         """Return the schema whose `sides` are these."""
-        nullable = [pa.schema([f.with_nullable(True) for f in side]) for side in (key, value)]
-        return cls(name, *nullable, _not_null(key, _KEY) | _not_null(value, _VALUE))
+        return cls(name, _nullable(key), _nullable(value), _not_null(key, _KEY) | _not_null(value, _VALUE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
@@ -129,6 +129,10 @@ class TableSchema:
 
 def _not_null(schema: pa.Schema, side: str) -> frozenset[str]:
     return frozenset(side + f.name for f in schema if not f.nullable)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([f.with_nullable(True) for f in schema])
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:
