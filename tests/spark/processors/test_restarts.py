@@ -178,6 +178,16 @@ BY_US_ONLY: dict[str, tuple[Declared, dict[str, Any], str]] = {
         {},
         "n → m: what is renamed",
     ),
+    "E7 a column becomes NOT NULL": (
+        {**_BEGUN, "v": ("value", "n long not null, note string")},
+        {},
+        "n: it is NOT NULL",
+    ),
+    "E7 a key becomes NOT NULL": (
+        {**_BEGUN, "m": ("map", "k long not null", "n int")},
+        {},
+        "entry.k: it is NOT NULL",
+    ),
     "E7 a column that is NOT NULL": (
         {**_BEGUN, "v": ("value", "n long, note string, b boolean not null")},
         {},
