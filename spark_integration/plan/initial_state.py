@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame, GroupedData
 
 from holdfast.errors import InvalidArgumentError
@@ -65,7 +67,7 @@ def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
     )
 
 
-def _is_random_by(given: GroupedData, counted: DataFrame, names: list[str]) -> bool:
+def _is_random_by(given: Any, counted: DataFrame, names: list[str]) -> bool:
     """Tell whether a frame of Spark Connect, which is another one each time it is asked for, is grouped by columns.
 
     ``rand()`` and ``uuid()`` get a new seed whenever the server analyses a frame, so no two plans of it are the same,
