@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import TypeVar
 
@@ -32,22 +33,31 @@ class TableSchema:
     name : str
     key, value : pyarrow.Schema
         Storage types (`TableSchema.of` converts). At least one key column.
+    not_null : frozenset of str
+        The columns, named as in `columns`, in which the operator wants no null. It is for the operator to see to it:
+        a stored row may have nulls anywhere, and schemas that differ in this alone are equal.
     """
 
     name: str
     key: pa.Schema
     value: pa.Schema
+    not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
 
     @classmethod
     def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
-        """Return the schema with every column in its storage type, all columns nullable."""
+        """Return the schema with every column in its storage type; `not_null` has those that are not nullable."""
         if not len(key):
             raise InvalidArgumentError("a state table needs at least one key column", table=name)
         for side in (key, value):
             repeated = {n for n in side.names if side.names.count(n) > 1}
             if repeated:
                 raise InvalidArgumentError("column names must be unique", table=name, repeated=sorted(repeated))
-        return cls(name, _stored(key), _stored(value))
+        return cls(name, _stored(key), _stored(value), _not_null(key, _KEY) | _not_null(value, _VALUE))
+
+    @classmethod
+    def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
+        """Return the schema whose `sides` are these."""
+        return cls(name, _nullable(key), _nullable(value), _not_null(key, _KEY) | _not_null(value, _VALUE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
@@ -66,6 +76,14 @@ class TableSchema:
             + [f.with_name(_KEY + f.name) for f in self.key]
             + [f.with_name(_VALUE + f.name) for f in self.value]
         )
+
+    def sides(self) -> tuple[pa.Schema, pa.Schema]:
+        """Return key and value columns of which those in `not_null` are not nullable."""
+        key, value = (
+            pa.schema([f.with_nullable(side + f.name not in self.not_null) for f in schema])
+            for side, schema in ((_KEY, self.key), (_VALUE, self.value))
+        )
+        return key, value
 
     def prefix(self, columns: int) -> TableSchema:
         """Return the schema of keys cut to their first `columns` columns.
@@ -107,6 +125,14 @@ class TableSchema:
             column = arrow_values.storable(column, field, self.name, None if keys is None else keys.shown)
             columns.append(arrow_rows.normalize_keys(column) if side == "key" else column)
         return arrow_rows.from_columns(columns, schema, data.num_rows)
+
+
+def _not_null(schema: pa.Schema, side: str) -> frozenset[str]:
+    return frozenset(side + f.name for f in schema if not f.nullable)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([f.with_nullable(True) for f in schema])
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:

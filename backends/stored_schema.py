@@ -14,7 +14,7 @@ from holdfast.errors import CorruptionError
 
 def encode_schemas(tables: Mapping[str, TableSchema]) -> dict[str, list[str]]:
     """Return by table its key schema and its value schema as text."""
-    return {name: [encode_schema(side) for side in (schema.key, schema.value)] for name, schema in tables.items()}
+    return {name: [encode_schema(side) for side in schema.sides()] for name, schema in tables.items()}
 
 
 def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchema]:
@@ -26,7 +26,7 @@ def decode_schemas(encoded: Mapping[str, Sequence[str]]) -> dict[str, TableSchem
         They are none.
     """
     try:
-        return {name: TableSchema(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
+        return {name: TableSchema.of_sides(name, *map(decode_schema, sides)) for name, sides in encoded.items()}
     except (pa.ArrowException, OSError, ValueError, TypeError) as exc:
         raise CorruptionError(f"the schema of a state table cannot be read: {exc}", tables=list(encoded)) from exc
 

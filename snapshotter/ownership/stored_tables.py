@@ -4,39 +4,51 @@
 
     <operator>/operator                       the record: tables of the run that began
     <operator>/schemas/000001-<digest>        tables of a later run that declares others, or with other columns
+    <operator>/announced/<digest>.<id>        what a run is about to add to them; deleted when it has
 
 What state holds only grows (`holdfast.backends.evolution`), so a run that leaves out a table changes nothing here, and
 one that declares it again finds it. An object is written before the first state that needs it: if its writer then dies,
 or Spark drops the micro-batch, it says more than state holds, which does no harm.
 
-Objects are read in the order of their names. Two runs of a query exclude each other by their claims; should they
-overlap all the same, and declare what cannot both be, the first object holds, and the other's writer, who reads back
-what it has written, is told before it writes state; but for a gap of one request, which decision 0030 describes.
+Objects are read in the order of their names. Two runs of a query exclude each other by their claims. Should they
+overlap all the same, and declare what cannot both be, at most one of them stores its tables, and the other is told
+before it writes state: a writer announces what it will declare, then looks for others who do, then for what they have
+stored, stores its own, and withdraws the announcement. Of two, the one who looks later sees the other, by its
+announcement or by what it has stored. Both may see each other: then both withdraw, and one is started again.
+
+A writer that was killed leaves its announcement. It counts for `ALIVE_MS`, and a writer that took half of that does not
+store any more.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.evolution import evolved_tables
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
-from holdfast.errors import ConflictError, NotFoundError, SchemaMismatchError
+from holdfast.errors import ConflictError, HoldfastError, NotFoundError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.ownership.claim_listing import ALIVE_MS
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 KIND = "schemas"
-FOLDER = "schemas"
+FOLDER, ANNOUNCED = "schemas", "announced"
 _FIELDS = ("operator", "query_id", "schemas")
-_DIGITS = 6
-_NAME = re.compile(rf"[0-9]{{{_DIGITS}}}-[0-9a-f]{{16}}")
+_DIGITS, _DIGEST_DIGITS = 6, 16
+_DIGEST = rf"([0-9a-f]{{{_DIGEST_DIGITS}}})"
+_NAME = re.compile(rf"[0-9]{{{_DIGITS}}}-{_DIGEST}")
+_ANNOUNCEMENT = re.compile(rf"{_DIGEST}\.[^./]+")
+_STORED_WITHIN_MS = ALIVE_MS // 2
+
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +64,9 @@ class StoredTables:
         The same tables with the columns that were declared last.
     last : frozenset of str
         The tables that the last run declared.
+    never_null : mapping of str to frozenset of str
+        By table the columns, as in `TableSchema.not_null`, that no stored row has a null in: every run that declared
+        the table wanted none.
     left_out : frozenset of str
         The tables that some run did not declare, although they were held.
     """
@@ -59,12 +74,13 @@ class StoredTables:
     held: Mapping[str, TableSchema]
     latest: Mapping[str, TableSchema]
     last: frozenset[str]
+    never_null: Mapping[str, frozenset[str]]
     left_out: frozenset[str] = frozenset()
 
     @classmethod
     def of_first_run(cls, declared: Mapping[str, TableSchema]) -> Self:
         """Return the tables of state that begins with these."""
-        return cls(declared, declared, frozenset(declared))
+        return cls(declared, declared, frozenset(declared), _not_null(declared))
 
     @property
     def declared(self) -> dict[str, TableSchema]:
@@ -86,7 +102,20 @@ class StoredTables:
         """
         held = evolved_tables(self.held, declared)
         left_out = self.left_out | (self.held.keys() - declared.keys())
-        return replace(self, held=held, latest={**self.latest, **declared}, last=frozenset(declared), left_out=left_out)
+        not_null = _not_null(declared)
+        still = {name: found & self.never_null.get(name, found) for name, found in not_null.items()}
+        return replace(
+            self,
+            held=held,
+            latest={**self.latest, **declared},
+            last=frozenset(declared),
+            never_null={**self.never_null, **still},
+            left_out=left_out,
+        )
+
+
+def _not_null(declared: Mapping[str, TableSchema]) -> dict[str, frozenset[str]]:
+    return {name: schema.not_null for name, schema in declared.items()}
 
 
 def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTables:
@@ -102,7 +131,7 @@ def stored_tables(storage: ObjectStorage, record: OperatorRecord) -> StoredTable
     CorruptionError
         One of the objects is damaged, or belongs elsewhere.
     """
-    folder = _folder(storage, record)
+    folder = _folder(storage, record, FOLDER)
     return _read_all(folder, _names(folder), record)
 
 
@@ -118,13 +147,21 @@ def _read_all(folder: PrefixedStorage, names: Sequence[str], record: OperatorRec
     return stored
 
 
-def declare_tables(storage: ObjectStorage, record: OperatorRecord, declared: Mapping[str, TableSchema]) -> None:
+def declare_tables(
+    storage: ObjectStorage,
+    record: OperatorRecord,
+    declared: Mapping[str, TableSchema],
+    new_id: Callable[[], str] = clock.new_id,
+    now_ms: Callable[[], int] = clock.now_ms,
+) -> None:
     """Store which tables a run declares, unless they were the last ones that were declared.
 
     Parameters
     ----------
     record : OperatorRecord
         The stored one.
+    new_id, now_ms : callable, optional
+        As in `holdfast.clock`.
 
     Raises
     ------
@@ -132,38 +169,78 @@ def declare_tables(storage: ObjectStorage, record: OperatorRecord, declared: Map
         Stored rows cannot be read with what is declared.
     ConflictError
         Another run of the query declares other tables at this moment.
+    UnavailableError
+        It took so long that others do not heed it any more; nothing was stored.
     """
-    folder = _folder(storage, record)
-    names = _names(folder)
-    while True:
-        stored = _read_all(folder, names, record)
-        if stored.with_declared(declared) == stored:
-            return
-        seen, names = names, _names(folder)
-        if names == seen:
-            break
+    stored = stored_tables(storage, record)
+    if stored.with_declared(declared) == stored:
+        return
     # In one order, so that all tasks of a run write one object.
     schemas = encode_schemas(dict(sorted(declared.items())))
-    header = {"operator": record.operator, "query_id": record.query_id, "schemas": schemas}
-    data, digest = stored_file.encode(KIND, header)
-    number = 1 + max((int(name[:_DIGITS]) for name in names), default=0)
-    folder.put(f"{number:0{_DIGITS}d}-{digest[:16]}", data)
-    stored = stored_tables(storage, record)
+    data, digest = stored_file.encode(
+        KIND, {"operator": record.operator, "query_id": record.query_id, "schemas": schemas}
+    )
+    folder, announced = _folder(storage, record, FOLDER), _folder(storage, record, ANNOUNCED)
+    mine, begun_ms = f"{digest[:_DIGEST_DIGITS]}.{new_id()}", now_ms()
+    announced.put(mine, data)
     try:
-        is_held = stored.with_declared(declared) == stored
-    except SchemaMismatchError:
-        is_held = False
-    if not is_held:
-        raise ConflictError(
-            "another run of this query declared other state under the same names at the same moment: restart the "
-            "query, one run at a time",
-            operator=record.operator,
-            storage=storage.url,
-        )
+        old = _refuse_announced(announced, mine, record, declared)
+        names = _names(folder)
+        is_stored = _is_declared(declared, _read_all(folder, names, record), record, storage.url)
+        if abs(now_ms() - begun_ms) > _STORED_WITHIN_MS:
+            raise UnavailableError("the storage took too long to say what other runs declare: try again")
+    except HoldfastError:
+        announced.delete([mine])
+        raise
+    if not is_stored:
+        number = 1 + max((int(name[:_DIGITS]) for name in names), default=0)
+        # Should this fail, it may be stored all the same, even later: so the announcement stays.
+        folder.put(f"{number:0{_DIGITS}d}-{digest[:_DIGEST_DIGITS]}", data)
+    announced.delete([mine, *old])
 
 
-def _folder(storage: ObjectStorage, record: OperatorRecord) -> PrefixedStorage:
-    return PrefixedStorage(storage, f"{record.operator}/{FOLDER}")
+def _refuse_announced(
+    announced: PrefixedStorage, mine: str, record: OperatorRecord, declared: Mapping[str, TableSchema]
+) -> list[str]:
+    """Raise ConflictError if another run announces what cannot be beside `declared`; return announcements of the dead.
+
+    Whichever of the two is stored first: so both are asked.
+    """
+    modified = {info.key: info.modified_ms for info in announced.list("") if _ANNOUNCEMENT.fullmatch(info.key)}
+    if mine not in modified:
+        raise UnavailableError("the storage does not list what was just stored", key=mine, storage=announced.url)
+    old = [key for key, modified_ms in modified.items() if modified[mine] - modified_ms > ALIVE_MS]
+    for key in modified.keys() - old:
+        if key[:_DIGEST_DIGITS] != mine[:_DIGEST_DIGITS]:
+            try:
+                other = _read(announced, key, record)
+                evolved_tables(other, declared), evolved_tables(declared, other)
+            except NotFoundError:
+                continue  # what it has stored, if anything, is seen next
+            except SchemaMismatchError as exc:
+                raise _conflict(record, announced.url) from exc
+    return old
+
+
+def _is_declared(declared: Mapping[str, TableSchema], stored: StoredTables, record: OperatorRecord, url: str) -> bool:
+    """Tell whether the stored tables are those that a run declares; ConflictError if they cannot be any more."""
+    try:
+        return stored.with_declared(declared) == stored
+    except SchemaMismatchError as exc:
+        raise _conflict(record, url) from exc
+
+
+def _conflict(record: OperatorRecord, url: str) -> ConflictError:
+    return ConflictError(
+        "another run of this query declares other state under the same names at the same moment: restart the query, "
+        "one run at a time",
+        operator=record.operator,
+        storage=url,
+    )
+
+
+def _folder(storage: ObjectStorage, record: OperatorRecord, name: str) -> PrefixedStorage:
+    return PrefixedStorage(storage, f"{record.operator}/{name}")
 
 
 def _names(folder: PrefixedStorage) -> list[str]:
@@ -171,9 +248,13 @@ def _names(folder: PrefixedStorage) -> list[str]:
 
 
 def _read(folder: PrefixedStorage, name: str, record: OperatorRecord) -> dict[str, TableSchema]:
+    """Return the tables that an object says, whose name has the beginning of its digest."""
     source = f"{folder.url}/{name}"
     stored = stored_file.decode(folder.get(name), source=source, kind=KIND, plain_bytes_max=0)
     fields = Fields(stored.header, source, *_FIELDS)
+    named = _NAME.fullmatch(name) or _ANNOUNCEMENT.fullmatch(name)
+    if named is None or named[1] != stored.digest[:_DIGEST_DIGITS]:
+        fields.refuse("is not what its name says: it was replaced", digest=stored.digest)
     whose = fields.text("operator"), fields.text("query_id")
     if whose != (record.operator, record.query_id):
         fields.refuse("belongs elsewhere: it was moved or copied", operator=whose[0], query_id=whose[1])

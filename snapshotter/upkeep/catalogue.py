@@ -4,6 +4,7 @@
 
     <operator>/operator                             "operator": whose directory this is
     <operator>/probes/…   claims/…                  "probe", "claim"
+    <operator>/schemas/…  announced/…               what the tables hold; a run is about to declare some
     <operator>/shard-0003/commits/17-9f3c…          "commit"
                           snapshots/16-aa…-7c1e…    "snapshot"
                           files/5f0c1d…-0           "part"
@@ -123,7 +124,7 @@ class OperatorListing:
     shards : mapping of str to ShardListing
         By prefix.
     others : tuple of ObjectInfo
-        The operator record, probes, claims and unknown objects, by key below the operator.
+        The operator record, probes, claims, schemas and unknown objects, by key below the operator.
     """
 
     name: str
@@ -137,6 +138,10 @@ class OperatorListing:
     def stamps(self) -> list[ObjectInfo]:
         """Return what looks at the store's clock left among the claims."""
         return [info for info in self.others if info.key.startswith("claims/now.")]
+
+    def announcements(self) -> list[ObjectInfo]:
+        """Return what runs announced that they would declare, and have not withdrawn."""
+        return [info for info in self.others if info.key.startswith("announced/")]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame, GroupedData
 
 from holdfast.errors import InvalidArgumentError
@@ -56,10 +58,24 @@ def _columns_of(given: GroupedData, frame: DataFrame) -> list[str]:
     names, fold = counted.columns[:-1], name_folding(frame)
     if names and {*map(fold, names)} <= {*map(fold, frame.columns)}:
         by_columns = frame.groupBy(*map(quoted, names)).count()
-        if counted.sameSemantics(by_columns):
+        if counted.sameSemantics(by_columns) or _is_random_by(given, counted, names):
             return names
     raise InvalidArgumentError(
         f"initialState must be grouped by columns, not by expressions: {_REMEDY}. With "
         "spark.sql.retainGroupColumns=false its columns cannot be known",
         grouped_by=names,
     )
+
+
+def _is_random_by(given: Any, counted: DataFrame, names: list[str]) -> bool:
+    """Tell whether a frame of Spark Connect, which is another one each time it is asked for, is grouped by columns.
+
+    ``rand()`` and ``uuid()`` get a new seed whenever the server analyses a frame, so no two plans of it are the same,
+    and what was written in ``groupBy`` decides.
+    """
+    if not hasattr(given, "_grouping_cols") or counted.sameSemantics(given.count()):
+        return False
+    written = [str(column) for column in given._grouping_cols]  # noqa: SLF001
+    plain = [{f"Column<'{name}'>", f"Column<'{quoted(name)}'>"} for name in names]
+    is_by_all = given._group_type == "groupby"  # noqa: SLF001
+    return is_by_all and len(written) == len(plain) and all(w in p for w, p in zip(written, plain, strict=True))

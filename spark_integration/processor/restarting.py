@@ -116,7 +116,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             asked=_shown(declared.key),
         )
     renamed = _renamed(_without_time(held), _without_time(latest), _without_time(declared))
-    why = [*value_changes(held, declared), *renamed, *_not_null(variable, latest)]
+    why = [*value_changes(held, declared), *renamed, *_not_null(declared, stored)]
     if (EXPIRES in held.value.names) and (EXPIRES in declared.value.names):
         was_ours, is_ours = index_of(declared.name) in stored.held, variable.ttl_ms is not None
         why += [f"{EXPIRES}: a column of the user's and the time to live"] if was_ours != is_ours else []
@@ -162,11 +162,11 @@ def _without_time(table: TableSchema) -> list[pa.Field]:
     return [field for field in table.value if field.name != EXPIRES]
 
 
-def _not_null(variable: StateVariable, latest: TableSchema) -> list[str]:
+def _not_null(declared: TableSchema, stored: StoredTables) -> list[str]:
+    may_be = declared.not_null - stored.never_null[declared.name]
     return [
-        f"{field.name}: it is NOT NULL, and stored rows have no value of it"
-        for field in variable.schema
-        if not field.nullable and field.name not in latest.value.names
+        f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
+        for name in sorted(may_be)
     ]
 
 

@@ -1,7 +1,8 @@
-"""Standalone clusters on this machine: two executors each, of which one is killed."""
+"""Standalone clusters on this machine: two executors each, of which one is killed, or both attempt the same."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -20,6 +21,9 @@ import holdfast
 from tests import spark_classes
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import RUN_MARK, Killings, expected, found_output, micro_batches
+from tests.repetitions import sample
+from tests.spark.application import run_program
+from tests.spark.processors import speculating
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,15 +32,16 @@ ROOT = Path(__file__).parents[2]
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 SERVER = "holdfast.spark_integration.server.state_server"
+SPECULATING = Path(speculating.__file__)
 START_S = 120
 
 
 @contextmanager
-def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
+def daemon(folder: Path, name: str, *arguments: str, host: str = "127.0.0.1") -> Iterator[None]:
     """Run one of Spark's daemons, and end it and what it has started."""
     environment = {
         **os.environ,
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": host,
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_DAEMON_JAVA_OPTS": spark_classes.java_options(),
         # Of the executors' own files: each has a directory below, which the worker removes with the application.
@@ -51,7 +56,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
                 str(SPARK_CLASS),
                 f"org.apache.spark.deploy.{name}",
                 "--host",
-                "127.0.0.1",
+                host,
                 "--webui-port",
                 "0",
                 *arguments,
@@ -71,16 +76,19 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[None]:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """Run a master, and a worker with cores for two executors; give the master's URL."""
+def cluster(folder: Path, hosts: int = 1) -> Iterator[str]:
+    """Run a master, and workers on so many hosts with cores for two executors in all; give the master's URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
         stack.enter_context(daemon(folder, "master.Master", "--port", str(port)))
         wait_for(port)
-        work = ("--cores", "2", "--memory", "1200m", "--work-dir", str(folder / "worker"))
-        stack.enter_context(daemon(folder, "worker.Worker", *work, url))
+        for n in range(1, hosts + 1):
+            own = folder / f"worker-{n}"
+            own.mkdir()
+            work = ("--cores", str(2 // hosts), "--memory", "1200m", "--work-dir", str(own))
+            stack.enter_context(daemon(own, "worker.Worker", *work, url, host=f"127.0.0.{n}"))
         yield url
 
 
@@ -170,3 +178,21 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
         spark.conf.unset("spark.holdfast.checkpoint.dir")
     assert {row["key"]: (row["n"], row["total"], row["last"]) for row in stored} == state, run.describe()
     assert found_output(folder) == output, run.describe()
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(600)
+@pytest.mark.turn(0, 2)
+@pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
+def test_two_attempts_at_a_shard_at_once(backend: str, tmp_path: Path) -> None:
+    """With speculation both run, on two hosts; Spark takes one, and each row counts once in each micro-batch."""
+    with cluster(tmp_path, hosts=2) as master:
+        told, _ = run_program(SPECULATING, tmp_path, master, backend)
+    found = json.loads(told)
+    keys = range(speculating.KEYS)
+    assert found["second"] == speculating.BATCHES, "each micro-batch was attempted twice"
+    assert found["output"] == [[n] * len(keys) for n in range(1, speculating.BATCHES + 1)]
+    assert found["counts"] == [[key, speculating.BATCHES] for key in keys]
+    assert found["batches"] == [[key, batch] for key in keys for batch in range(speculating.BATCHES)]

@@ -31,6 +31,7 @@ from holdfast.errors import HoldfastError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, read_operator
+from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -79,6 +80,8 @@ class Shard:
             self.pointer = pointer
             if step == 2:
                 log.write_snapshot(self.backend, pointer)
+        later = {**TABLES, "added": TableSchema.of("added", COUNTS.key, THINGS.value)}
+        declare_tables(self.storage, read_operator(self.storage, "totals"), later)
         infos = [info.key for info in self.storage.list("totals/")]
         self.objects = {key: bytes(self.storage.get(key)) for key in infos}
         self.newest = f"{SHARD}/commits/{self.pointer}"
@@ -106,7 +109,13 @@ class Shard:
                 data = put_together(body, footer)
             if data != before:
                 now[digest_of(before)] = digest_of(data), len(data)
-            yield key.replace(digest_of(before)[:16], digest_of(data)[:16]), data
+            yield named_after(data, before, key), data
+
+    def store_with(self, key: str, data: bytes) -> str:
+        """Store all objects, one of them replaced; return its name, which goes with what it is now."""
+        named = named_after(data, self.objects[key], key)
+        self._store({other: stored for other, stored in self.objects.items() if other != key} | {named: data})
+        return named
 
     def _store(self, objects: dict[str, bytes]) -> None:
         self.storage.delete([info.key for info in self.storage.list("totals/")])
@@ -115,15 +124,20 @@ class Shard:
 
     def catalogued(self, key: str, data: bytes) -> str:
         """Look at the object as the commands and clean-ups do."""
-        self._store({**self.objects, key: data})
-        read_operator(self.storage, "totals")
+        named = self.store_with(key, data)
+        stored_tables(self.storage, read_operator(self.storage, "totals"))
         shard = PrefixedStorage(self.storage, SHARD)
         listing = list_shard(shard)
         verify_shard(shard, listing, self.threads, 100)
-        stored = listing.objects.get(key.removeprefix(f"{SHARD}/"))
+        stored = listing.objects.get(named.removeprefix(f"{SHARD}/"))
         if stored is not None and stored.kind in ("commit", "snapshot"):
             read_header(shard, stored, shard.get(stored.key))
         return "read"
+
+
+def named_after(data: bytes, before: bytes, key: str) -> str:
+    """Return the name of an object that was changed: some have the beginning of their digest in it."""
+    return key.replace(digest_of(before)[:16], digest_of(data)[:16])
 
 
 def _age(key: str) -> tuple[int, str]:

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.backends.stored_schema import decode_schemas
 from holdfast.commands.log import _describe
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.claims import Claimant, Claims
 from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.snapshots.manifest import PART_BYTES_MAX, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.transfer import download_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -133,7 +133,7 @@ def read_everything(shard: Shard, key: str, data: bytes) -> None:
             if way == shard.restored:
                 shard.restored(key, data)
             else:
-                shard._store({**shard.objects, key: data})
+                shard.store_with(key, data)
                 way(shard)  # type: ignore[arg-type, call-arg]
         except CorruptionError as exc:
             str(exc).encode()  # can be shown
@@ -160,7 +160,7 @@ def log(shard: Shard) -> None:
 
 def look_at_the_rest(shard: Shard) -> None:
     record = read_operator(shard.storage, "totals")
-    decode_schemas(record.schemas)
+    stored_tables(shard.storage, record)
     retained_versions(shard.storage, record)
     objects = PrefixedStorage(shard.storage, SHARD)
     for trouble in list_shard(objects).of_kind("trouble"):

@@ -35,8 +35,8 @@ def start_spark(folder: Path, settings: dict[str, str] | None = None) -> SparkSe
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[2]").appName("an application of its own")
+    here = {"spark.master": "local[2]", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    builder = SparkSession.builder.appName("an application of its own")
     for key, value in (here | settings_of(folder) | (settings or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

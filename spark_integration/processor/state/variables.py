@@ -75,7 +75,7 @@ class StateVariable:
         InvalidArgumentError
             A type cannot be stored, or a column has a name of holdfast's own.
         """
-        values = arrow_schema(self.schema, self.what)
+        values = arrow_schema(self.schema, self.what, keep_not_null=True)
         keys = pa.schema([*key_types, *self._own_key_types(key_types)])
         if self.ttl_ms is None:
             return {self.table: TableSchema.of(self.table, keys, values)}
@@ -89,8 +89,8 @@ class StateVariable:
         if self.user_key is None:
             return pa.schema([])
         require_key_types(list(self.user_key))
-        types = arrow_schema(self.user_key, f"the key of {self.what}")
-        return pa.schema([pa.field(free_name(_ENTRY + field.name, key_types), field.type) for field in types])
+        types = arrow_schema(self.user_key, f"the key of {self.what}", keep_not_null=True)
+        return pa.schema([field.with_name(free_name(_ENTRY + field.name, key_types)) for field in types])
 
 
 def free_name(name: str, key_types: pa.Schema) -> str:

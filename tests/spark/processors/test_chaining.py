@@ -105,6 +105,52 @@ def test_w9_two_processors_in_a_row(engine: ProcessorEngine, run_on: Open) -> No
             assert sorted(shown, key=str) == [{"k": "a", "n": 3}, {"k": "b", "n": 2}]
 
 
+def seconds(column: str) -> Any:
+    return F.unix_seconds(column).alias(column)
+
+
+def deduplicated(frame: DataFrame, _: Trial) -> DataFrame:
+    """Show the first row of each key; a key that is older than the watermark is forgotten."""
+    return frame.dropDuplicatesWithinWatermark(["k"]).select("k", "n", seconds("at"))
+
+
+def distinct(frame: DataFrame, _: Trial) -> DataFrame:
+    """Show each time once."""
+    return frame.dropDuplicates(["at"]).select(seconds("at"))
+
+
+def joined(frame: DataFrame, on: Trial) -> DataFrame:
+    """Join each row to rows of its key that are 20 to 60 seconds later; those without any come when none can come."""
+    later = on.source(SCHEMA).select(F.col("k").alias("key"), F.col("at").alias("later"))
+    is_later = F.expr("key = k AND later >= at + INTERVAL 20 SECONDS AND later <= at + INTERVAL 60 SECONDS")
+    return frame.join(later, is_later, "left_outer").select("k", "n", seconds("at"), seconds("later"))
+
+
+BEHIND: dict[Any, list[list[tuple[Any, ...]]]] = {
+    deduplicated: [[("a", 1, 10), ("b", 1, 40)], [("c", 1, 400)], [("a", 4, 420)]],
+    distinct: [[(10,), (40,)], [(60,), (70,)], [(400,)], [(420,), (430,)]],
+    joined: [
+        [("a", 1, 10, 40)],
+        [("a", 1, 10, 60), ("a", 2, 40, 60), ("b", 1, 40, 70)],
+        [("a", 3, 60, None), ("b", 2, 70, None), ("c", 1, 400, 430)],
+    ],
+}
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+@pytest.mark.parametrize("behind", sample(list(BEHIND)), ids=lambda behind: behind.__name__)
+def test_w9_deduplication_and_joins_behind_a_processor(behind: Any, engine: ProcessorEngine, run_on: Open) -> None:
+    """W9: the watermark reaches their state, and drops what is late and what is over, in the same micro-batches."""
+    with run_on(engine) as on:
+        feed(on, ("a", 10), ("a", 40), ("b", 40))
+        feed(on, ("a", 60), ("b", 70))
+        feed(on, ("c", 400))
+        feed(on, ("a", 420), ("c", 430))
+        on.run(behind(numbered(on, engine), on), "append")
+        found = [sorted(rows, key=str) for rows in on.batches if rows]
+        assert found == BEHIND[behind]
+
+
 @by_engine([*sample(SPARK), *sample(OURS)])
 def test_w10_without_the_column_nothing_can_stand_behind(engine: ProcessorEngine, run_on: Open) -> None:
     """W10: the query does not start."""

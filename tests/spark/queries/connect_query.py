@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors.exceptions.connect import SparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
+from holdfast.errors import InvalidArgumentError
 from tests.spark.application import settings_of
 from tests.spark.processors.engines import NEEDED
 
@@ -123,13 +125,45 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
         .groupBy("key")
         .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
     )
+    begun = (
+        holdfast.stream(events)
+        .groupBy("key")
+        .transformWithState(
+            CountRows(),
+            "key string, n long",
+            "update",
+            "None",
+            initialState=spark.sql("select 'b' as key, uuid() as id, rand() as chance").groupBy("key"),
+            name="begun",
+        )
+    )
+    writer = begun.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "query-begun")).start().awaitTermination()
+    begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
     return {
+        "begun": sorted(begun_state.to_pylist(), key=repr),
+        "refused": refused(spark, events),
         "state": sorted(state.to_pylist(), key=repr),
         "state by key": sorted(state_by_key.to_pylist(), key=repr),
         "processed": sorted(processed_state.to_pylist(), key=repr),
         "woken": with_timers(spark, events, folder),
         "batch": [row.asDict() for row in once.collect()],
     }
+
+
+def refused(spark: SparkSession, events: DataFrame) -> list[str]:
+    """Return what is said of initial states that are grouped by something else than columns."""
+    found = []
+    for given in ("select 'b' as key, rand() as chance", "select 'b' as key, 0.5 as chance"):
+        frame = spark.sql(given)
+        for grouped in (frame.groupBy(F.upper("key").alias("key")), frame.rollup("key")):
+            try:
+                holdfast.stream(events).groupBy("key").transformWithState(
+                    CountRows(), "key string, n long", "update", "None", initialState=grouped, name="refused"
+                )
+            except InvalidArgumentError as exc:
+                found.append(str(exc))
+    return found
 
 
 def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
@@ -163,10 +197,15 @@ def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 
 class CountRows(StatefulProcessor):
-    """Counts the rows of each key."""
+    """Counts the rows of each key; an initial row counts ten."""
 
     def init(self, handle: Any) -> None:
         self._n = handle.getValueState("n", "n long")
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        assert len(initialState.id) == 36
+        assert 0 <= initialState.chance < 1
+        self._n.update((10,))
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
         before = self._n.get() or (0,)

@@ -19,6 +19,9 @@ PROGRAM = Path(__file__).with_name("connect_query.py")
 def require_each_api(found: dict[str, Any]) -> None:
     assert found["state"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
     assert found["state by key"] == found["processed"] == found["state"]
+    assert found["begun"] == [{"key": "a", "n": 2}, {"key": "b", "n": 11}, {"key": None, "n": 1}]
+    assert len(found["refused"]) == 4
+    assert all("must be grouped by columns" in text for text in found["refused"])
     assert all(row["n"] >= 1 for row in found["woken"]), "each timer was due after the first micro-batch"
     assert [row["key"] for row in found["woken"]] == ["a", "b", None]
     assert found["batch"] == [{"key": "a", "n": 2}]

@@ -61,11 +61,14 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     claim = f"totals/claims/{claim_name(me, 1, 1)}.1"
     (root / claim).write_bytes(b"?")
     (root / "totals/claims/now.1").write_bytes(b"")
+    (root / "totals/announced").mkdir()
+    (root / "totals/announced/0123456789abcdef.1").write_bytes(b"")
     age(root)
     before = files(root)
     done = document("gc", root, "--yes", status=1)
     assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
-    assert files(root) == before - {"totals/claims/now.1"}, "a look at the clock that was left behind"
+    left = {"totals/claims/now.1", "totals/announced/0123456789abcdef.1"}
+    assert files(root) == before - left, "a look at the clock and an announcement that were left behind"
     (damage,) = document("verify", root, status=1)["damages"]
     assert (damage["key"], damage["lost"]) == (claim, [])
     assert damage["problem"].startswith("is not a whole holdfast file")

@@ -14,7 +14,7 @@ from holdfast.backends import stored_file
 from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, described
 from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -44,6 +44,13 @@ def storage() -> Iterator[FaultyStorage]:
 
 def names(storage: ObjectStorage) -> list[str]:
     return [info.key.removeprefix("totals/schemas/") for info in storage.list("totals/schemas/")]
+
+
+def put_tables(storage: ObjectStorage, changed: dict[str, object], named: str | None = None) -> None:
+    """Store an object beside the record, under the digest of what it holds or another name."""
+    header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(B), **changed}
+    data, digest = stored_file.encode("schemas", header)
+    storage.put(f"totals/schemas/000001-{named or digest[:16]}", data)
 
 
 def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage) -> None:
@@ -103,12 +110,13 @@ def test_what_does_not_go_with_stored_rows_is_refused_before_anything_is_written
 
 
 @pytest.mark.parametrize("kind", ["fail", "lose_reply"])
-def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, kind: str) -> None:
+@pytest.mark.parametrize("what", ["schemas", "announced"])
+def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, what: str, kind: str) -> None:
     """Stored or not: the next attempt goes on."""
-    faulty = FaultyStorage(storage, [Fault(kind, action="put")])  # type: ignore[arg-type]
+    faulty = FaultyStorage(storage, [Fault(kind, action="put", key=f"*/{what}/*")])  # type: ignore[arg-type]
     with pytest.raises(UnavailableError):
         declare_tables(faulty, RECORD, WIDE)
-    assert stored_tables(storage, RECORD).held == (A if kind == "fail" else WIDE)
+    assert stored_tables(storage, RECORD).held == (WIDE if (what, kind) == ("schemas", "lose_reply") else A)
     declare_tables(storage, RECORD, WIDE)
     assert stored_tables(storage, RECORD).held == WIDE
     assert len(names(storage)) == 1
@@ -120,8 +128,7 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
     second = table("c", n=pa.string())
 
     def meanwhile() -> None:
-        header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(first)}
-        storage.put("totals/schemas/000001-0000000000000000", stored_file.encode("schemas", header)[0])
+        put_tables(storage, {"schemas": encode_schemas(first)})
 
     faulty = FaultyStorage(storage, [Fault("delay", action="put", wait=meanwhile)])
     with pytest.raises(ConflictError, match="one run at a time"):
@@ -150,10 +157,43 @@ def test_an_object_that_says_what_none_says_is_damaged(
     """Each reader may rely on what it gets, whoever has written it; what is not named as ours is left alone."""
     storage.put("totals/schemas/notes.txt", b"not ours")
     assert stored_tables(storage, RECORD).held == A
-    header = {"operator": "totals", "query_id": "query", "schemas": encode_schemas(B), **changed}
-    storage.put("totals/schemas/000001-0123456789abcdef", stored_file.encode("schemas", header)[0])
+    put_tables(storage, changed)
     with pytest.raises(CorruptionError, match=said):
         stored_tables(storage, RECORD)
+
+
+def test_an_object_under_another_name_is_damaged(storage: FaultyStorage) -> None:
+    """Names decide the order, and tell tasks of one run that an object is theirs."""
+    put_tables(storage, {}, named="0123456789abcdef")
+    for ask in (stored_tables, lambda *asked: declare_tables(*asked, B)):
+        with pytest.raises(CorruptionError, match="000001-0123456789abcdef is not what its name says"):
+            ask(storage, RECORD)
+
+
+def test_an_announcement_that_is_damaged_is_named(storage: FaultyStorage) -> None:
+    """What it announces cannot be told, so nothing is stored beside it; the writer's own is withdrawn."""
+    storage.put("totals/announced/0123456789abcdef.aa", b"no such file")
+    with pytest.raises(CorruptionError, match=r"totals/announced/0123456789abcdef.aa is not a whole"):
+        declare_tables(storage, RECORD, B)
+    assert [info.key for info in storage.list("totals/")] == [
+        "totals/announced/0123456789abcdef.aa",
+        "totals/operator",
+    ]
+
+
+def test_what_was_never_null_is_kept(storage: FaultyStorage) -> None:
+    """Of a value or a key, while every run that declares the table declares it so; in record and later objects."""
+    columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("s", pa.string(), nullable=False)])
+    fixed = {"f": TableSchema.of("f", pa.schema([pa.field("k", pa.string(), nullable=False)]), columns)}
+    loose = {"f": TableSchema.of("f", KEY, pa.schema([*columns][:1]))}
+    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed), tables=described(fixed))
+    every, some = {"f": {"key.k", "value.n", "value.s"}}, {"f": {"value.n"}}
+    assert stored_tables(storage, other).never_null == every
+    for declared, never in ((A, every), (fixed, every), (loose, some), (fixed, some)):
+        declare_tables(storage, other, declared)
+        found = stored_tables(storage, other)
+        assert {"f": found.never_null["f"]} == never
+        assert not any(field.nullable is False for field in found.held["f"].columns if field.name in every["f"])
 
 
 def test_queries_do_not_share_what_they_declare(storage: FaultyStorage) -> None:

@@ -48,6 +48,14 @@ def step_of(declare: Declare, folder: Any) -> TransformWithState:
     return ProcessorShard(folder / "shard", processor, "ProcessingTime").step
 
 
+def not_null(schema: StructType) -> StructType:
+    return StructType([StructField(field.name, field.dataType, False) for field in schema])
+
+
+def entries(key: StructType) -> Declare:
+    return lambda handle: handle.getMapState("m", key, N)
+
+
 def value(schema: StructType, ttl_ms: int | None = None, name: str = "v") -> Declare:
     return lambda handle: handle.getValueState(name, schema, ttl_ms)
 
@@ -66,7 +74,10 @@ GOES: dict[str, list[Declare]] = {
     ],
     "TTL, and none, and TTL": [value(N, 5), value(N), value(N, 7)],
     "TTL for a column": [value(columns(n=LongType(), m=LongType())), value(N, 5)],
-    "a column that was NOT NULL before": [value(StructType([StructField("n", LongType(), False)])), value(N)],
+    "a column that was NOT NULL before": [value(not_null(N)), value(N)],
+    "a column that was always NOT NULL": [value(not_null(N)), value(TEXT, name="w"), value(not_null(N))],
+    "a key that was always NOT NULL": [entries(not_null(TEXT)), entries(not_null(TEXT))],
+    "a new variable that is NOT NULL": [value(TEXT, name="w"), value(not_null(N))],
     "a name that is that of an index": [value(N, 5, "x"), lambda handle: handle.getListState("x.expiring", N)],
     "everything else": [value(N), lambda handle: handle.getMapState("w", TEXT, N)],
 }
@@ -94,6 +105,16 @@ DOES_NOT: dict[str, tuple[list[Declare], str]] = {
         ],
         "m: it is NOT NULL",
     ),
+    "a column becomes NOT NULL": ([value(N), value(not_null(N))], "n: it is NOT NULL"),
+    "a column that was not NOT NULL in between": (
+        [value(not_null(N), 5), value(N, 5), value(not_null(N), 5)],
+        "n: it is NOT NULL",
+    ),
+    "a column that was absent in between": (
+        [value(not_null(N)), value(TEXT), value(StructType([*TEXT, *not_null(N)]))],
+        "n: it is NOT NULL",
+    ),
+    "a map's key becomes NOT NULL": ([entries(TEXT), entries(not_null(TEXT))], "entry.note: it is NOT NULL"),
     "TTL over a column of its name": (
         [value(columns(n=LongType(), expires_ms=LongType())), value(N, 5)],
         "expires_ms: a column of the user's and the time to live",

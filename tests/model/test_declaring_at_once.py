@@ -1,0 +1,207 @@
+"""Two runs of a query that declare tables at once, with every order of their requests up to three changes of turn.
+
+Claims keep runs apart; should they meet all the same, no state may be written that nobody can read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.evolution import require_readable
+from holdfast.backends.run import TableSchema
+from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, UnavailableError
+from holdfast.snapshotter.ownership import stored_tables as module
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
+from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
+from tests.repetitions import sample
+
+KEY = pa.schema([("k", pa.string())])
+Tables = dict[str, TableSchema]
+REQUESTS = 9
+"""At least as many as a writer makes that finds another one's tables, and one that finds them announced."""
+_numbers = itertools.count()
+
+
+def table(name: str, **columns: pa.DataType) -> Tables:
+    return {name: TableSchema.of(name, KEY, pa.schema(list(columns.items())))}
+
+
+BEGUN = table("a", n=pa.int32())
+RECORD = OperatorRecord.of("totals", "query", "def-1", "run-1", 2, BEGUN, 100)
+TEXT, NUMBER = table("c", x=pa.string()), table("c", x=pa.int64())
+NARROW = table("c", x=pa.int32(), note=pa.string())
+BESIDE = table("d", y=pa.string())
+# By name two declarations that cannot both be, or in one order only. Each pair both ways round: the names of objects,
+# and so their order, come from what they hold.
+APART = {"text and number": (TEXT, NUMBER), "wide and narrow": (NUMBER, NARROW)}
+APART |= {f"{name}, the other way round": (second, first) for name, (first, second) in APART.items()}
+
+
+class Turns:
+    """Lets two writers make requests by turns: the first so many, the second so many, and so on; then to the end."""
+
+    def __init__(self, plan: Sequence[int]) -> None:
+        self._plan = list(plan)
+        self._whose = 0
+        self._over: set[int] = set()
+        self._changed = threading.Condition()
+
+    def wait(self, writer: int) -> None:
+        """Wait for the turn to make a request; what the writer asked before has been done."""
+        with self._changed:
+            while not self._may(writer):
+                self._changed.wait()
+            if self._plan:
+                self._plan[0] -= 1
+
+    def _may(self, writer: int) -> bool:
+        while self._plan and (self._plan[0] == 0 or self._whose in self._over):
+            del self._plan[0]
+            self._whose = 1 - self._whose
+            self._changed.notify_all()
+        return self._whose == writer or 1 - writer in self._over
+
+    def end(self, writer: int) -> None:
+        with self._changed:
+            self._over.add(writer)
+            self._changed.notify_all()
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as opened:
+        yield opened
+
+
+def begun() -> ObjectStorage:
+    storage = open_storage(f"memory://at-once-{next(_numbers)}")
+    declare_operator(storage, RECORD)
+    return storage
+
+
+def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema]) -> HoldfastError | None:
+    try:
+        declare_tables(storage, RECORD, {**BEGUN, **declared})
+    except (ConflictError, SchemaMismatchError) as exc:
+        return exc
+    return None
+
+
+def at_once(
+    threads: ThreadPoolExecutor, storage: ObjectStorage, pair: tuple[Tables, Tables], plan: Sequence[int]
+) -> list[HoldfastError | None]:
+    turns = Turns(plan)
+
+    def write(writer: int) -> HoldfastError | None:
+        asked = FaultyStorage(storage, [Fault("delay", times=None, wait=lambda: turns.wait(writer))])
+        try:
+            found = outcome(asked, pair[writer])
+        finally:
+            turns.end(writer)
+        assert len(asked.operations) <= REQUESTS, "else not every order is tried"
+        return found
+
+    return [done.result(timeout=60) for done in [threads.submit(write, writer) for writer in (0, 1)]]
+
+
+def plans() -> Sequence[tuple[int, ...]]:
+    return sample(list(itertools.product(range(REQUESTS + 1), repeat=3)), quick=80)
+
+
+def left_behind(storage: ObjectStorage) -> list[str]:
+    return [info.key for info in storage.list("totals/announced/")]
+
+
+def require_held(storage: ObjectStorage, declared: Tables, plan: object) -> None:
+    """Check that rows of these tables can be read for ever, with all their columns."""
+    held = stored_tables(storage, RECORD).held
+    for name, schema in declared.items():
+        require_readable(schema, held[name], source=f"state of {plan}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(APART))
+def test_of_two_that_cannot_both_be_one_is_told(name: str, threads: ThreadPoolExecutor) -> None:
+    """Before it writes state; what the other has declared counts. If both are told, either may start again."""
+    for plan in plans():
+        with begun() as storage:
+            found = at_once(threads, storage, APART[name], plan)
+            for tables, error in zip(APART[name], found, strict=True):
+                if error is None:
+                    require_held(storage, tables, plan)
+            assert left_behind(storage) == [], plan
+            if None not in found:
+                declare_tables(storage, RECORD, {**BEGUN, **APART[name][0]})
+
+
+@pytest.mark.slow
+def test_two_that_go_together_do_not_hinder_each_other(threads: ThreadPoolExecutor) -> None:
+    """Whoever comes first; two tasks of one run write one object."""
+    for plan in plans():
+        with begun() as storage:
+            assert at_once(threads, storage, (TEXT, BESIDE), plan) == [None, None], plan
+            assert stored_tables(storage, RECORD).held == {**BEGUN, **TEXT, **BESIDE}, plan
+        with begun() as storage:
+            assert at_once(threads, storage, (TEXT, TEXT), plan) == [None, None], plan
+            assert len(storage.list("totals/schemas/")) == 1, plan
+            assert left_behind(storage) == [], plan
+
+
+class Killed(BaseException):
+    """Ends a writer as a kill does: it does nothing more."""
+
+
+def killed(storage: ObjectStorage, declared: Tables, kind: Kind, nth: int) -> bool:
+    """Declare tables; tell whether the writer was killed before or after its n-th request."""
+
+    def die() -> None:
+        raise Killed
+
+    try:
+        outcome(FaultyStorage(storage, [Fault(kind, nth=nth)], stop=die), declared)
+    except Killed:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["stop", "stop_after"])
+def test_what_a_killed_writer_announced_counts_for_a_while(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For it may not be dead. Whoever declares the same, or what goes with it, does not heed it."""
+    kills, refused = 0, 0
+    for nth in range(1, REQUESTS + 1):
+        with begun() as storage:
+            if not killed(storage, TEXT, kind, nth):
+                continue
+            kills += 1
+            assert outcome(storage, BESIDE) is None
+            is_stored = "c" in stored_tables(storage, RECORD).held
+            told = outcome(storage, NUMBER)
+            assert isinstance(told, SchemaMismatchError if is_stored else ConflictError) or (
+                told is None and not left_behind(storage)
+            )
+            refused += isinstance(told, ConflictError)
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "ALIVE_MS", -1)
+                patch.setattr(module, "_STORED_WITHIN_MS", 1000)
+                assert (outcome(storage, NUMBER) is None) != is_stored
+    assert kills == 6
+    assert refused == 3
+
+
+def test_a_writer_that_took_too_long_does_not_store() -> None:
+    """Others may have stopped to heed it."""
+    clock = iter([0, module.ALIVE_MS])
+    with begun() as storage:
+        with pytest.raises(UnavailableError, match="took too long"):
+            declare_tables(storage, RECORD, {**BEGUN, **TEXT}, now_ms=lambda: next(clock))
+        assert stored_tables(storage, RECORD).held == BEGUN
+        assert left_behind(storage) == []
