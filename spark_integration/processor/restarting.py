@@ -123,9 +123,9 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
     if why:
         _refuse(
             "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION",
-            f"stored values of {variable.what} cannot be read as it declares them ({'; '.join(why)}): columns that may "
-            "be null can be added, columns removed, and numbers widened. Declare the stored columns, give the variable "
-            f"another name, {_NEW_OPERATOR}",
+            f"Schema evolution is not possible: stored values of {variable.what} cannot be read as it declares them "
+            f"({'; '.join(why)}): columns that may be null can be added, columns removed, and numbers widened. Declare "
+            f"the stored columns, give the variable another name, {_NEW_OPERATOR}",
             stored=_shown(latest.value),
             asked=_shown(declared.value),
         )

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import ListState
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.spark_errors import state_error
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
@@ -47,7 +47,7 @@ class ProcessorListState(ListState):
         self._name = name
         self._entries = entries
         self._rows = rows
-        self._slab = slab
+        self._slab: Slab = slab
         self._windows = SlabEntries(entries, slab)
         self._numbers = count(version * _NUMBERS_PER_VERSION)
         self.begin()
@@ -57,6 +57,10 @@ class ProcessorListState(ListState):
         self._appended: dict[int, list[State]] = {}
         self._replaced: set[int] = set()
         self._stored: dict[int, list[State] | None] = {}
+
+    def drop(self, name: str) -> None:
+        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
+        self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
         at = self._slab.current("checking list state exists")

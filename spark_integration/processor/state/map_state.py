@@ -17,7 +17,7 @@ from pyspark.sql.types import Row
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
 from holdfast.spark_integration.tables.entry_rows import EntryRows
@@ -88,7 +88,7 @@ class ProcessorMapState(MapState):
         self._entries = entries
         self._user_keys = user_keys
         self._rows = rows
-        self._slab = slab
+        self._slab: Slab = slab
         self._make_row = Row(*value_names)
         self._windows = SlabEntries(entries, slab)
         self.begin()
@@ -99,6 +99,10 @@ class ProcessorMapState(MapState):
         self._cleared: set[int] = set()
         self._stored: dict[int, _Fetched] = {}
         self._fetched: list[_Window] = []
+
+    def drop(self, name: str) -> None:
+        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
+        self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
         self._slab.current("checking map state exists")

@@ -6,7 +6,7 @@ from threading import get_ident
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state
+from holdfast.spark_integration.processor.state.spark_errors import invalid_handle_state, missing_variable
 
 _NONE = -1
 
@@ -70,3 +70,21 @@ class Slab:
         if self._at == _NONE:
             raise invalid_handle_state(doing, doing.replace(" ", "_"), self.phase)
         return self._at
+
+
+class MissingSlab(Slab):
+    """What the state of a variable has in place of a slab, once ``init`` has deleted what it declared.
+
+    Parameters
+    ----------
+    name : str
+        The variable.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def current(self, doing: str) -> int:
+        """Raise `PySparkRuntimeError`, whoever asks."""
+        raise missing_variable(doing, self._name)

@@ -38,3 +38,13 @@ def invalid_time_mode(doing: str, operation: str, time_mode: str) -> PySparkRunt
         INVALID_TIME_MODE,
         f"Failed to perform stateful processor operation={operation} with invalid timeMode={time_mode}.",
     )
+
+
+def missing_variable(doing: str, name: str) -> PySparkRuntimeError:
+    """Return the error of a use of a variable that the processor has deleted after it declared it."""
+    return state_error(
+        doing,
+        "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY",
+        f"init has declared the variable {name} and then deleted it: call deleteIfExists before the declaration, which "
+        "then finds it empty, or leave the declaration out.",
+    )

@@ -46,7 +46,7 @@ class ProcessorStates:
         self._grouping = grouping
         self._slab = slab
         self._times = times
-        self._opened: list[State] = []
+        self._opened: dict[str, State] = {}
         self._expiries: list[Expiry] = []
         self._deleted: list[str] = []
 
@@ -57,7 +57,7 @@ class ProcessorStates:
             expiry = Expiry(variable.table, variable.ttl_ms, self._times.processing_ms, self._times.previous_ms)
             self._expiries.append(expiry)
         state = self._state(variable, expiry)
-        self._opened.append(state)
+        self._opened[variable.name] = state
         return state
 
     def _state(self, variable: StateVariable, expiry: Expiry | None) -> State:
@@ -71,8 +71,10 @@ class ProcessorStates:
         return ProcessorMapState(variable.name, entries, user_keys, rows, self._slab, variable.schema.names)
 
     def drop(self, name: str) -> None:
-        """Remember to remove all values of a variable."""
+        """Remember to remove all values of a variable; if it was opened, its state cannot be used any more."""
         self._deleted.append(name)
+        if name in self._opened:
+            self._opened.pop(name).drop(name)
 
     def drop_deleted(self) -> None:
         """Remove all values of the variables that ``deleteIfExists`` named."""
@@ -86,7 +88,7 @@ class ProcessorStates:
 
     def begin(self) -> None:
         """Begin a slab."""
-        for state in self._opened:
+        for state in self._opened.values():
             state.begin()
 
     def flush(self) -> None:
@@ -97,7 +99,7 @@ class ProcessorStates:
         StateValueError
             A value does not fit its column; ``row`` is the place of its key in the slab.
         """
-        for state in self._opened:
+        for state in self._opened.values():
             state.flush()
 
     def evict(self) -> None:

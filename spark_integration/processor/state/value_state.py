@@ -9,7 +9,7 @@ from pyspark.sql.streaming.stateful_processor import ValueState
 
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_BYTES, SLAB_KEYS
-from holdfast.spark_integration.processor.state.slab import Slab
+from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, KeyRows, open_rows
 
@@ -38,7 +38,7 @@ class ProcessorValueState(ValueState):
         self._table = table
         self._expiry = expiry
         self._rows = rows
-        self._slab = slab
+        self._slab: Slab = slab
         self._keys = SLAB_KEYS if rows.is_small else _FETCHED_FIRST
         self.begin()
 
@@ -48,6 +48,10 @@ class ProcessorValueState(ValueState):
         self._opened: KeyRows | ExpiringKeyRows | None = None
         self._stored: list[State | None] = []
         self._first = 0
+
+    def drop(self, name: str) -> None:
+        """Refuse all use from now on: the variable of this name was deleted after it was declared."""
+        self._slab = MissingSlab(name)
 
     def exists(self) -> bool:
         return self._get("checking value state exists") is not None

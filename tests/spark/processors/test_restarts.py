@@ -174,7 +174,7 @@ def test_e6_e3_variables_and_columns_come_and_go(engine: ProcessorEngine, run_on
         assert engine.is_spark or servers <= servers_below(local_state), "other servers than before"
 
 
-_VALUE = "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"
+_VALUE = "[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"
 _KEY = "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE"
 _KIND = "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE"
 _CONFIG = "STATE_STORE_INVALID_CONFIG_AFTER_RESTART"

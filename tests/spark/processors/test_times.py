@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -142,6 +143,31 @@ def test_d7_a_variable_that_is_deleted_is_empty(engine: ProcessorEngine, run_on:
             on.run(engine.transform(on.source("k string", delay=None), ["k"], made, SHOWN, "append", "none"), "append")
         counts = [{key: int(n) for key, n in rows} for rows in on.batches if rows]
     assert counts == [{"a": n, "b": n} for n in (0, 1, 0, 1)]
+
+
+class _DeletingTooLate(Calling):
+    """Deletes its value in `init`, after it has declared it."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.deleteIfExists("value")
+
+
+@by_way(ways(2))
+def test_d7_a_variable_that_is_deleted_after_its_declaration(way: Way, run: Run) -> None:
+    """D7: each use of it is an error, which may be caught, and ends no task."""
+
+    def uses(key: Any, rows: Any, processor: Calling) -> Any:
+        shown = []
+        for use in (processor.value.exists, processor.value.get, lambda: processor.value.update((1,))):
+            with pytest.raises(PySparkRuntimeError) as caught:
+                use()
+            shown.append(str(caught.value).partition(":")[0])
+        return [processor.emit(key[0], shown)]
+
+    rows = run(way, pa.table({"k": ["a", "b"]}), "k string", ["k"], _DeletingTooLate(way.api, uses), SHOWN)
+    words = ["Error checking value state exists", "Error getting value state", "Error updating value state"]
+    assert sorted(rows) == [(key, repr(words)) for key in "ab"]
 
 
 def test_e8_spark_refuses_frames_after_rows(run_on: Open) -> None:

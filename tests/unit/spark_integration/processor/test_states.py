@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +332,40 @@ def test_variables_may_have_any_names_and_columns_those_of_keys(tmp_path: Path) 
     shard.each(["k"], lambda states, *_: (states[0].appendValue((1,)), states[1].updateValue((2,), (3,)))[:0])
     seen = shard.each(["k"], lambda states, *_: (list(states[0].get()), list(states[1].iterator())))
     assert seen == {"k": repr(([(1,)], [((2,), (3,))]))}
+
+
+_USES: dict[str, list[Callable[[Any], Any]]] = {
+    "value": [lambda s: s.exists(), lambda s: s.get(), lambda s: s.update((1,)), lambda s: s.clear()],
+    "list": [lambda s: s.exists(), lambda s: list(s.get()), lambda s: s.appendValue((1,)), lambda s: s.put([(1,)])],
+    "map": [lambda s: s.exists(), lambda s: list(s.keys()), lambda s: s.getValue((1,)), lambda s: s.removeKey((1,))],
+}
+
+
+@pytest.mark.parametrize(("at", "name"), list(enumerate(_USES)))
+def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, tmp_path: Path) -> None:
+    """D7: each use is an error, which a processor may catch, and stores nothing; its values are gone."""
+
+    def declare(handle: Any) -> tuple[Any, Any, Any]:
+        states = declare_all(handle)
+        handle.deleteIfExists(name)
+        return states
+
+    def fill(states: Any, *_: Any) -> None:
+        value, elements, entries = states
+        value.update((1,))
+        elements.appendValue((1,))
+        entries.updateValue((1,), (1, "x"))
+
+    def use(states: Any, *_: Any) -> None:
+        for call in _USES[name]:
+            with pytest.raises(PySparkRuntimeError, match=r"^Error .*_MISSING_COLUMN_FAMILY.* deleted"):
+                call(states[at])
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare_all))
+    shard.each(["a"], fill)
+    shard.restart(Scripted(declare))
+    shard.each(["a"], use)
+    shard.restart(Scripted(declare_all))
+    left = [(1,), [(1,)], {(1,): (1, "x")}]
+    left[at] = [None, [], {}][at]
+    assert shard.each(["a"], everything) == {"a": repr(tuple(left))}
