@@ -50,7 +50,7 @@ def daemon(folder: Path, name: str, *arguments: str, host: str = "127.0.0.1") ->
         "PYTHONPATH": str(ROOT),
         RUN_MARK: str(folder),
     }
-    with (folder / f"{name.rpartition('.')[2]}.log").open("ab") as log:
+    with (folder / f"{name.rpartition('.')[2]}-{host}.log").open("ab") as log:
         process = subprocess.Popen(
             [
                 str(SPARK_CLASS),
@@ -85,10 +85,8 @@ def cluster(folder: Path, hosts: int = 1) -> Iterator[str]:
         stack.enter_context(daemon(folder, "master.Master", "--port", str(port)))
         wait_for(port)
         for n in range(1, hosts + 1):
-            own = folder / f"worker-{n}"
-            own.mkdir()
-            work = ("--cores", str(2 // hosts), "--memory", "1200m", "--work-dir", str(own))
-            stack.enter_context(daemon(own, "worker.Worker", *work, url, host=f"127.0.0.{n}"))
+            work = ("--cores", str(2 // hosts), "--memory", "1200m", "--work-dir", str(folder / f"worker-{n}"))
+            stack.enter_context(daemon(folder, "worker.Worker", *work, url, host=f"127.0.0.{n}"))
         yield url
 
 
