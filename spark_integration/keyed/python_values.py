@@ -136,14 +136,7 @@ class RowValues:
 
 
 def make_row(names: Row, values: Iterable[Any]) -> Row:
-    """Return ``names(*values)``, for one value for each name, at a third of the cost.
-
-    Parameters
-    ----------
-    names : Row
-        As ``Row("a", "b")``.
-    values : iterable
-    """
+    """Return ``names(*values)`` at a third of the cost; `names` is as ``Row("a", "b")``, with a value for each."""
     row: Row = tuple.__new__(Row, values)
     row.__dict__["__fields__"] = names
     return row
