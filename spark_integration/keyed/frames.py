@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray, one_chunk
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.frame_blocks import consecutive
 from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import require_utf8
 
@@ -128,8 +129,7 @@ class KeyFrames(KeySlabs[pd.DataFrame]):
         return pd.DataFrame(columns=self._names.view())
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[pd.DataFrame]]:
-        for frame in cut(rows, bounds, self._format.to_frame):
-            yield iter((frame,))
+        yield from map(iter, zip(cut(rows, bounds, self._format.to_frame)))
 
     def convert(self, rows: pa.Table) -> Iterator[pd.DataFrame]:
         yield self._format.to_frame(rows)
@@ -171,28 +171,10 @@ def cut(rows: pa.Table, bounds: IntArray, to_frame: Callable[[pa.Table], pd.Data
     for which in range(classes.max(initial=-1) + 1):
         chosen = classes == which
         some = rows if chosen.all() else rows.filter(pa.array(np.repeat(chosen, sizes)))
-        of_class.append(_consecutive(to_frame(some), sizes[chosen]))
+        of_class.append(consecutive(to_frame(some), sizes[chosen]))
     if len(of_class) == 1:
         return of_class[0]
     return (next(of_class[which]) for which in classes.tolist())
-
-
-def _consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
-    """Cut a frame into consecutive frames, each with an index that starts at 0.
-
-    Frames share index and labels, which are immutable except for their names; a name that a function sets is undone.
-    """
-    codes = np.repeat(np.arange(len(sizes)), sizes)
-    index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
-    labels = frame.columns
-    for _, part in frame.groupby(codes, sort=False):
-        size = len(part)
-        part.index = index[size]
-        yield part
-        if index[size].name is not None:
-            index[size] = pd.RangeIndex(size)
-        if labels.name is not None:
-            labels.name = None
 
 
 def _null_classes(rows: pa.Table, bounds: IntArray) -> IntArray:

@@ -19,15 +19,12 @@ from pyspark.sql.types import StructType
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.keyed.frame_blocks import Array, blocks_of, concatenated, joined_columns
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
 # Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
 GATHERED_FRAMES = 256
-#: A private method of pandas' frames; see `column_arrays`.
-PRIVATE_ARRAYS = "_iter_column_arrays"
-
-Array = np.ndarray[Any, np.dtype[Any]] | pd.api.extensions.ExtensionArray
 
 
 class OutputFrames:
@@ -75,23 +72,31 @@ class OutputFrames:
         InvalidArgumentError
             Text that is not UTF-8, in a column backed by pyarrow.
         """
-        for frame in _iterable(returned):
-            self._check(frame)
-            if len(frame):
-                yield from self.add(frame, key)
+        for frame in self.frames_of(returned):
+            rows = len(frame)
+            if rows:
+                self._add(frame, rows, key)
+                if self._rows > self._rows_each:
+                    yield from self.finish()
 
-    def add(self, frame: pd.DataFrame, key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """Add a frame with rows; yield a batch if that fills it."""
-        columns = column_arrays(frame)
-        labels = tuple(frame.columns)
-        likeness = (labels, *[column.dtype for column in columns])
+    def frames_of(self, returned: object) -> Iterator[pd.DataFrame]:
+        """Iterate over what the function returned, and check each frame; columns of one with rows are checked later."""
+        for frame in _iterable(returned):
+            if not isinstance(frame, pd.DataFrame):
+                raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
+            if not len(frame):
+                self._require_width(len(frame.columns))
+            yield frame
+
+    def _add(self, frame: pd.DataFrame, rows: int, key: tuple[Any, ...]) -> None:
+        places, blocks = blocks_of(frame)
+        labels = tuple(frame.columns.tolist())
+        likeness = (labels, places, *[block.dtype for block in blocks])
         alike = self._alike.get(likeness)
         if alike is None:
-            alike = self._alike[likeness] = _AlikeFrames(self.places(labels))
-        alike.add(columns, self._rows, len(frame), key)
-        self._rows += len(frame)
-        if self._rows > self._rows_each:
-            yield from self.finish()
+            alike = self._alike[likeness] = _AlikeFrames(places, self.places(labels))
+        alike.add(blocks, self._rows, rows, key)
+        self._rows += rows
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield what is left."""
@@ -105,18 +110,16 @@ class OutputFrames:
         arrived = np.concatenate([frames.row_numbers() for frames in alike])
         yield pa.concat_batches(batches).take(pa.array(np.argsort(arrived)))
 
-    def _check(self, frame: object) -> None:
-        if not isinstance(frame, pd.DataFrame):
-            raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
-        columns = len(frame.columns)
-        if columns != len(self._schema) and not (columns == 0 and frame.empty):
+    def _require_width(self, columns: int) -> None:
+        if columns and columns != len(self.names):
             raise PySparkRuntimeError(
                 errorClass="RESULT_COLUMN_SCHEMA_MISMATCH",
-                messageParameters={"expected": str(len(self._schema)), "actual": str(columns)},
+                messageParameters={"expected": str(len(self.names)), "actual": str(columns)},
             )
 
     def places(self, labels: tuple[Any, ...]) -> list[int]:
         """Return, for each column of the output, its position in a frame with these labels."""
+        self._require_width(len(labels))
         names = self.names
         if not labels or not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
             return list(range(len(labels)))
@@ -170,24 +173,20 @@ class OutputFrames:
         )
 
 
-def column_arrays(frame: pd.DataFrame) -> list[Any]:
-    """Return the arrays of a frame's columns.
-
-    The public way builds a Series per column and costs about 20 µs, as much as the rest of the loop spends on a key.
-    So this uses pandas' private method as long as it exists.
-    """
-    private = getattr(frame, PRIVATE_ARRAYS, None)
-    if private is not None:
-        return list(private())
-    arrays = [frame.iloc[:, place].array for place in range(frame.shape[1])]
-    return [a.to_numpy() if isinstance(a, pd.arrays.NumpyExtensionArray) else a for a in arrays]
-
-
 class _AlikeFrames:
-    """Frames with the same labels and dtypes, as arrays of their columns; `keys` has the key of each frame."""
+    """Frames with the same labels and blocks; `keys` has the key of each frame.
 
-    def __init__(self, places: list[int]) -> None:
+    Parameters
+    ----------
+    blocks : tuple of bytes
+        The places of their blocks: see `blocks_of`.
+    places : list of int
+        For each column of the output, its position in the frames.
+    """
+
+    def __init__(self, blocks: tuple[bytes, ...], places: list[int]) -> None:
         self.keys: list[tuple[Any, ...]] = []
+        self._blocks = blocks
         self._places = places
         self._gathered: list[list[Array]] = []
         self._loose: list[list[Array]] = []
@@ -203,12 +202,12 @@ class _AlikeFrames:
         """Whether any column is backed by Arrow."""
         return any(_is_of_arrow(column) for column in self._arrays())
 
-    def add(self, columns: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
+    def add(self, blocks: list[Array], start: int, size: int, key: tuple[Any, ...]) -> None:
         """Add a key's frame, whose rows are numbered from `start`."""
         self.keys.append(key)
         self._starts.append(start)
         self._sizes.append(size)
-        self._loose.append(columns)
+        self._loose.append(blocks)
         if len(self._loose) == GATHERED_FRAMES:
             self._gather()
 
@@ -217,7 +216,7 @@ class _AlikeFrames:
         columns, middle = self._arrays(), len(self.keys) // 2
         row = sum(self._sizes[:middle])
         for some, rows in ((slice(middle), slice(row)), (slice(middle, None), slice(row, None))):
-            half = _AlikeFrames(self._places)
+            half = _AlikeFrames(self._blocks, self._places)
             half.keys, half._starts, half._sizes = self.keys[some], self._starts[some], self._sizes[some]
             half._gathered = [[column[rows] for column in columns]]
             yield half
@@ -238,11 +237,11 @@ class _AlikeFrames:
         if self._loose:
             self._gather()
         if len(self._gathered) > 1:
-            self._gathered = [_joined(self._gathered)]
+            self._gathered = [[concatenated(parts) for parts in zip(*self._gathered, strict=True)]]
         return self._gathered[0]
 
     def _gather(self) -> None:
-        self._gathered.append(_joined(self._loose))
+        self._gathered.append(joined_columns(self._blocks, self._loose))
         self._loose = []
 
 
@@ -271,18 +270,6 @@ def _in_one_piece(column: Any) -> Array:
 
 def _is_of_arrow(column: Array) -> bool:
     return isinstance(column.dtype, pd.ArrowDtype) or getattr(column.dtype, "storage", None) == "pyarrow"
-
-
-def _joined(frames: list[list[Array]]) -> list[Array]:
-    """Concatenate frames with the same dtypes, column by column."""
-    return [_one_column(columns) for columns in zip(*frames, strict=True)]
-
-
-def _one_column(columns: tuple[Array, ...]) -> Array:
-    if isinstance(columns[0].dtype, np.dtype):
-        # Much cheaper per frame than pd.concat; the result is the same, since all dtypes are.
-        return np.concatenate([np.asarray(column) for column in columns])
-    return pd.concat([pd.Series(column) for column in columns], ignore_index=True).array
 
 
 def _iterable(returned: Any) -> Iterable[Any]:

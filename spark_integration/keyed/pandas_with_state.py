@@ -40,6 +40,7 @@ from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput, require_same_tables
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
+from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
@@ -95,12 +96,13 @@ class PandasWithState:
             batch.rows.select(self.shown_columns), order.rows, order.starts, self.frame_format, self.rows_each
         )
         calls = _KeyCalls(self, batch, transaction)
-        for slab in frames.slabs():
-            first_rows = order.first_rows(slab.first_key, slab.keys)
-            shown = batch.shown_keys.take(pa.array(first_rows))
-            yield from calls.with_rows(keys.take(first_rows), shown, slab)
-        yield from calls.timed_out(frames.empty)
-        yield from calls.finish()
+        with seldom_collecting_old():
+            for slab in frames.slabs():
+                first_rows = order.first_rows(slab.first_key, slab.keys)
+                shown = batch.shown_keys.take(pa.array(first_rows))
+                yield from calls.with_rows(keys.take(first_rows), shown, slab)
+            yield from calls.timed_out(frames.empty)
+            yield from calls.finish()
         return calls.earliest_timer_ms()
 
 

@@ -106,10 +106,8 @@ class FrameExchange:
 class _ProcessorFrames(OutputFrames):
     """Takes frames by Spark's rules for processors: columns by name if they have names, and more than are needed."""
 
-    def add_all(self, returned: Any, key: KeyTuple) -> Iterator[pa.RecordBatch]:
-        for frame in frames_of(returned):
-            if len(frame):
-                yield from self.add(frame, key)
+    def frames_of(self, returned: object) -> Iterator[pd.DataFrame]:
+        return frames_of(returned)
 
     def places(self, labels: tuple[Any, ...]) -> list[int]:
         names = self.names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.sql.types import ArrayType, MapType, Row, StructType
 from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import in_zone
+from holdfast.spark_integration.keyed.python_values import make_row
 from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
 
@@ -44,7 +46,7 @@ class KeyRowObjects(KeySlabs[Row]):
     def __init__(self, rows: pa.Table, order: IntArray, starts: IntArray, rows_each: int, timezone: str) -> None:
         super().__init__(rows, order, starts, rows_each)
         self._timezone = timezone
-        self._make = Row(*rows.column_names)
+        self._names = Row(*rows.column_names)
 
     def cut(self, rows: pa.Table, bounds: IntArray) -> Iterator[Iterator[Row]]:
         made = list(self.convert(rows))
@@ -52,7 +54,7 @@ class KeyRowObjects(KeySlabs[Row]):
             yield iter(made[start:end])
 
     def convert(self, rows: pa.Table) -> Iterator[Row]:
-        return map(self._make, *python_columns(rows, self._timezone))
+        return map(partial(make_row, self._names), zip(*python_columns(rows, self._timezone), strict=True))
 
 
 class OutputRows:
@@ -74,7 +76,7 @@ class OutputRows:
     def __init__(self, schema: StructType, rows_each: int) -> None:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._names = schema.names
-        self._is_nested = any(isinstance(f.dataType, (ArrayType, MapType, StructType)) for f in schema)
+        self._is_flat = not any(isinstance(f.dataType, (ArrayType, MapType, StructType)) for f in schema)
         self._rows_each = rows_each
         self._rows: list[tuple[Any, ...]] = []
         self._keys: list[tuple[Any, ...]] = []
@@ -92,16 +94,17 @@ class OutputRows:
         pyarrow.ArrowException
             A value does not fit its column.
         """
-        names, rows, keys = self._names, self._rows, self._keys
+        rows, keys, is_flat = self._rows, self._keys, self._is_flat
+        names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
-            if type(row) is Row and not self._is_nested and list(getattr(row, "__fields__", ())) == names:
+            if type(row) is Row and is_flat and getattr(row, "__fields__", ()) in names:
                 rows.append(row)
             else:
                 rows.append(self._values(row.asDict(True)))
             keys.append(key)
             if len(rows) >= self._rows_each:
                 yield from self.finish()
-                names, rows, keys = self._names, self._rows, self._keys
+                rows, keys = self._rows, self._keys
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield what is left."""

@@ -57,6 +57,7 @@ from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 
 _NO_TIME = -1
 
@@ -124,10 +125,11 @@ class TransformWithState:
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         calls = _Calls(self, batch, transaction)
-        for keys, shown, pieces in self.slabs(batch):
-            yield from calls.with_rows(keys, shown, pieces)
-        yield from calls.expired_timers()
-        yield from calls.finish()
+        with seldom_collecting_old():
+            for keys, shown, pieces in self.slabs(batch):
+                yield from calls.with_rows(keys, shown, pieces)
+            yield from calls.expired_timers()
+            yield from calls.finish()
         return calls.close()
 
     def slabs(self, batch: ShardInput) -> Iterator[tuple[Keys, list[KeyTuple], Iterable[Iterator[Any]]]]:

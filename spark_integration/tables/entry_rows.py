@@ -103,13 +103,21 @@ class EntryRows:
         sorted_keys = Run.build(self._prefix, keys, None)
         place_of = np.empty(len(keys), np.int64)
         place_of[sorted_keys.find(keys)] = np.arange(len(keys))
+        share_hashes = bool((sorted_keys.hashes[1:] == sorted_keys.hashes[:-1]).any())
         width = len(self._prefix.key)
         for run in self._transaction.scan_prefix(self._schema.name, keys):
             rows = self._live(run)
             prefixes = from_columns(rows.keys.columns[:width], self._prefix.key, len(rows))
-            places = place_of[sorted_keys.find(Keys(rows.hashes, prefixes))]
+            # A row begins with one of the keys: with the one of its hash, where no two have the same.
+            found = (
+                sorted_keys.find(Keys(rows.hashes, prefixes))
+                if share_hashes
+                else np.searchsorted(sorted_keys.hashes, rows.hashes)
+            )
             own = from_columns(rows.keys.columns[width:], self._own, len(rows))
-            yield Entries(places, own, from_columns(rows.values.columns[: len(self._values)], self._values, len(rows)))
+            yield Entries(
+                place_of[found], own, from_columns(rows.values.columns[: len(self._values)], self._values, len(rows))
+            )
 
     def _live(self, run: Run) -> Run:
         if self._expiry is None:

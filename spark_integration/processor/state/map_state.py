@@ -6,7 +6,7 @@ and iterated over piece by piece; what was looked up in it is remembered until t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyspark.sql.types import Row
 
 from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.keyed.python_values import make_row
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows, UserKeys
@@ -25,7 +26,7 @@ from holdfast.spark_integration.tables.entry_rows import EntryRows
 
 @dataclass(frozen=True)
 class _Window:
-    """The maps of consecutive keys of a slab; keys and values of all entries stand one after the other.
+    """The maps of consecutive keys of a slab; what belongs to the entries of all maps stands one after the other.
 
     Attributes
     ----------
@@ -33,30 +34,58 @@ class _Window:
         The first key.
     bounds : list of int
         Where the entries of each key begin, and where those of the last one end.
-    user_keys, shown_keys, values : list of tuple
+    user_keys, shown_keys : list of tuple
         User keys as they are compared, and as a processor sees them.
+    values : list of lists
+        Columns: few of the entries are looked at.
     """
 
     first: int
     bounds: list[int]
     user_keys: list[State]
     shown_keys: list[State]
-    values: list[State]
+    values: list[list[Any]]
 
-    def map_of(self, at: int) -> _Fetched:
-        """Return the map of one key."""
-        of_key = slice(self.bounds[at - self.first], self.bounds[at - self.first + 1])
-        values: dict[State, State | None] = dict(zip(self.user_keys[of_key], self.values[of_key], strict=True))
-        return _Fetched(values, self.shown_keys[of_key], is_whole=True)
+    @property
+    def end(self) -> int:
+        """The key after the last one."""
+        return self.first + len(self.bounds) - 1
 
 
-class _Fetched:
-    """The entries of one key's map; of a large map, those that were looked up, with None for an absent one."""
+class _FetchedMap:
+    """The map of key `at` of a slab in a window."""
 
-    def __init__(self, values: dict[State, State | None], shown_keys: list[State], *, is_whole: bool) -> None:
-        self.values = values
-        self.shown_keys = shown_keys
-        self.is_whole = is_whole
+    def __init__(self, window: _Window, at: int) -> None:
+        self._window = window
+        self._start, self._end = window.bounds[at - window.first], window.bounds[at - window.first + 1]
+        self._was_searched = False
+        self._places: dict[State, int] | None = None
+
+    def get(self, user_key: State) -> State | None:
+        """Return the value of an entry. The first one is searched for, which costs less than a dict of all."""
+        if self._places is None:
+            if not self._was_searched:
+                self._was_searched = True
+                return self._search(user_key)
+            places = range(self._start, self._end)
+            self._places = dict(zip(self._window.user_keys[self._start : self._end], places, strict=True))
+        place = self._places.get(user_key)
+        return None if place is None else self._value(place)
+
+    def _search(self, user_key: State) -> State | None:
+        try:
+            return self._value(self._window.user_keys.index(user_key, self._start, self._end))
+        except ValueError:
+            return None
+
+    def _value(self, place: int) -> State:
+        return tuple([column[place] for column in self._window.values])
+
+    def entries(self) -> Iterator[tuple[State, State, State]]:
+        """Iterate over all user keys, as they are compared and as they are shown, and values."""
+        window, of_key = self._window, slice(self._start, self._end)
+        values = zip(*(column[of_key] for column in window.values), strict=True)
+        return zip(window.user_keys[of_key], window.shown_keys[of_key], values, strict=True)
 
 
 class ProcessorMapState(MapState):
@@ -89,7 +118,7 @@ class ProcessorMapState(MapState):
         self._user_keys = user_keys
         self._rows = rows
         self._slab: Slab = slab
-        self._make_row = Row(*value_names)
+        self._names = Row(*value_names)
         self._windows = SlabEntries(entries, slab)
         self.begin()
 
@@ -97,7 +126,8 @@ class ProcessorMapState(MapState):
         """Forget the last slab; its changes were written."""
         self._changed: dict[int, dict[State, State | None]] = {}
         self._cleared: set[int] = set()
-        self._stored: dict[int, _Fetched] = {}
+        # Of a map that is too large to be fetched: what was looked up, with None for an absent entry.
+        self._stored: dict[int, _FetchedMap | dict[State, State | None]] = {}
         self._fetched: list[_Window] = []
 
     def drop(self, name: str) -> None:
@@ -110,7 +140,7 @@ class ProcessorMapState(MapState):
 
     def getValue(self, key: Any) -> Row | None:
         value = self._value(key, "getting value")
-        return None if value is None else self._make_row(*self._rows.copy(value))
+        return None if value is None else make_row(self._names, self._rows.copy(value))
 
     def containsKey(self, key: Any) -> bool:
         return self._value(key, "checking if map state contains key") is not None
@@ -148,9 +178,11 @@ class ProcessorMapState(MapState):
         if at in self._cleared:
             return None
         stored = self._stored_of(at)
-        if not stored.is_whole and user_key not in stored.values:
-            stored.values[user_key] = self._look_up(at, user_key)
-        return stored.values.get(user_key)
+        if isinstance(stored, _FetchedMap):
+            return stored.get(user_key)
+        if user_key not in stored:
+            stored[user_key] = self._look_up(at, user_key)
+        return stored[user_key]
 
     def _snapshot(self) -> Iterator[tuple[State, State]]:
         self._slab.current("getting map state")
@@ -178,40 +210,41 @@ class ProcessorMapState(MapState):
 
     def _stored_entries(self, at: int) -> Iterator[tuple[State, State, State]]:
         stored = self._stored_of(at)
-        if stored.is_whole:
-            for (user_key, value), shown_key in zip(stored.values.items(), stored.shown_keys, strict=True):
-                assert value is not None
-                yield user_key, shown_key, value
+        if isinstance(stored, _FetchedMap):
+            yield from stored.entries()
             return
         for part in self._entries.scan(self._slab.keys.take(np.array([at]))):
-            yield from zip(*self._python(part.own_keys, part.values), strict=True)
+            yield from zip(*self._user_keys_of(part.own_keys), self._rows.values.to_tuples(part.values), strict=True)
 
-    def _stored_of(self, at: int) -> _Fetched:
+    def _stored_of(self, at: int) -> _FetchedMap | dict[State, State | None]:
         if at not in self._stored:
             self._stored[at] = self._fetch(at)
         return self._stored[at]
 
-    def _fetch(self, at: int) -> _Fetched:
+    def _fetch(self, at: int) -> _FetchedMap | dict[State, State | None]:
         for window in self._fetched:
-            if window.first <= at < window.first + len(window.bounds) - 1:
-                return window.map_of(at)
+            if window.first <= at < window.end:
+                return _FetchedMap(window, at)
         found = self._windows.fetch(at)
         if found is None:
-            return _Fetched({}, [], is_whole=False)
-        entries = self._python(found.entries.own_keys, found.entries.values)
-        self._fetched.append(_Window(found.first, found.bounds, *entries))
-        return self._fetched[-1].map_of(at)
+            return {}
+        user_keys, values = (
+            self._user_keys_of(found.entries.own_keys),
+            self._rows.values.to_columns(found.entries.values),
+        )
+        self._fetched.append(_Window(found.first, found.bounds, *user_keys, values))
+        return _FetchedMap(self._fetched[-1], at)
 
-    def _python(self, own_keys: pa.RecordBatch, values: pa.RecordBatch) -> tuple[list[State], list[State], list[State]]:
-        """Return user keys as they are compared and as they are shown, and values."""
+    def _user_keys_of(self, own_keys: pa.RecordBatch) -> tuple[list[State], list[State]]:
+        """Return user keys as they are compared, and as they are shown."""
         shown = self._user_keys.rows.values.to_tuples(own_keys)
-        return self._user_keys.of_stored(shown), shown, self._rows.values.to_tuples(values)
+        return self._user_keys.of_stored(shown), shown
 
     def _look_up(self, at: int, user_key: State) -> State | None:
         found = self._entries.at(self._keys_of([at], [user_key])).get()
         return self._rows.values.to_tuples(found.values)[0] if found.exists[0] else None
 
-    def _keys_of(self, places: list[int], user_keys: list[State]) -> Keys:
+    def _keys_of(self, places: Sequence[int], user_keys: Sequence[State]) -> Keys:
         with self._rows.placed(places):
             own = self._user_keys.rows.values.to_arrow(user_keys)
         own = own.rename_columns(self._entries.own_key_types.names)
@@ -226,14 +259,21 @@ class ProcessorMapState(MapState):
             A key or a value does not fit its column; ``row`` is the place of its key in the slab.
         """
         self._entries.delete_all(self._slab.keys.take(np.array(list(self._cleared), np.int64)))
-        changes = [(at, key, value) for at, some in self._changed.items() for key, value in some.items()]
-        gone = [(at, key) for at, key, value in changes if value is None]
+        gone: list[tuple[int, State]] = []
+        put: list[tuple[int, State]] = []
+        values: list[State] = []
+        for at, changed in self._changed.items():
+            for user_key, value in changed.items():
+                if value is None:
+                    gone.append((at, user_key))
+                else:
+                    put.append((at, user_key))
+                    values.append(value)
         if gone:
-            self._entries.at(self._keys_of([at for at, _ in gone], [key for _, key in gone])).delete()
-        put = [(at, key, value) for at, key, value in changes if value is not None]
+            self._entries.at(self._keys_of(*zip(*gone, strict=True))).delete()
         if put:
-            places = [at for at, _, _ in put]
-            keys = self._keys_of(places, [key for _, key, _ in put])
+            places, user_keys = zip(*put, strict=True)
+            keys = self._keys_of(places, user_keys)
             with self._rows.placed(places):
-                values = self._rows.values.to_arrow([value for _, _, value in put])
-            self._entries.at(keys).put(values)
+                columns = self._rows.values.to_arrow(values)
+            self._entries.at(keys).put(columns)

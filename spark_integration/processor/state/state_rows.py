@@ -157,13 +157,9 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
         if type(value) is not class_:
             if value is not None:
                 return False
-        elif class_ is int and not _is_long(value):
+        elif class_ is int and not -(1 << 63) <= value < 1 << 63:  # type: ignore[operator]
             return False
     return True
-
-
-def _is_long(value: Any) -> bool:
-    return bool(-(1 << 63) <= value < 1 << 63)
 
 
 class UserKeys:

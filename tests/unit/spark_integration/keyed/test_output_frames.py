@@ -29,7 +29,6 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
-from holdfast.spark_integration.keyed import output_frames
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.output_frames import GATHERED_FRAMES, OutputFrames
 
@@ -274,27 +273,3 @@ def test_text_of_arrow_that_is_not_utf8_is_refused_by_column() -> None:
     frame = pd.DataFrame({"s": pd.Series(text, dtype=pd.ArrowDtype(pa.string()))})
     with pytest.raises(InvalidArgumentError, match=r"column 's' of the output has text that is not UTF-8"):
         gathered({"s": StringType()}, [frame])
-
-
-def test_the_private_method_of_pandas_is_there_and_the_public_way_gives_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without `DataFrame._iter_column_arrays` all goes on, 20 µs a column slower: so its end must be noticed here."""
-    frame = pd.DataFrame(
-        {
-            "n": [1, 2],
-            "f": [1.5, None],
-            "s": ["a", None],
-            "t": pd.to_datetime(["2024-01-01", None]),
-            "z": pd.to_datetime(["2024-01-01", None]).tz_localize("Asia/Tokyo"),
-            "i": pd.array([1, None], "Int64"),
-            "c": pd.Categorical(["a", "b"]),
-        }
-    )
-    assert hasattr(frame, output_frames.PRIVATE_ARRAYS)
-    fast = output_frames.column_arrays(frame)
-    monkeypatch.setattr(output_frames, "PRIVATE_ARRAYS", "_gone")
-    public = output_frames.column_arrays(frame)
-    assert [(type(array), array.dtype) for array in public] == [(type(array), array.dtype) for array in fast]
-    for one, other in zip(public, fast, strict=True):
-        pd.testing.assert_series_equal(pd.Series(one), pd.Series(other))

@@ -44,6 +44,38 @@ def test_garbage_from_before_and_after_is_collected() -> None:
     assert after() is None
 
 
+def test_only_old_objects_are_collected_less_often() -> None:
+    """In a loop over keys young garbage goes as always."""
+    before = gc.get_threshold()
+    with python_stage.seldom_collecting_old():
+        young, old, oldest = gc.get_threshold()
+        assert (young, oldest) == (before[0], before[2])
+        assert old > before[1]
+        gone = weakref.ref(Cyclic())
+        kept: list[list[int]] = []
+        while gone() is not None:
+            kept.append([])
+            assert len(kept) <= 2 * young
+    assert gc.get_threshold() == before
+
+
+def test_what_was_set_comes_back_when_a_call_fails() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), python_stage.seldom_collecting_old():
+        raise KeyError
+    assert gc.get_threshold() == before
+
+
+def test_whoever_collects_old_objects_even_less_often_may_go_on_so() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 100_000, 10)
+        with python_stage.seldom_collecting_old():
+            assert gc.get_threshold() == (700, 100_000, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_it_happens_once() -> None:
     python_stage.freeze_modules()
     later = [Cyclic()]

@@ -1,0 +1,105 @@
+"""Small frames cut and read by pandas' private blocks, and by its public methods where a name of the former is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from holdfast.spark_integration.keyed import frame_blocks
+from holdfast.spark_integration.keyed.frame_blocks import blocks_of, consecutive, joined_columns, lacking
+
+
+@pytest.fixture(params=["private", "public"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "public":
+        monkeypatch.setattr(frame_blocks, "_has_blocks", lambda: False)
+    return request.param
+
+
+def of_all_kinds(rows: int) -> pd.DataFrame:
+    """Columns of every kind of block, with two of one dtype that do not stand side by side."""
+    at = np.arange(rows)
+    times = pd.Series(pd.to_datetime(at * 10**9))
+    return pd.DataFrame(
+        {
+            "n": at,
+            "z": times.dt.tz_localize("Asia/Tokyo"),
+            "f": np.where(at % 2, np.nan, at / 2),
+            "text": [None if i % 3 == 0 else str(i) for i in at],
+            "m": -at,
+            "t": times,
+            "y": times.dt.tz_localize("Asia/Tokyo") + pd.Timedelta(days=1),
+            "d": pd.Series(pd.to_timedelta(at, unit="s")),
+            "p": times.dt.to_period("D"),
+            "i": pd.array([None if i % 2 else i for i in at], "Int64"),
+            "c": pd.Categorical([str(i % 2) for i in at], categories=["0", "1"]),
+            "a": pd.array([str(i) for i in at], "string[pyarrow]"),
+        }
+    )
+
+
+def test_pandas_has_the_private_names_that_make_small_frames_cheap() -> None:
+    """Without them all goes on, but 20 µs a key slower: so their end must be noticed here."""
+    assert lacking() == []
+
+
+def test_a_name_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: of the frame, and of its blocks."""
+    monkeypatch.setattr(frame_blocks, "PRIVATE_OF_BLOCKS", ("values", "mgr_locs.gone"))
+    assert lacking() == ["mgr_locs.gone"]
+    monkeypatch.setattr(frame_blocks, "PRIVATE", ("_mgr.blocks", "_mgr.gone"))
+    assert lacking() == ["_mgr.gone"]
+
+
+def test_frames_are_cut_at_the_same_rows_with_all_they_hold(way: str) -> None:
+    """Each part equals the rows that pandas' own slice has, down to dtypes, index and labels."""
+    frame = of_all_kinds(6)
+    for part, (start, end) in zip(consecutive(frame, np.array([1, 3, 2])), [(0, 1), (1, 4), (4, 6)], strict=True):
+        pd.testing.assert_frame_equal(part, frame.iloc[start:end].reset_index(drop=True))
+        assert type(part.index) is pd.RangeIndex
+        assert list(part["m"]) == [-i for i in range(start, end)]
+
+
+def test_a_function_may_change_the_frame_it_gets(way: str) -> None:
+    """What is done to one part is not seen in the next: columns, names and labels."""
+    seen = []
+    for part in consecutive(pd.DataFrame({"k": [1, 2, 3], "v": [10, 20, 30]}), np.array([1, 1, 1])):
+        seen.append((list(part.columns), part["v"].tolist(), part.index.name, part.columns.name))
+        part["new"] = 1
+        part["v"] += 1
+        part.index.name = part.columns.name = "named"
+        part.columns = ["x", "y", "z"]
+    assert seen == [(["k", "v"], [v], None, None) for v in (10, 20, 30)]
+
+
+def test_columns_are_joined_as_pandas_joins_frames(way: str) -> None:
+    """Frames of one kind, block by block: all dtypes and values, in the columns' order."""
+    whole = of_all_kinds(7)
+    parts = [whole.iloc[:2].copy(), whole.iloc[2:3].copy(), whole.iloc[3:].copy()]
+    kinds = {blocks_of(part)[0] for part in parts}
+    assert len(kinds) == 1
+    joined = joined_columns(kinds.pop(), [blocks_of(part)[1] for part in parts])
+    for column, (name, expected) in zip(joined, whole.items(), strict=True):
+        pd.testing.assert_series_equal(pd.Series(column, name=name), expected)
+
+
+def test_frames_that_were_put_together_otherwise_are_told_apart() -> None:
+    """The same dtypes in other blocks, or other columns in the blocks, must not be joined block by block."""
+    at_once = pd.DataFrame({"a": [1], "b": [2], "c": [0.5]})
+    one_by_one = pd.DataFrame({"a": [1]}).assign(b=2, c=0.5)
+    in_another_order = at_once[["a", "c", "b"]]
+    kinds = {blocks_of(frame)[0] for frame in (at_once, one_by_one, in_another_order)}
+    assert len(kinds) == 3
+    for frame in (at_once, one_by_one, in_another_order):
+        places, blocks = blocks_of(frame)
+        joined = joined_columns(places, [blocks, blocks])
+        assert [list(column) for column in joined] == [2 * frame[name].tolist() for name in frame]
+
+
+def test_frames_without_columns_have_no_blocks(way: str) -> None:
+    """Rows without columns are output too: of nulls."""
+    assert blocks_of(pd.DataFrame(index=range(3))) == ((), [])
+    assert joined_columns((), [[], []]) == []
