@@ -16,6 +16,7 @@ import pyarrow.ipc as ipc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from holdfast.spark_integration.spark_types import require_utf8
 from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 
@@ -55,7 +56,7 @@ class RowsOutput:
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         for batch in batches:
-            columns = dict(enumerate(map(_to_series, batch.columns)))
+            columns = dict(enumerate(map(_to_series, batch.schema.names, batch.columns)))
             frame = pd.DataFrame(columns, index=pd.RangeIndex(batch.num_rows), copy=False)
             frame.columns = pd.Index(batch.schema.names, dtype=object)
             yield frame
@@ -67,14 +68,21 @@ class RowsOutput:
         return frame
 
 
-def _to_series(column: pa.Array) -> pd.Series[Any]:
+def _to_series(name: str, column: pa.Array) -> pd.Series[Any]:
     """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
 
     It also survives unchanged when Spark's worker concatenates frames.
     """
     if pa.types.is_temporal(column.type):
         return column.to_pandas(date_as_object=False)
-    return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
+    try:
+        return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
+    except pa.ArrowException:
+        if not pa.types.is_string(column.type):
+            require_utf8(pa.record_batch({name: column}), "the output")
+            raise
+        # Text that is not UTF-8 is no str. Of bytes Spark's worker makes such text again, unless it checks conversions.
+        return column.cast(pa.binary()).to_pandas()
 
 
 @dataclass(frozen=True)

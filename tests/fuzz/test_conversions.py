@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -95,7 +96,8 @@ def test_frames_of_one_dtype_become_what_spark_makes_of_them_together(seed: int)
     values = COLUMNS[name]
     schema = schema_of(TYPES[data_type])
     returned = [[pd.DataFrame({"x": values})] for _ in range(chance.randint(2, 5))]
-    returned.insert(chance.randint(0, len(returned)), [])
+    if isinstance(values.dtype, np.dtype):  # else Spark's empty frame for this key would change it
+        returned.insert(chance.randint(0, len(returned)), [])
     assert is_same(of_spark(returned, schema, _SAFE), of_ours(returned, schema, _SAFE)), (data_type, name)
 
 

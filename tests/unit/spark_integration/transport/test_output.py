@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T  # noqa: N812
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -78,6 +79,18 @@ def test_rows_are_converted_without_loss(data_type: T.DataType, first_has_null: 
 
 def rows(first: int, n: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(range(first, first + n), pa.int64())], schema=ROWS)
+
+
+def test_text_that_is_not_utf8_travels_as_bytes_or_is_refused_by_name() -> None:
+    """A column of text that Spark itself holds; within an array or a struct no bytes become text again."""
+    raw = pa.array([b"\xff", b"a", None])
+    schema = T.StructType([T.StructField("x", T.StringType())])
+    text = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.string(), 3, raw.buffers())], names=["x"])
+    [frame] = RowsOutput(schema).send([text])
+    assert frame["x"].tolist() == [b"\xff", b"a", None]
+    lists = pa.ListArray.from_arrays([0, 3], text.column(0))
+    with pytest.raises(InvalidArgumentError, match="column 'x' of the output has text that is not UTF-8"):
+        list(RowsOutput(schema).send([pa.RecordBatch.from_arrays([lists], names=["x"])]))
 
 
 def unpacked(frames: list[pd.DataFrame]) -> list[int]:
