@@ -196,6 +196,19 @@ class StorageContract:
             assert peak_bytes < limit_bytes + (4 << 20)
         with pytest.raises(CorruptionError, match=f"limit_bytes={NOTICE_BYTES_MAX}"):
             storage.get("o")
+        assert storage.get("o", size_bytes) == bytes(size_bytes), "who expects as much gets it"
+
+    def test_what_is_small_takes_little_memory(self, storage: ObjectStorage) -> None:
+        """Whatever size it may have: a worker's address space may be limited, too."""
+        storage.put("o", b"1234")
+        storage.get("o")
+        tracemalloc.start()
+        try:
+            assert bytes(storage.get("o", 4 << 30)) == b"1234"
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 64 << 20
 
     def test_put_again(self, storage: ObjectStorage) -> None:
         """A second put of one key, as after an unclear failure, leaves one whole object."""

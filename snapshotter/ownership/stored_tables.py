@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -190,7 +191,8 @@ def declare_tables(
         if abs(now_ms() - begun_ms) > _STORED_WITHIN_MS:
             raise UnavailableError("the storage took too long to say what other runs declare: try again")
     except HoldfastError:
-        announced.delete([mine])
+        with suppress(HoldfastError):  # it counts for a while only, and what is raised says what to do
+            announced.delete([mine])
         raise
     if not is_stored:
         number = 1 + max((int(name[:_DIGITS]) for name in names), default=0)

@@ -48,8 +48,10 @@ class Connections(Generic[_Connection]):
 
     def release(self) -> None:
         """Close the connection of this process; keep inherited ones for ever."""
-        for process, connection in list(self._by_process.items()):
-            del self._by_process[process]
+        for process in list(self._by_process):
+            connection = self._by_process.pop(process, None)
+            if connection is None:
+                continue  # another thread has just released it
             if process == os.getpid():
                 self._close(connection)
             else:

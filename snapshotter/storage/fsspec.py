@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
+#: Read before the size is asked for; enough for all but large commits.
+_FIRST_BYTES = 16 << 20
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -93,11 +95,7 @@ class FsspecStorage(ObjectStorage):
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
             try:
-                # A range, so that no more comes than is wanted, whatever there is; and one byte, which tells.
-                data = memoryview(fs.cat_file(f"{root}/{key}", start=0, end=limit_bytes + 1)).toreadonly()
-                if data.nbytes > limit_bytes:
-                    fs.invalidate_cache()
-                    require_size(fs.size(f"{root}/{key}") or data.nbytes, limit_bytes, key, self.url)
+                data = self._read(fs, f"{root}/{key}", key, limit_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -159,6 +157,19 @@ class FsspecStorage(ObjectStorage):
             raise ClosedError("storage is closed: open it again", storage=self.url)
         self._requests.add(action)
         return self._connections.of_this_process()
+
+    def _read(self, fs: Any, path: str, key: str, limit_bytes: int) -> memoryview:
+        """Return a file's bytes, with one request if it is small; no more comes than is wanted, whatever there is."""
+        # Some file systems allocate the whole range that they are asked for. One byte more tells that there is more.
+        first = min(limit_bytes, _FIRST_BYTES)
+        data = memoryview(fs.cat_file(path, start=0, end=first + 1))
+        if data.nbytes > first:
+            fs.invalidate_cache()
+            size_bytes = fs.size(path)  # None where it is not known
+            require_size(max(size_bytes or 0, data.nbytes), limit_bytes, key, self.url)
+            data = memoryview(fs.cat_file(path, start=0, end=(size_bytes or limit_bytes) + 1))
+            require_size(data.nbytes, limit_bytes, key, self.url)
+        return data.toreadonly()
 
     def _files(self, prefix: str) -> tuple[Any, dict[str, tuple[str, Mapping[str, Any]]]]:
         """Return the file system, and by key the path and the facts of every file below a folder."""

@@ -39,6 +39,7 @@ from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput, require_same_tables
 from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 
@@ -78,7 +79,8 @@ class PandasWithState:
     shown_columns: list[str]
 
     def tables(self) -> Mapping[str, TableSchema]:
-        state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, RowValues(self.state).arrow)}
+        values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
+        state = {STATE_TABLE: TableSchema.of(STATE_TABLE, self.key_types, values)}
         if self.timeout_conf == "NoTimeout":
             return state
         return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}

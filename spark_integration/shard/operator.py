@@ -132,7 +132,7 @@ def require_same_tables(stored: StoredTables, declared: Mapping[str, TableSchema
     Raises
     ------
     SchemaMismatchError
-        It declares others.
+        It declares others, or wants no null where rows may be stored that have one.
     """
     if stored.held != declared:
         raise SchemaMismatchError(
@@ -141,6 +141,17 @@ def require_same_tables(stored: StoredTables, declared: Mapping[str, TableSchema
             "operator name",
             stored=described(stored.held),
             declared=described(declared),
+        )
+    may_be_null = [
+        f"{name}.{column.partition('.')[2]}"
+        for name, schema in sorted(declared.items())
+        for column in sorted(schema.not_null - stored.never_null[name])
+    ]
+    if may_be_null:
+        raise SchemaMismatchError(
+            "state columns are NOT NULL that were not so in every run, and rows may be stored that have null there: "
+            "declare them nullable, or start with a new operator name",
+            columns=may_be_null,
         )
 
 

@@ -57,6 +57,19 @@ class TestStorageThatMovesIntoPlace(TestMemoryStorage):
     test_a_reader_sees_all_or_nothing = None
 
 
+class TestStorageOfFilesByFsspec(StorageContract):
+    """Files moved into place, of which reading allocates what is asked for, as on several file systems."""
+
+    @pytest.fixture(autouse=True)
+    def _moves(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(storage_fsspec, "_RENAMES", {"local"})
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[ObjectStorage]:
+        with open_storage(f"local://{tmp_path}/files", {"auto_mkdir": True}) as storage:
+            yield storage
+
+
 class TestStorageWithoutFaults(TestMemoryStorage):
     @pytest.fixture
     def storage(self, url: str) -> Iterator[ObjectStorage]:

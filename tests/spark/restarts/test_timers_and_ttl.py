@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.state import GroupState
 
 import holdfast
 from tests.repetitions import sample
@@ -103,6 +106,36 @@ def test_other_tables_are_refused(lab: Lab, states: Any) -> None:
     lab.run(query(lab, keep({}), {"a": "n long"}, "None"))
     stored = holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="a")
     assert stored.to_pylist() == [{"key": "a", "n": 2}]
+
+
+def last_value(key: Any, chunks: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Keep the last value, which may be None."""
+    for chunk in chunks:
+        value = chunk["v"].iloc[-1]
+        state.update((None if pd.isna(value) else int(value),))
+    yield pd.DataFrame({"key": [key[0]], "n": pd.array([state.get[0]], "Int64")})
+
+
+def test_a_state_column_may_not_become_not_null(lab: Lab) -> None:
+    """Rows may be stored that have null there; the run is refused before it claims, and the old definition goes on."""
+
+    def by_key(state: str) -> DataFrame:
+        grouped = holdfast.stream(lab.source()).groupBy("key")
+        return grouped.applyInPandasWithState(
+            last_value, "key string, n long", state, "update", "NoTimeout", name="totals"
+        )
+
+    def stored() -> set[Path]:
+        return {path for path in (lab.folder / "durable" / "totals").rglob("*") if path.is_file()}
+
+    lab.feed([("a", None)])  # type: ignore[list-item]
+    lab.run(by_key("n long"))
+    lab.feed([("a", None)])  # type: ignore[list-item]
+    before = stored()
+    with pytest.raises(StreamingQueryException, match=r"NOT NULL.*state\.n"):
+        lab.run(by_key("n long NOT NULL"))
+    assert stored() == before
+    assert lab.run(by_key("n long")) == [[{"key": "a", "n": None}]]
 
 
 def test_another_time_to_live_is_taken(lab: Lab) -> None:

@@ -170,6 +170,18 @@ def test_an_object_under_another_name_is_damaged(storage: FaultyStorage) -> None
             ask(storage, RECORD)
 
 
+def test_who_is_told_of_another_run_is_told_so_though_the_storage_fails(storage: FaultyStorage) -> None:
+    """The announcement that cannot be withdrawn does no harm; what the user has to do is what counts."""
+    put_tables(storage, {"schemas": encode_schemas(table("c", n=pa.int64()))})
+    (stored,) = names(storage)
+    found = storage.get(f"totals/schemas/{stored}")
+    storage.put(f"totals/announced/{stored.partition('-')[2]}.aa", found)
+    storage.delete([f"totals/schemas/{stored}"])
+    faulty = FaultyStorage(storage, [Fault("fail", action="delete")])
+    with pytest.raises(ConflictError, match="one run at a time"):
+        declare_tables(faulty, RECORD, table("c", n=pa.string()))
+
+
 def test_an_announcement_that_is_damaged_is_named(storage: FaultyStorage) -> None:
     """What it announces cannot be told, so nothing is stored beside it; the writer's own is withdrawn."""
     storage.put("totals/announced/0123456789abcdef.aa", b"no such file")

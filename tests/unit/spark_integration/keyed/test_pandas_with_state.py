@@ -19,6 +19,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
@@ -39,11 +40,12 @@ class Loop:
         rule: Any = "documented",
         key_type: pa.DataType | None = None,
         rows_each: int = 10_000,
+        state: StructType | None = None,
     ) -> None:
         self.step = PandasWithState(
             function=function,
             key_types=pa.schema([("key", key_type or pa.string())]),
-            state=StructType([StructField("n", LongType())]),
+            state=state or StructType([StructField("n", LongType())]),
             output=StructType([StructField("key", StringType()), StructField("n", LongType())]),
             timeout_conf=timeout_conf,
             timeout_rule=rule,
@@ -368,3 +370,21 @@ def test_many_timers_due_at_once_cost_by_what_is_due(tmp_path: Path, script: Scr
     assert called == list(range(n))
     assert loop.timers() == {}
     assert np.all(np.diff(called) == 1)
+
+
+def test_a_restart_may_not_declare_not_null_what_may_be_null(tmp_path: Path) -> None:
+    """Else a stored null would reach a function that is promised none; each run of the query counts."""
+
+    def step(*, nullable: bool) -> PandasWithState:
+        state = StructType([StructField("n", LongType(), nullable)])
+        return Loop(tmp_path / str(nullable), lambda *_: [], state=state).step
+
+    loose, strict = step(nullable=True), step(nullable=False)
+    always = StoredTables.of_first_run(strict.tables())
+    between = always.with_declared(loose.tables()).with_declared(strict.tables())
+    for went_before in (always, between):
+        loose.require_restartable(went_before, {})
+    strict.require_restartable(always, {})
+    for went_before in (StoredTables.of_first_run(loose.tables()), between):
+        with pytest.raises(SchemaMismatchError, match=r"columns=\['state\.n'\]"):
+            strict.require_restartable(went_before, {})
