@@ -206,7 +206,12 @@ def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], e
         allow_nan=False,
     ).encode()
     if len(footer) > FOOTER_BYTES_MAX:
-        raise InvalidArgumentError("state is too large for one shard: use more", kind=kind, footer_bytes=len(footer))
+        raise InvalidArgumentError(
+            "the header of a stored file is too large: use more shards, or fewer tables and columns",
+            kind=kind,
+            footer_bytes=len(footer),
+            limit_bytes=FOOTER_BYTES_MAX,
+        )
     return footer + _FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION)
 
 

@@ -235,7 +235,7 @@ def _is_declared(declared: Mapping[str, TableSchema], stored: StoredTables, reco
 def _conflict(record: OperatorRecord, url: str) -> ConflictError:
     return ConflictError(
         "another run of this query declares other state under the same names at the same moment: restart the query, "
-        "one run at a time",
+        "one run at a time; a run that was killed while it did so counts for five minutes",
         operator=record.operator,
         storage=url,
     )
