@@ -50,7 +50,8 @@ def consecutive(frame: pd.DataFrame, sizes: IntArray) -> Iterator[pd.DataFrame]:
 
     Frames share index and labels, which are immutable except for their names; a name that a function sets is undone.
     """
-    cut = _cut_blocks(frame) if _has_blocks() else _cut_groups(frame, sizes)
+    in_blocks = _has_blocks() and _has(frame, "_mgr.blocks")
+    cut = _cut_blocks(frame) if in_blocks else _cut_groups(frame, sizes)
     index = {size: pd.RangeIndex(size) for size in set(sizes.tolist())}
     labels = frame.columns
     for start, end in pairwise([0, *np.cumsum(sizes).tolist()]):
@@ -97,9 +98,18 @@ def blocks_of(frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
     """
     if not _has_blocks():
         arrays = column_arrays(frame)
-        return tuple(np.intp(at).tobytes() for at in range(len(arrays))), arrays
-    blocks = _BLOCKS(frame)
+        return _one_by_one(arrays), arrays
+    try:
+        blocks = _BLOCKS(frame)
+    except AttributeError:  # a function has set pandas' option mode.data_manager
+        arrays = column_arrays(frame)
+        # A block of one column has two dimensions, its array alone has one: a block without columns tells them apart.
+        return (*_one_by_one(arrays), b""), [*arrays, np.empty((0, len(frame)))]
     return tuple([block.mgr_locs.as_array.tobytes() for block in blocks]), [block.values for block in blocks]
+
+
+def _one_by_one(arrays: list[Array]) -> tuple[bytes, ...]:
+    return tuple(np.intp(at).tobytes() for at in range(len(arrays)))
 
 
 def column_arrays(frame: pd.DataFrame) -> list[Array]:

@@ -55,13 +55,24 @@ def freeze_modules() -> None:
 
 @contextmanager
 def seldom_collecting_old() -> Iterator[None]:
-    """Collect objects that are not young less often."""
-    young, old, oldest = gc.get_threshold()
-    gc.set_threshold(young, max(old, _YOUNG_COLLECTIONS), oldest)
+    """Collect objects that are not young less often.
+
+    Notes
+    -----
+    Two that overlap need not end in the order in which they began, and a function may set thresholds of its own: only
+    who has changed them restores them, and only what is still as it was set.
+    """
+    before = gc.get_threshold()
+    if before[1] >= _YOUNG_COLLECTIONS:
+        yield
+        return
+    while_it_lasts = (before[0], _YOUNG_COLLECTIONS, before[2])
+    gc.set_threshold(*while_it_lasts)
     try:
         yield
     finally:
-        gc.set_threshold(young, old, oldest)
+        if gc.get_threshold() == while_it_lasts:
+            gc.set_threshold(*before)
 
 
 def acknowledge_at_once() -> None:

@@ -103,3 +103,16 @@ def test_frames_without_columns_have_no_blocks(way: str) -> None:
     """Rows without columns are output too: of nulls."""
     assert blocks_of(pd.DataFrame(index=range(3))) == ((), [])
     assert joined_columns((), [[], []]) == []
+
+
+@pytest.mark.filterwarnings("ignore:data_manager option is deprecated:FutureWarning")
+def test_frames_without_blocks_are_cut_and_read_too() -> None:
+    """An option of pandas 2 keeps each column by itself; a function may set it after the worker has seen blocks."""
+    in_blocks = pd.DataFrame({"x": [1, 2]})
+    with pd.option_context("mode.data_manager", "array"):
+        alone = pd.DataFrame({"x": [1, 2]})
+        parts = list(consecutive(alone, np.array([1, 1])))
+    assert [(part["x"].tolist(), part.index.tolist()) for part in parts] == [([1], [0]), ([2], [0])]
+    places, blocks = blocks_of(alone)
+    assert [list(column) for column in joined_columns(places, [blocks, blocks])] == [[1, 2, 1, 2]]
+    assert places != blocks_of(in_blocks)[0]

@@ -76,6 +76,30 @@ def test_whoever_collects_old_objects_even_less_often_may_go_on_so() -> None:
         gc.set_threshold(*before)
 
 
+def test_calls_that_overlap_leave_what_was_there_before_them() -> None:
+    """Of two generators, the one that began first may end first."""
+    before = gc.get_threshold()
+    first, second = python_stage.seldom_collecting_old(), python_stage.seldom_collecting_old()
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_what_a_function_sets_itself_stays() -> None:
+    before = gc.get_threshold()
+    try:
+        with python_stage.seldom_collecting_old():
+            gc.set_threshold(50_000, 20, 5)
+        assert gc.get_threshold() == (50_000, 20, 5)
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_it_happens_once() -> None:
     python_stage.freeze_modules()
     later = [Cyclic()]
