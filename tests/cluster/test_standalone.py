@@ -106,6 +106,7 @@ def wait_for(port: int) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
+@pytest.mark.turn(0, 2)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
         run = Killings(Job(str(tmp_path), "packed", master=master), random.Random(0))
@@ -130,6 +131,7 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
+@pytest.mark.turn(1, 2)
 def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     """Local state then lies among the executor's own files, and goes with them."""
     with cluster(tmp_path) as master:
@@ -182,7 +184,7 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 @pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
 def test_two_attempts_at_a_shard_at_once(backend: str, tmp_path: Path) -> None:
     """With speculation both run, on two hosts; Spark takes one, and each row counts once in each micro-batch."""

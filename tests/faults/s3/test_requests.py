@@ -242,7 +242,7 @@ def test_a_range_of_another_size_is_not_read(storage: ObjectStorage, proxy: Faul
 
 def test_hang_ends_by_the_read_timeout(open_through: Callable[..., ObjectStorage], proxy: FaultProxy) -> None:
     storage = open_through(total_max_attempts=2, read_timeout=0.3)
-    hang = proxy.rule("hang")
+    hang = proxy.rule("hang", path="test_hang_ends_by_the_read_timeout")  # not a straggler of the test before
     start = time.monotonic()
     with pytest.raises(UnavailableError, match="action=get key=o"):
         storage.get("o")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.repetitions import LONG, turn_of
+from tests.repetitions import LONG, has_turn, turn_of
 from tests.spark.parity.engines import Open, trial
 from tests.spark.processors.ways import Run, Way
 
@@ -40,11 +41,10 @@ def run(run_on: Open) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run a third of these tests on Spark's own operator, unless the profile is long.
+    """Run half of these tests, and a third of those on Spark's own operator, unless the profile is long.
 
     What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right. Probes
-    and scripts share one query of an engine, and run on Spark each time. The smoke tests of another Spark leave nothing
-    out.
+    and scripts share one query of an engine, and run each time. The smoke tests of another Spark leave nothing out.
     """
     if LONG or config.option.markexpr == "smoke":
         return
@@ -53,5 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         given = item.callspec.params if hasattr(item, "callspec") else {}
         runs_on = given.get("engine") or given.get("way")
-        if runs_on is not None and runs_on.is_spark and turn_of(item.nodeid.replace(runs_on.name, "")) % 3:
+        if runs_on is None:
+            continue
+        name = item.nodeid.replace(runs_on.name, "")
+        if not has_turn(zlib.crc32(name.encode()) % 2, 2) or (runs_on.is_spark and turn_of(name) % 3):
             item.add_marker(pytest.mark.long)
