@@ -46,6 +46,7 @@ from typing import Any
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     ChecksumType,
@@ -73,6 +74,8 @@ _WRITE_BUFFER_BYTES_MIN = 64 << 10
 _WRITE_BUFFER_BYTES_MAX = 16 << 20
 #: Files of level 0 that are merged at once. Each snapshot flushes one more, and each merge is stored again.
 _LEVEL_ZERO_FILES = 8
+#: Of an index or a filter that is held by itself.
+_INDEX_PART_BYTES = 16 << 10
 #: A state server that has loaded all its libraries.
 _BASE_BYTES = 150 << 20
 #: What the allocator takes for blocks of all sizes that come and go.
@@ -282,6 +285,12 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, shard: obje
     blocks.set_block_cache(memory.cache)
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # In parts: the cache is many small ones, and of the whole filters of large files, a megabyte each, two in one of
+    # them throw each other out.
+    blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+    blocks.set_partition_filters(True)
+    blocks.set_metadata_block_size(_INDEX_PART_BYTES)
+    blocks.set_pin_top_level_index_and_filter(True)
     blocks.set_block_size(options.block_size_bytes)
     if options.bloom_bits_per_key:
         blocks.set_bloom_filter(options.bloom_bits_per_key, False)
