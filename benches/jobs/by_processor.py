@@ -17,6 +17,7 @@ import click
 import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.benches.jobs.by_key import DropIn
 from holdfast.benches.jobs.job import option
@@ -37,11 +38,16 @@ class ByProcessor(DropIn):
         return _PROCESSORS[self.variable, in_pandas]()
 
 
+def longs(*names: str) -> StructType:
+    """Return columns of integers; a schema as text would need Spark's parser, and so a JVM."""
+    return StructType([StructField(name, LongType()) for name in names])
+
+
 class _Totals(StatefulProcessor):
     """A running count and sum."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._total = handle.getValueState("total", "n long, s long")
+        self._total = handle.getValueState("total", longs("n", "s"))
 
     def _add(self, n: int, s: int) -> tuple[int, int]:
         before = self._total.get()
@@ -73,7 +79,7 @@ class _Entries(StatefulProcessor):
     """One entry of many counts."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._counts = handle.getMapState("counts", "entry long", "n long")
+        self._counts = handle.getMapState("counts", longs("entry"), longs("n"))
 
     def _count(self, v: int, n: int) -> int:
         entry = (v % ENTRIES,)
@@ -103,7 +109,7 @@ class _Appended(StatefulProcessor):
     """All rows of a key."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._values = handle.getListState("values", "v long")
+        self._values = handle.getListState("values", longs("v"))
 
 
 class _AppendedByRow(_Appended):

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.benches.jobs.by_processor import ENTRIES, ByProcessor, longs
 from holdfast.benches.report.tables import Sheet
 from holdfast.mvcc import VersionedStore
 from holdfast.spark_integration.keyed.frames import FrameFormat, key_tuples
@@ -49,79 +50,13 @@ from holdfast.spark_integration.processor.transform_with_state import TransformW
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardFunction, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
 
-KEYS, ENTRIES = 20_000, 20
+KEYS = 20_000
 _FORMAT = FrameFormat("UTC")
 _FAR_MS = 10**12
 
 
-def _longs(*names: str) -> StructType:
-    return StructType([StructField(name, LongType()) for name in names])
-
-
-_KEY, _OUTPUT, _TOTALS = _longs("key"), _longs("key", "n", "s"), _longs("n", "s")
+_KEY, _OUTPUT, _TOTALS = longs("key"), longs("key", "n", "s"), longs("n", "s")
 _KEY_TYPES = pa.schema([("key", pa.int64())])
-
-
-class _Value(StatefulProcessor):
-    """A running count and sum."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.total = handle.getValueState("total", _TOTALS)
-
-    def _add(self, n: int, s: int) -> tuple[int, int]:
-        before = self.total.get()
-        if before is not None:
-            n, s = n + before[0], s + before[1]
-        self.total.update((n, s))
-        return n, s
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = s = 0
-        for row in rows:
-            n, s = n + 1, s + row.v
-        n, s = self._add(n, s)
-        yield Row(key=key[0], n=n, s=s)
-
-
-class _ValueOfFrames(_Value):
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = s = 0
-        for frame in rows:
-            n, s = n + len(frame), s + int(frame["v"].sum())
-        n, s = self._add(n, s)
-        yield pd.DataFrame({"key": [key[0]], "n": [n], "s": [s]})
-
-
-class _Map(StatefulProcessor):
-    """`ENTRIES` entries, of which one is read and one written."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.counts = handle.getMapState("counts", _longs("entry"), _longs("n"))
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        [row] = rows
-        entry = (row.v % ENTRIES,)
-        before = self.counts.getValue(entry)
-        if before is None:  # the key is new
-            for i in range(ENTRIES):
-                self.counts.updateValue((i,), (0,))
-        n = 1 if before is None else 1 + before[0]
-        self.counts.updateValue(entry, (n,))
-        yield Row(key=key[0], n=n, s=row.v)
-
-
-class _List(StatefulProcessor):
-    """All values, appended."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.values = handle.getListState("values", _longs("v"))
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        n = 0
-        for row in rows:
-            self.values.appendValue((row.v,))
-            n += 1
-        yield Row(key=key[0], n=n, s=0)
 
 
 class _Timer(StatefulProcessor):
@@ -195,8 +130,8 @@ class Case:
     Attributes
     ----------
     name : str
-    processor : type of StatefulProcessor or None
-        None for ``applyInPandasWithState``.
+    processor : callable or None
+        Makes a `StatefulProcessor`, that of ``dropin-tws`` where it has one; None for ``applyInPandasWithState``.
     in_pandas : bool
         Whether rows come and go as frames.
     states : StructType or None
@@ -209,7 +144,7 @@ class Case:
     """
 
     name: str
-    processor: type[StatefulProcessor] | None
+    processor: Callable[[], StatefulProcessor] | None
     in_pandas: bool
     states: StructType | None
     read: int
@@ -243,12 +178,16 @@ class Case:
         )  # fmt: skip
 
 
+def _of_job(variable: str, *, in_pandas: bool = False) -> Callable[[], StatefulProcessor]:
+    return partial(ByProcessor(variable=variable).processor, in_pandas=in_pandas)
+
+
 CASES = (
-    Case("transformWithState, value", _Value, False, _TOTALS, 1, 1),
-    Case(f"transformWithState, map of {ENTRIES}", _Map, False, _longs("entry", "n"), ENTRIES, 1),
-    Case("transformWithState, list append", _List, False, _longs("v"), 0, 1),
+    Case("transformWithState, value", _of_job("value"), False, _TOTALS, 1, 1),
+    Case(f"transformWithState, map of {ENTRIES}", _of_job("map"), False, longs("entry", "n"), ENTRIES, 1),
+    Case("transformWithState, list append", _of_job("list"), False, longs("v"), 0, 1),
     Case("transformWithState, timer", _Timer, False, None, 0, 0, "ProcessingTime"),
-    Case("transformWithStateInPandas, value", _ValueOfFrames, True, _TOTALS, 1, 1),
+    Case("transformWithStateInPandas, value", _of_job("value", in_pandas=True), True, _TOTALS, 1, 1),
     Case("applyInPandasWithState, two rows a key", None, True, _TOTALS, 1, 1),
     Case("the same, a function that does nothing", None, True, _TOTALS, 1, 1, "None", _ready_key),
 )
