@@ -318,7 +318,7 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
 
     Notes
     -----
-    Cost: linear; about 15 ns a row and column of 8 bytes (`benches/RESULTS.md`).
+    Cost: linear; about 15 ns a row and column of 8 bytes (`docs/performance.md`).
     """
     schema = reduce(evolved, (run.schema for run in runs))
     batch = runs[0].batch if len(runs) == 1 else _concatenate([run.projected(schema) for run in runs])

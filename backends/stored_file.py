@@ -55,6 +55,9 @@ NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + _TAIL_SIZE
 END_BYTES_MAX = 64 << 10
 
 
+_LZ4 = pa.Codec("lz4")
+
+
 class _Sink(Protocol):
     def write(self, data: Any, /) -> Any: ...
 
@@ -63,6 +66,9 @@ SectionWriter = Callable[[pa.NativeFile], None]
 
 
 def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
+    if lz4.frame.get_frame_info(section)["content_size"] == plain_bytes:
+        # Arrow's decoder refuses a frame that holds less or more than that, and needs no copy.
+        return _LZ4.decompress(section, decompressed_size=plain_bytes)
     frame = lz4.frame.LZ4FrameDecompressor()
     # With a limit, or memory would be asked for as the frame says.
     plain = frame.decompress(section, max_length=plain_bytes + 1)
@@ -337,7 +343,7 @@ def decode(
         try:
             section = buffer.slice(entry["offset"], entry["size_bytes"])
             sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
-        except (RuntimeError, ValueError) as exc:
+        except (OSError, RuntimeError, ValueError) as exc:
             raise CorruptionError(
                 f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
             ) from exc

@@ -28,7 +28,7 @@ from holdfast.spark_integration.processor.transform_with_state import InitialSta
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
-from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput
+from holdfast.spark_integration.transport.output import RowsOutput, output_of_tables
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
 
@@ -165,7 +165,7 @@ class GroupedStream:
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            output=PackedOutput(with_watermark(output, self.df), rows_each(self.df)),
+            output=output_of_tables(with_watermark(output, self.df), rows_each(self.df), settings.transport),
             host=GroupStateHost(mode, TIMEOUT_CONF[timeMode]),
             # Where Spark drops late rows, one by one, every event time would need a blob of its own.
             transport=None if timeMode == "EventTime" else "packed",

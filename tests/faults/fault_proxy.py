@@ -13,6 +13,7 @@
     drop_reply    performed; the connection closes without an answer
     cut_reply     performed; the answer announces its size, and ends after `at` bytes of its body
     short_reply   performed; the answer is `at` bytes of its body, and says that this is all
+    chunked_reply performed; the answer's body comes in chunks, and its size is not announced
     gzip          performed; the answer's body is compressed, as a helpful proxy would
     flip_byte     performed; one byte of the answer's body, at `at`, is another
     flip_request  performed with another byte at `at` of the request's body
@@ -45,6 +46,7 @@ Kind = Literal[
     "drop_reply",
     "cut_reply",
     "short_reply",
+    "chunked_reply",
     "gzip",
     "flip_byte",
     "flip_request",
@@ -199,6 +201,10 @@ class FaultProxy:
         announced = answer.header(b"content-length") if method == "HEAD" else b"%d" % len(answer.body)
         cut = rule is not None and rule.kind == "cut_reply"
         body = answer.body[: rule.at] if rule and cut else answer.body
+        if rule and rule.kind == "chunked_reply":
+            chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            writer.write(answer.encoded((b"Transfer-Encoding", b"chunked")) + chunks)
+            return True
         writer.write(answer.encoded((b"Content-Length", announced)) + body)
         return not cut
 

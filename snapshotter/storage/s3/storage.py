@@ -224,7 +224,7 @@ class S3Storage(ObjectStorage):
 
     async def _size(self, fs: Any, name: str) -> int | None:
         try:
-            return cast("int", (await self._call(fs, "head_object", Key=name))["ContentLength"])
+            return _announced_size(await self._call(fs, "head_object", Key=name))
         except FileNotFoundError:
             return None
 
@@ -241,10 +241,10 @@ class S3Storage(ObjectStorage):
         name = self._name(key)
         async with self._limit() as limit:
             response = await self._call(fs, "get_object", Key=name)
-            size = response["ContentLength"]
             try:
+                size = _announced_size(response)
                 require_size(size, limit_bytes, key, self.url)
-            except CorruptionError:
+            except (CorruptionError, aiohttp.ClientPayloadError):
                 response["Body"].close()
                 raise
             limit.reschedule((limit.when() or 0) + size / _MIN_RATE_BYTES_PER_SECOND)
@@ -336,9 +336,16 @@ class S3Storage(ObjectStorage):
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
 
 
+def _announced_size(response: Any) -> int:
+    """Return the size of a reply's body, without which a body that was cut off looks whole."""
+    if "ContentLength" not in response:
+        raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
+    return cast("int", response["ContentLength"])
+
+
 async def _read(response: Any, most: int) -> bytes:
     """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
-    size = response["ContentLength"]
+    size = _announced_size(response)
     data = cast("bytes", await response["Body"].read()) if size <= most else b""
     if len(data) != size:
         raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")

@@ -188,6 +188,17 @@ def test_body_that_is_another_than_was_stored(
     assert changed.hits == (3 if times is None else 1)
 
 
+def test_body_whose_size_is_not_announced(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """A proxy that sends bodies in chunks hides where they end: the error names what is missing, and holds nothing."""
+    storage.put("o", b"x" * 3_000_000)
+    chunked = proxy.rule("chunked_reply", method="GET", times=40)  # a client has 32 connections
+    for _ in range(40):
+        with pytest.raises(UnavailableError, match=r"action=get key=o.*no Content-Length"):
+            storage.get("o")
+    assert chunked.hits == 40
+    assert len(storage.get("o")) == 3_000_000
+
+
 @pytest.mark.parametrize("size_bytes", [1000, len(THREE_PARTS)])
 def test_bytes_damaged_on_their_way_to_the_store(
     open_through: Callable[..., ObjectStorage], proxy: FaultProxy, size_bytes: int

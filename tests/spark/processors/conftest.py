@@ -41,7 +41,7 @@ def run(run_on: Open) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run half of these tests, and a third of those on Spark's own operator, unless the profile is long.
+    """Run a third of these tests, and a third of those on Spark's own operator, unless the profile is long.
 
     What a test expects stands in the test, and holds for each engine alone: Spark shows that the test is right. Probes
     and scripts share one query of an engine, and run each time. The smoke tests of another Spark leave nothing out.
@@ -56,5 +56,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if runs_on is None:
             continue
         name = item.nodeid.replace(runs_on.name, "")
-        if not has_turn(zlib.crc32(name.encode()) % 2, 2) or (runs_on.is_spark and turn_of(name) % 3):
+        if not has_turn(zlib.crc32(name.encode()) % 3, 3) or (runs_on.is_spark and turn_of(name) % 3):
             item.add_marker(pytest.mark.long)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lz4.frame
 import pyarrow as pa
 import pytest
 import xxhash
@@ -292,3 +293,24 @@ def test_no_error_repeats_much_of_a_file(changed: dict[str, Any]) -> None:
     with pytest.raises(CorruptionError) as told:
         stored_file.decode(reseal(encoded("version"), footer), source="x", kind="version")
     assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize("tells_its_size", [True, False])
+@pytest.mark.parametrize(
+    ("more_bytes", "cut", "behind"), [(0, 0, b""), (1, 0, b""), (-1, 0, b""), (0, 3, b""), (0, 0, b"x")]
+)
+def test_a_frame_holds_exactly_what_the_footer_says(
+    tells_its_size: bool, more_bytes: int, cut: int, behind: bytes
+) -> None:
+    """Nobody sees memory that no frame has filled, nor half of a section, whoever wrote the file."""
+    plain = b"state" * 1000
+    frame = lz4.frame.compress(plain, store_size=tells_its_size)
+    frame = frame[: len(frame) - cut] + behind
+    buffer = bytearray(frame) + bytearray(stored_file.END_BYTES_MAX)
+    data, _ = stored_file.encode_in_place(buffer, len(frame), "part", {}, "data", "lz4", len(plain) + more_bytes)
+    if not (more_bytes or cut or behind):
+        found = stored_file.decode(data, source="it", kind="part")
+        assert found.section("data", "it").to_pybytes() == plain
+        return
+    with pytest.raises(CorruptionError, match="no LZ4 frame"):
+        stored_file.decode(data, source="it", kind="part")

@@ -18,7 +18,13 @@ from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.shard import call as shard_call
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.transport.blobs import BLOB
-from holdfast.spark_integration.transport.output import PackedOutput, RowsOutput, unpack_output
+from holdfast.spark_integration.transport.output import (
+    NanOutput,
+    PackedOutput,
+    RowsOutput,
+    output_of_tables,
+    unpack_output,
+)
 
 FOLD = dt.datetime(2024, 11, 3, 5, 30, tzinfo=dt.UTC)  # 01:30 in New York, and an hour later again
 #: By type: values that a pandas frame would alter.
@@ -75,6 +81,37 @@ def test_rows_are_converted_without_loss(data_type: T.DataType, first_has_null: 
     converted = as_spark_converts(list(RowsOutput(schema).send(batches)), schema)
     expected = pa.concat_arrays([batch.column(0) for batch in batches])
     assert converted.cast(types.types[0]).equals(expected)
+
+
+@pytest.mark.parametrize("data_type", [T.FloatType(), T.DoubleType()], ids=["float", "double"])
+def test_nan_is_told_from_null(data_type: T.DataType) -> None:
+    """Spark's worker makes null of both, and tables of a vectorised function have both."""
+    schema = T.StructType([T.StructField("c", data_type), T.StructField("C", T.LongType())])
+    types = arrow_schema(schema, "the output")
+    values = pa.array([1.5, float("nan"), None, -0.0, float("inf")], types.types[0])
+    sent = NanOutput(schema).send([pa.RecordBatch.from_arrays([values, pa.array(range(5))], schema=types)])
+    [frame] = list(sent)
+    assert list(frame.columns) == ["x0", "x1", "nan0"]
+    assert frame["nan0"].tolist() == [False, True, False, False, False]
+    assert frame["x0"].isna().tolist() == [False, True, True, False, False]
+
+
+def test_text_travels_as_bytes() -> None:
+    """Of text that is not UTF-8 Spark's worker makes no text, but refuses it by default."""
+    schema = T.StructType([T.StructField("c", T.StringType())])
+    [frame] = list(NanOutput(schema).send([pa.RecordBatch.from_arrays([pa.array(["é", None])], names=["c"])]))
+    assert frame["x0"].tolist() == ["é".encode(), None]
+    assert NanOutput(schema).sent_schema == T.StructType([T.StructField("x0", T.BinaryType())])
+
+
+def test_large_and_nested_output_is_packed() -> None:
+    """Only the user knows that micro-batches are small; Spark converts no collation, and forgets NOT NULL."""
+    flat, nested = T.StructType().add("x", "double"), T.StructType().add("x", T.ArrayType(T.DoubleType()))
+    assert output_of_tables(flat, 10, "rows") == NanOutput(flat)
+    assert output_of_tables(nested, 10, "rows") == PackedOutput(nested, 10)
+    for odd in (T.StructField("x", T.DoubleType(), False), T.StructField("x", T.StringType("UTF8_LCASE"))):
+        assert output_of_tables(T.StructType([odd]), 10, "rows") == PackedOutput(T.StructType([odd]), 10)
+    assert output_of_tables(flat, 10, "packed") == output_of_tables(flat, 10, None) == PackedOutput(flat, 10)
 
 
 def rows(first: int, n: int) -> pa.RecordBatch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import sys
+import types
 import weakref
 from collections.abc import Iterator
 
@@ -101,9 +103,42 @@ def test_what_a_function_sets_itself_stays() -> None:
 
 
 def test_it_happens_once() -> None:
+    """Freezing takes as long as the collection that it saves, and what lives for a task only must stay collectable."""
     python_stage.freeze_modules()
     later = [Cyclic()]
     frozen = gc.get_freeze_count()
     python_stage.freeze_modules()
     assert gc.get_freeze_count() <= frozen
     assert any(o is later[0] for o in gc.get_objects())
+
+
+def test_it_happens_again_for_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of an object storage is loaded by a process that has frozen its modules, and is as large as these."""
+    python_stage.freeze_modules()
+    imported = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "imported_later", types.ModuleType("imported_later"))
+    python_stage.freeze_modules()
+    assert not any(o is imported[0] for o in gc.get_objects())
+
+
+def test_modules_that_come_and_go_freeze_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is never freed: a function that makes a module in each micro-batch must not fill the memory."""
+    for i in range(10):
+        monkeypatch.setitem(sys.modules, f"made_{i}", types.ModuleType(f"made_{i}"))
+        python_stage.freeze_modules()
+    later = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "made_last", types.ModuleType("made_last"))
+    python_stage.freeze_modules()
+    assert any(o is later[0] for o in gc.get_objects())
+
+
+def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    python_stage.freeze_modules()
+    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
+    python_stage.freeze_modules()
+    monkeypatch.delitem(sys.modules, "comes_and_goes")
+    python_stage.freeze_modules()
+    kept = [Cyclic()]
+    monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
+    python_stage.freeze_modules()
+    assert any(o is kept[0] for o in gc.get_objects())
