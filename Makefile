@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs test test-fast test-long smoke matrix check types bench bench-micro docs links figure dist \
+.PHONY: help setup demo s3 hdfs test test-fast test-long smoke matrix check types bench bench-micro docs links results dist \
         lock clean
 
 help: ## this list
@@ -82,8 +82,9 @@ types:
 	@ln -s $(foreach entry,$(filter-out %__pycache__,$(wildcard holdfast/*)) $(FOLDERS),../../../$(entry)) build/types/holdfast/
 	@ln -s ../../examples/parquet_backend/src/holdfast_parquet build/types/
 
-bench: $(STAMP) ## job A: holdfast against Spark's own aggregation and the floor [ARGS=]
-	$(BIN)/holdfast bench job-a $(ARGS)
+bench: $(STAMP) ## which backend suits your load, in ten minutes: build/bench.html [ARGS='--keys 5000000 --value-bytes 200 …']
+	$(BIN)/holdfast bench run --quick --out build/bench $(ARGS)
+	$(BIN)/holdfast bench report build/bench -o build/bench.html
 
 bench-micro: $(STAMP) ## single functions, with pytest-benchmark [ARGS=]
 	$(BIN)/pytest benches/micro --benchmark-only -o python_files='*.py' -o timeout=0 $(ARGS)
@@ -95,19 +96,20 @@ docs: $(STAMP) ## the documentation as a site, with an API reference: build/docs
 links: $(STAMP)
 	$(SITE) -b dummy . build/docs-check
 
-figure: $(STAMP) ## draw docs/throughput.svg from the tables of benches/RESULTS.md
-	$(BIN)/python -m holdfast.benches.report.figure
+results: $(STAMP) ## RESULTS.md, the report and README's figures from benches/results, or from a new full run [RUN=]
+	$(BIN)/python -m holdfast.benches.report.published $(RUN)
 
 lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
+	@for wanted in benches/peers/requirements/*.in; do $(COMPILE) $$wanted --output-file $${wanted%.in}.txt || exit 1; done
 	@{ echo '# Written by make lock: the versions of PySpark that SPARK= may name, and what the older ones need with it.'; \
 	    for spark in $(SPARKS); do \
 	    case $$spark in 4.0.[0-4]|4.1.[0-3]) arrow='pyarrow<26' ;; *) arrow= ;; esac; \
 	    case $$spark in 4.0.*) protobuf='protobuf<7' ;; *) protobuf= ;; esac; echo "# Spark $$spark"; \
 	    printf '%s\n' "pyspark==$$spark" $$arrow $$protobuf | $(COMPILE) --no-deps --no-header --no-annotate - || exit 1; \
 	    done; } >requirements/spark.txt
-	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt; then \
+	@if grep -nE '://|--(extra-)?index-url|--find-links' requirements/*.txt benches/peers/requirements/*.txt; then \
 	    echo 'the lock must name no host: see the lines above' >&2; exit 1; fi
 
 dist: $(STAMP) ## sdist and wheel in dist/

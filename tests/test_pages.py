@@ -24,7 +24,7 @@ from tests.pages import FENCE, ROOT, blocks, text
 WIDTH = 120
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "benches/*.md", "examples/*/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benches/**/*.md", "examples/*/*.md")
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\]\([^)]*\)|https?://\S+")

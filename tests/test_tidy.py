@@ -100,11 +100,17 @@ ABOVE = (
 PLACES = {
     "aiobotocore": ("snapshotter/storage/*",),
     "botocore": ("snapshotter/storage/*",),
+    # The peers of the benches are installed elsewhere: only the programs that run there may import them.
+    **dict.fromkeys(("bytewax", "pathway", "pyflink", "quixstreams"), ("benches/peers/programs/*",)),
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "matplotlib": ("benches/report/figure.py",),
+    "jinja2": ("benches/report/page/html.py",),
+    "jsonschema": ("benches/report/directory.py",),
+    "markupsafe": ("benches/report/page/*",),
+    "matplotlib": ("benches/report/charts/*", "benches/report/figure.py"),
     "mmh3": (),
+    "moto": ("benches/instruments/object_store.py",),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "pyarrow.flight": (
         "spark_integration/client/connection.py",
@@ -116,6 +122,7 @@ PLACES = {
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
+    "scipy": ("benches/comparing/noise.py",),
 }
 
 # Time, chance and threads are handed in: where they may be asked of the machine, one file per layer.

@@ -56,6 +56,12 @@ class Measured:
     storage : dict
         Over the counted micro-batches, where it is counted: requests to the durable storage by kind, bytes each way,
         and files of Spark's own checkpoint.
+    start_ms : float or None
+        From the start of the engine's own process to the moment at which it begins to read, where that was measured; in
+        no micro-batch.
+    equality : dict
+        What of this run's own result was compared with what is right, how many rows, and that they were equal; empty
+        where nothing was.
     """
 
     batch_ms: list[float]
@@ -66,3 +72,5 @@ class Measured:
     settings: dict[str, str]
     state_bytes: dict[str, Any]
     storage: dict[str, float] = field(default_factory=dict)
+    start_ms: float | None = None
+    equality: dict[str, Any] = field(default_factory=dict)

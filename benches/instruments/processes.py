@@ -40,16 +40,23 @@ def adopt_orphans() -> None:
 
 def spark_kind(process: psutil.Process) -> str | None:
     """Return what a process below a Spark driver is: ``jvm``, ``python`` or (state) ``server``; None for the driver."""
-    if process.pid == os.getpid():
+    if process.pid == os.getpid() or _stands_for_a_machine(process):
         return None
     if "java" in process.name():
         return "jvm"
     return "server" if any(part.endswith("state_server") for part in process.cmdline()) else "python"
 
 
-def store_kind(process: psutil.Process) -> str:
+def store_kind(process: psutil.Process) -> str | None:
     """Return what a process of a run without Spark is: ``store`` is this one, the others are its ``background``."""
-    return "store" if process.pid == os.getpid() else "background"
+    if process.pid == os.getpid():
+        return "store"
+    return None if _stands_for_a_machine(process) else "background"
+
+
+def _stands_for_a_machine(process: psutil.Process) -> bool:
+    """Tell whether a process is a bench's S3 server, which would run elsewhere."""
+    return any(part.endswith("instruments.object_store") for part in process.cmdline())
 
 
 class Processes:

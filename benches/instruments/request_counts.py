@@ -1,11 +1,12 @@
-"""Requests to an S3 server, counted on their way by a proxy on the loopback.
+"""Requests to an S3 server, counted on their way by a proxy on the loopback, which delays them if it is told to.
 
 ::
 
     client ──▶ RequestCounts.url ──▶ server        {"PUT commits": 12, "GET files": 3, "bytes up": 48123, …}
 
 Host and headers pass unchanged, so that signatures stay valid. What is counted is what was sent, so a request that a
-client repeats counts twice. Bodies are held in memory.
+client repeats counts twice. Each connection waits for its own requests alone, as if the server were that far away;
+opening a connection takes no longer. Bodies are held in memory.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ class RequestCounts:
     ----------
     server : str
         URL of the S3 server: ``http://127.0.0.1:9000``.
+    latency_ms : float
+        How long each request waits before it goes on.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, latency_ms: float = 0.0) -> None:
         parts = urlsplit(server)
         assert parts.hostname is not None
         self._server = (parts.hostname, parts.port or 80)
+        self._latency_s = latency_ms / 1000
         self._counts: Counter[str] = Counter()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="request counts", daemon=True)
@@ -74,6 +78,8 @@ class RequestCounts:
                 if b"\r\nexpect:" in head.lower():
                     to_client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     head = re.sub(rb"(?i)\r\nexpect:[^\r]*", b"", head)
+                if self._latency_s:
+                    await asyncio.sleep(self._latency_s)
                 self._counts["bytes up"] += await _pass_on(head, client, to_server)
                 answer = await server.readuntil(b"\r\n\r\n")
                 no_body = method == b"HEAD" or answer.split(b" ", 2)[1] in (b"204", b"304")

@@ -9,16 +9,22 @@ from holdfast.benches.jobs.by_key import DropIn, Timers
 from holdfast.benches.jobs.by_processor import ByProcessor
 from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job
-from holdfast.benches.jobs.job_a import JobA
+from holdfast.benches.jobs.job_a import JobA, JobAOnCluster
 from holdfast.benches.jobs.job_b import JobB
-from holdfast.benches.jobs.requests import Requests
+from holdfast.benches.jobs.requests import DurableA, DurableB, Requests
 from holdfast.benches.jobs.sessions import Sessions
-from holdfast.benches.jobs.snapshots import Restore, Snapshots
+from holdfast.benches.jobs.snapshots import Restore, Size, Snapshots
 from holdfast.benches.jobs.ttl import Ttl
+from holdfast.benches.nexmark.job import Nexmark
+from holdfast.benches.peers.job import FromFiles
 
 JOBS: dict[str, type[Job]] = {
     job.name: job
-    for job in (JobA, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Requests, Commits, Snapshots, Restore)
+    for job in (
+        *(JobA, JobAOnCluster, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Nexmark, FromFiles),
+        *(Requests, DurableA, DurableB),
+        *(Commits, Snapshots, Restore, Size),
+    )
 }
 
 

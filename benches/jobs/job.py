@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import click
 import pyarrow as pa
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from holdfast.benches.instruments.measured import Measured, Places
     from holdfast.spark_integration.shard.timeout import TimeMode
     from holdfast.spark_integration.vectorised.batch import ShardBatch
+
+
+_MAY_BE_ZERO = ("warmup", "latency_ms")
 
 
 def option(default: Any, description: str, kind: Any = None) -> Any:
@@ -50,7 +53,7 @@ class Job:
 
     def __post_init__(self) -> None:
         sizes = {name: value for name, value in asdict(self).items() if not isinstance(value, bool)}
-        small = [name for name, value in sizes.items() if name != "warmup" and value in (0, -1)]
+        small = [name for name, value in sizes.items() if name not in _MAY_BE_ZERO and value in (0, -1)]
         if small or not 0 <= self.warmup < self.batches:
             raise InvalidArgumentError(
                 "a bench needs sizes of at least 1, and more batches than its warm-up has", job=self.stored()
@@ -82,17 +85,8 @@ _PLAIN_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSyste
 
 
 @dataclass(frozen=True)
-class SparkJob(Job, ABC):
-    """A streaming query that keeps one row of state for each ``key``.
-
-    Attributes
-    ----------
-    output, state : str
-        Columns of the result, and of each key's state, as Spark writes schemas.
-    """
-
-    output: ClassVar[str]
-    state: ClassVar[str]
+class StreamingJob(Job, ABC):
+    """A streaming query."""
 
     slots: int = option(2, "task slots: local[slots]")
     partitions: int = option(2, "partitions of the shuffle")
@@ -126,6 +120,24 @@ class SparkJob(Job, ABC):
             "spark.ui.showConsoleProgress": "false",
         }
 
+    @abstractmethod
+    def source(self, spark: SparkSession) -> DataFrame:
+        """Return the streaming rows: what is grouped by, and what the job adds up."""
+
+
+@dataclass(frozen=True)
+class SparkJob(StreamingJob, ABC):
+    """A streaming query that keeps one row of state for each ``key``.
+
+    Attributes
+    ----------
+    output, state : str
+        Columns of the result, and of each key's state, as Spark writes schemas.
+    """
+
+    output: ClassVar[str]
+    state: ClassVar[str]
+
     @property
     def time_mode(self) -> TimeMode:
         """The clock of the vectorised function's timers."""
@@ -136,9 +148,9 @@ class SparkJob(Job, ABC):
         """How long the vectorised function's state lives."""
         return None
 
-    @abstractmethod
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming rows: ``key``, and what the job adds up."""
+    def without_snapshots(self) -> Self:
+        """Return the same job, in which no snapshot is due."""
+        return replace(self, snapshot_commits=self.all_batches + 1)
 
     @abstractmethod
     def reduce(self, batch: ShardBatch) -> pa.Table:

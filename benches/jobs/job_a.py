@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.benches.jobs.job import SparkJob
+from holdfast.benches.jobs.job import SparkJob, option
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -52,3 +52,12 @@ class JobA(SparkJob):
         from pyspark.sql import functions as F  # noqa: N812
 
         return [F.count("*").alias("n"), F.sum("v").alias("s")]
+
+
+@dataclass(frozen=True)
+class JobAOnCluster(JobA):
+    """The same on a standalone cluster, whose executors have a core each."""
+
+    name = "job-a-cluster"
+
+    executors: int = option(2, "executors of the cluster")

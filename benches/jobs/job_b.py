@@ -7,7 +7,7 @@
     total         long         sum of their amounts               │ 92 bytes of values and
     first_seen    timestamp    time of the first                  │ 16 of key in the state
     last_seen     timestamp    time of the last                   │
-    page          string       60 characters, of the last         ┘
+    page          string       60 characters, of the last         ┘    (or what `JobB.value_bytes` leaves to it)
 
 Micro-batches of `JobB.fill_rows` new keys each bring the state to `Job.keys` keys. The others hold
 `Job.rows` rows whose keys are drawn from all of these: evenly, or skewed so that a few keys get most rows.
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
     from holdfast.spark_integration.vectorised.batch import ShardBatch
 
+_NUMBERS_BYTES = 32
+_PAGE, _ABOUT_PAGE = "https://shop.example/product/", "?via=newsletter"
+_DIGITS = 16
+
 
 @dataclass(frozen=True)
 class JobB(SparkJob):
@@ -48,13 +52,20 @@ class JobB(SparkJob):
     warmup: int = option(4, "first of these, which are not counted")
     memory_mb: int | None = option(512, "MiB of memory for engines on RocksDB", click.IntRange(1))
     fill_rows: int = option(500_000, "new keys of a micro-batch that fills the state")
+    value_bytes: int = option(
+        92, "bytes of a key's values: numbers and times take 32, the page the rest", click.IntRange(_NUMBERS_BYTES)
+    )
     skew: float = option(1.0, "1: keys are drawn evenly; s: the share x of the keys gets x^(1/s) of the rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         least = SEEDS_PER_PARTITION * self.sources
-        if min(self.rows, self.fill_rows) < least or self.skew < 1:
-            raise InvalidArgumentError(f"job B needs at least {least} rows a micro-batch, and a skew of at least 1")
+        if min(self.rows, self.fill_rows) < least or self.skew < 1 or self.value_bytes < _NUMBERS_BYTES:
+            raise InvalidArgumentError(
+                f"job B needs at least {least} rows a micro-batch, a skew of at least 1, and {_NUMBERS_BYTES} bytes of "
+                "values",
+                job=self.stored(),
+            )
 
     @property
     def fill_batches(self) -> int:
@@ -81,12 +92,11 @@ class JobB(SparkJob):
             F.floor(F.pow(chance, F.lit(self.skew)) * self.keys)
         )
         numbered = rows.select("batch", "i", key.alias("number")).where(F.col("number") < self.keys)
-        page = F.concat(F.lit("https://shop.example/product/"), _digits("number", "batch"), F.lit("?via=newsletter"))
         return numbered.select(
             _digits("number").alias("key"),
             (F.col("i") % 100).alias("amount"),
             F.timestamp_seconds(F.col("batch") * 60 + FIRST_SECOND).alias("at"),
-            page.alias("page"),
+            _page(self.value_bytes - _NUMBERS_BYTES).alias("page"),
         )
 
     def reduce(self, batch: ShardBatch) -> pa.Table:
@@ -126,7 +136,27 @@ class JobB(SparkJob):
         ]
 
 
-def _digits(*columns: str) -> Column:
+def _page(characters: int) -> Column:
+    """Return the address of a page, of so many characters; a quarter of them is random, and more of a short one."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    whole = len(_PAGE) + _DIGITS + len(_ABOUT_PAGE)
+    if characters > whole:
+        more = F.sequence(F.lit(1), F.lit(characters // whole))
+        others = F.transform(more, lambda i: F.concat(F.lit(_PAGE), _digits("number", "batch", i), F.lit(_ABOUT_PAGE)))
+        page = F.concat(_address(), F.array_join(others, ""))
+        return F.substring(page, 1, characters)
+    first = min(len(_PAGE), whole - characters) + 1
+    return F.substring(_address(), first, characters) if characters < whole else _address()
+
+
+def _address() -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.concat(F.lit(_PAGE), _digits("number", "batch"), F.lit(_ABOUT_PAGE))
+
+
+def _digits(*columns: str | Column) -> Column:
     """Return 16 hexadecimal digits that depend on the columns."""
     from pyspark.sql import functions as F  # noqa: N812
 

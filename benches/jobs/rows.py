@@ -28,7 +28,7 @@ def table_of(value_bytes: int) -> TableSchema:
 def keys_of(table: TableSchema, numbers: IntArray) -> Keys:
     """Return the keys with these numbers; no two numbers make the same key or the same hash."""
     digits = pc.utf8_lpad(pa.array(numbers).cast(pa.large_string()), KEY_CHARACTERS, "0")
-    return Keys.of(table, _hashes(numbers), pa.table({"key": digits}))
+    return Keys.of(table, hashes_of(numbers), pa.table({"key": digits}))
 
 
 def values_of(table: TableSchema, n: int, value_bytes: int, chance: np.random.Generator) -> pa.RecordBatch:
@@ -43,8 +43,11 @@ def values_of(table: TableSchema, n: int, value_bytes: int, chance: np.random.Ge
     return table.conform(pa.table(columns), "value")
 
 
-def _hashes(numbers: IntArray) -> HashArray:
-    """Mix 64 bits so that neighbours fall far apart. Source: splitmix64 (Steele, Lea, Flood 2014)."""
+def hashes_of(numbers: IntArray) -> HashArray:
+    """Return the hashes of the keys with these numbers: 64 bits, mixed so that neighbours fall far apart.
+
+    Source: splitmix64 (Steele, Lea, Flood 2014).
+    """
     z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

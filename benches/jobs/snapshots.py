@@ -1,12 +1,14 @@
-"""Snapshots of one shard by the store alone, without Spark: what they send, and how fast they come back.
+"""One shard by the store alone, without Spark: what snapshots send, how fast they come back, and what size costs.
 
 `Snapshots`: the state is filled, and after each commit of a few changed keys a snapshot is written; files that the one
 before it has stored are not sent again. `Restore`: a state that is in the storage only is restored on an empty
-directory, in turns with a plain download of the same objects to files, by as many threads.
+directory, in turns with a plain download of the same objects to files, by as many threads. `Size`: micro-batches on a
+state of some size, its snapshot and its restore.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,16 +27,18 @@ from holdfast.backends.block_io import write_at
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import Keys
 from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.object_store import ObjectStore
 from holdfast.benches.instruments.store_watch import StoreWatch
 from holdfast.benches.jobs.job import StoreJob, option
-from holdfast.benches.jobs.rows import TABLE, keys_of, table_of, values_of
+from holdfast.benches.jobs.requests import server_of_environment
+from holdfast.benches.jobs.rows import TABLE, hashes_of, keys_of, table_of, values_of
 from holdfast.errors import CorruptionError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 
-FULL_BYTES, NEW_BYTES = "bytes of a snapshot", "bytes sent for it"
+FULL_BYTES, NEW_BYTES, RESTORE_MS = "bytes of a snapshot", "bytes sent for it", "restore, ms"
 _THREADS = 8
 _FILL_ROWS = 500_000
 _SHARD = "bench/shard-0000"
@@ -92,6 +96,7 @@ class Restore(StoreJob):
     memory_mb: int | None = option(512, "MiB of memory for the rocksdb backend", click.IntRange(1))
     value_bytes: int = option(92, "bytes of a value")
     checkpoint: str | None = option(None, "where the state is durable, as s3://bucket/bench; by default on local disk")
+    serves: bool = option(False, "starts an S3 server with s3://bucket, unless the environment names one")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", self.rows)
@@ -100,7 +105,7 @@ class Restore(StoreJob):
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Restore again and again, each time in a new directory."""
         chance, watch = np.random.default_rng(0), StoreWatch()
-        with _shard(self, backend_name, options, places, self.checkpoint) as shard:
+        with self._server(), _shard(self, backend_name, options, places, self.checkpoint) as shard:
             pointer = shard.commit(shard.store, shard.fill(self.keys, chance), np.arange(1), chance)
             _, manifest = shard.log.write_snapshot(shard.backend, pointer)
             watch.look(shard.backend.statistics().local_bytes)
@@ -115,6 +120,55 @@ class Restore(StoreJob):
             storage = {FULL_BYTES: manifest.stored_bytes * len(self.counted)}
             restore_ms = [phases["restore"] for phases in phases_ms]
             return watch.measured(phases_ms, restore_ms, {"backend": backend_name, **options}, **storage)
+
+    @contextmanager
+    def _server(self) -> Iterator[None]:
+        if not self.serves or server_of_environment():
+            yield
+            return
+        with ObjectStore() as store:
+            os.environ |= store.environment  # of this process, which is for this run
+            yield
+
+
+@dataclass(frozen=True)
+class Size(StoreJob):
+    """See the module."""
+
+    name = "size"
+
+    rows: int = option(100_000, "keys of a micro-batch, drawn evenly from all")
+    keys: int = option(1_000_000, "keys in the state")
+    batches: int = option(8, "micro-batches of a run")
+    warmup: int = option(2, "first of these, which are not counted")
+    memory_mb: int | None = option(512, "MiB of memory for the rocksdb backend", click.IntRange(1))
+    value_bytes: int = option(92, "bytes of a value")
+
+    def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
+        """Read, write and commit to local disk; then store a snapshot, and restore it in a new directory.
+
+        A micro-batch is its look-up and its commit: what merges is another process below a state server.
+        """
+        chance, phases_ms = np.random.default_rng(0), []
+        with _shard(self, backend_name, options, places) as shard:
+            pointer = shard.fill(self.keys, chance, in_order=True)
+            pa.default_memory_pool().release_unused()
+            watch = StoreWatch()
+            for batch in range(self.batches):
+                if batch == self.warmup:
+                    watch.count_from_here()
+                pointer, phases = shard.micro_batch(pointer, chance.integers(0, self.keys, self.rows), chance)
+                phases_ms.append(phases)
+                watch.look(shard.backend.statistics().local_bytes)
+            _, manifest = shard.log.write_snapshot(shard.backend, pointer)
+            pointer = shard.commit(shard.store, pointer, np.arange(1), chance)
+            shard.lose_local_state()
+            restore_ms = shard.restore_ms(pointer, self.keys)
+            batch_ms = [round(phases["get"] + phases["commit"], 2) for phases in phases_ms]
+            # Means of the counted micro-batches, as all of them are stored.
+            once = {FULL_BYTES: manifest.stored_bytes, RESTORE_MS: restore_ms}
+            storage = {what: number * len(self.counted) for what, number in once.items()}
+            return watch.measured(phases_ms, batch_ms, {"backend": backend_name, **options}, **storage)
 
 
 class _Shard:
@@ -138,14 +192,39 @@ class _Shard:
         values = values_of(self._table, len(keys), self._value_bytes, chance)
         return _commit(store, pointer, keys, values)
 
-    def fill(self, keys: int, chance: np.random.Generator) -> Pointer:
-        """Write all keys, and let the backend put them in order; nothing becomes durable."""
+    def fill(self, keys: int, chance: np.random.Generator, *, in_order: bool = False) -> Pointer:
+        """Write all keys, and let the backend put them in order; nothing becomes durable.
+
+        Parameters
+        ----------
+        in_order : bool
+            They are written in the order of their hashes, which leaves the backend the least to do.
+        """
         store, pointer = VersionedStore(self.backend), None
+        numbers = np.arange(keys)
+        if in_order:
+            numbers = np.argsort(hashes_of(numbers))
         for first in range(0, keys, _FILL_ROWS):
-            pointer = self.commit(store, pointer, np.arange(first, min(first + _FILL_ROWS, keys)), chance)
+            pointer = self.commit(store, pointer, numbers[first : first + _FILL_ROWS], chance)
             self.backend.maintain(pointer)
         assert pointer is not None
         return pointer
+
+    def micro_batch(
+        self, pointer: Pointer, drawn: np.ndarray, chance: np.random.Generator
+    ) -> tuple[Pointer, dict[str, float]]:
+        """Do to the store what one shard call does to the keys with these numbers; return what each part took."""
+        keys = keys_of(self._table, np.unique(drawn))
+        values = values_of(self._table, len(keys), self._value_bytes, chance)
+        marks = [time.perf_counter()]
+        with self.store.read_at(pointer) as view:
+            view.get(TABLE, keys)
+        marks.append(time.perf_counter())
+        committed = _commit(self.store, pointer, keys, values)
+        marks.append(time.perf_counter())
+        self.backend.maintain(committed)
+        marks.append(time.perf_counter())
+        return committed, _parts(("get", "commit", "maintain"), marks)
 
     def lose_local_state(self) -> None:
         self.backend.close()
@@ -181,7 +260,11 @@ class _Shard:
 
 @contextmanager
 def _shard(
-    job: Snapshots | Restore, backend_name: str, options: Mapping[str, str], places: Places, url: str | None = None
+    job: Snapshots | Restore | Size,
+    backend_name: str,
+    options: Mapping[str, str],
+    places: Places,
+    url: str | None = None,
 ) -> Iterator[_Shard]:
     kind, tables = find_backend(backend_name), {TABLE: table_of(job.value_bytes)}
     home = (places.memory if kind.in_memory else places.disk) / "shard-0000"

@@ -1,7 +1,8 @@
 """Single operations of the store on every backend, by the size of the state and the width of its rows.
 
 Each touches at most `TOUCHED` keys, drawn evenly from the state; a row has a key of 16 characters and a value of so
-many bytes. Run with ``make bench-micro``; ``HOLDFAST_BENCH_MATRIX=full`` runs all sizes with all widths, more often.
+many bytes. Hit rate and batch size vary at one size of the state. Run with ``make bench-micro``;
+``HOLDFAST_BENCH_MATRIX=full`` runs all sizes with all widths, more often.
 
 ==========  ====================================================================================
 get         values of the touched keys, at the newest version
@@ -10,6 +11,8 @@ put         one whole transaction that writes the touched keys: begin, prune, pu
 commit      of this, the commit alone
 rollback    as put, but beside a newer version, which the query has dropped
 restore     make a version from complete state
+get_absent  as get, but no key has state; get_half_absent: half of them have
+get_of_n    as get, of 100 keys, or of 100,000; put_of_n: the same of put
 ==========  ====================================================================================
 """
 
@@ -42,6 +45,8 @@ FULL = os.environ.get("HOLDFAST_BENCH_MATRIX") == "full"
 SIZES, WIDTHS = (1_000, 100_000, 1_000_000), (16, 100, 1000)
 # By default one size with all widths, and one width with all sizes.
 MATRIX = [(n, width) for n, width in itertools.product(SIZES, WIDTHS) if FULL or n == 100_000 or width == 100]
+MIDDLE = (100_000, 100)
+FEW, ALL = 100, 100_000
 ROUNDS = {1_000: 30, 100_000: 10, 1_000_000: 3}
 _MORE_ROUNDS = 3
 Rows = tuple[Keys, pa.RecordBatch]
@@ -86,10 +91,16 @@ class Shard:
         """Keys that an operation touches."""
         return min(self.rows, TOUCHED)
 
-    def some(self) -> Rows:
+    def some_keys(self, touched: int, hit_rate: float = 1.0) -> Keys:
+        """Return keys drawn anew, of which such a share has state."""
+        numbers = self.chance.integers(0, self.rows, touched)
+        absent = self.chance.random(touched) >= hit_rate
+        return keys_of(self.table, np.where(absent, numbers + self.rows, numbers))
+
+    def some(self, touched: int | None = None) -> Rows:
         """Return keys that have state, drawn anew, and values to write."""
-        keys = keys_of(self.table, self.chance.integers(0, self.rows, self.touched))
-        return keys, values_of(self.table, self.touched, self.value_bytes, self.chance)
+        touched = touched or self.touched
+        return self.some_keys(touched), values_of(self.table, touched, self.value_bytes, self.chance)
 
     def begin(self) -> Transaction:
         """Begin at the newest version, and forget those before it."""
@@ -124,8 +135,18 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", params=MATRIX, ids=lambda size: f"{size[0]}x{size[1]}")
 def shard(backend_name: str, request: pytest.FixtureRequest) -> Iterator[Shard]:
-    """Return a shard, in RAM if its backend lives there, else on disk."""
-    rows, value_bytes = request.param
+    """Return a shard of each size."""
+    yield from opened(backend_name, *request.param)
+
+
+@pytest.fixture(scope="module")
+def middle(backend_name: str) -> Iterator[Shard]:
+    """Return a shard of `MIDDLE` rows."""
+    yield from opened(backend_name, *MIDDLE)
+
+
+def opened(backend_name: str, rows: int, value_bytes: int) -> Iterator[Shard]:
+    """Yield a shard, in RAM if its backend lives there, else on disk."""
     root = choose_root(None, in_memory=find_backend(backend_name).in_memory)
     made = Shard(backend_name, rows, value_bytes, Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=root)))
     yield made
@@ -150,8 +171,43 @@ def measure(benchmark: Any, shard: Shard, function: Callable[..., object], setup
 
 def test_get(benchmark: Any, shard: Shard) -> None:
     """Read the touched keys."""
+    get(benchmark, shard, shard.touched)
+
+
+def get(benchmark: Any, shard: Shard, touched: int, hit_rate: float = 1.0) -> None:
+    """Measure a read of so many keys."""
     with shard.store.read_at(shard.pointer) as view:
-        measure(benchmark, shard, lambda keys: view.get(TABLE, keys), lambda: shard.some()[0])
+        measure(benchmark, shard, lambda keys: view.get(TABLE, keys), lambda: shard.some_keys(touched, hit_rate))
+
+
+def test_get_absent(benchmark: Any, middle: Shard) -> None:
+    """Read keys without state."""
+    get(benchmark, middle, TOUCHED, hit_rate=0.0)
+
+
+def test_get_half_absent(benchmark: Any, middle: Shard) -> None:
+    """Read keys, half of them without state."""
+    get(benchmark, middle, TOUCHED, hit_rate=0.5)
+
+
+def test_get_of_100(benchmark: Any, middle: Shard) -> None:
+    """Read few keys."""
+    get(benchmark, middle, FEW)
+
+
+def test_get_of_100_000(benchmark: Any, middle: Shard) -> None:
+    """Read as many keys as there are."""
+    get(benchmark, middle, ALL)
+
+
+def test_put_of_100(benchmark: Any, middle: Shard) -> None:
+    """Write few keys in a transaction."""
+    measure(benchmark, middle, middle.put, lambda: middle.some(FEW))
+
+
+def test_put_of_100_000(benchmark: Any, middle: Shard) -> None:
+    """Write as many keys as there are in a transaction."""
+    measure(benchmark, middle, middle.put, lambda: middle.some(ALL))
 
 
 def test_scan(benchmark: Any, shard: Shard) -> None:

@@ -19,6 +19,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.spark_integration.transport.blobs import write_blob
 from holdfast.spark_integration.transport.output import pack_output, unpack_output
 from holdfast.spark_integration.transport.packed import pack_rows
+from holdfast.spark_integration.transport.transport import HASH
 from holdfast.spark_integration.vectorised.batch import group_rows
 
 ROWS, KEYS = 500_000, 500_000
@@ -84,7 +85,7 @@ def test_encode(benchmark: Benchmark, compression: str | None) -> None:
 
 def test_pack(benchmark: Benchmark) -> None:
     """Split rows by shard and write them as blobs."""
-    rows = data().rows.add_column(0, "hash", pa.array(data().hashes.view(np.int64)))
+    rows = data().rows.add_column(0, HASH, pa.array(data().hashes.view(np.int64)))
     batches = rows.to_batches(max_chunksize=100_000)
     benchmark(lambda: list(pack_rows(iter(batches), [0, 2], None)))
 

@@ -64,14 +64,15 @@ SPARK_BY_KEY = "spark-pandas-rocksdb"
 # "At most 1.25 times the batch time" is "at least 1/1.25 of the throughput"; so with 1.1, 1.2 and 1.3.
 TARGETS = {
     "job-a": (
-        Target("holdfast-memory/spark-agg-rocksdb", at_least=4.5),
-        Target("holdfast-filesystem/spark-agg-rocksdb", at_least=3.5),
-        Target("holdfast-rocksdb/spark-agg-rocksdb", at_least=2.5),
-        Target("holdfast-memory/floor", at_least=0.8),
+        Target("holdfast-memory/spark-agg-rocksdb", at_least=5.0),
+        Target("holdfast-filesystem/spark-agg-rocksdb", at_least=4.5),
+        Target("holdfast-rocksdb/spark-agg-rocksdb", at_least=3.5),
+        Target("holdfast-memory/floor", at_least=0.85),
         Target("state_bytes holdfast-memory", at_most=3.0),
     ),
     "job-b": (Target("budget holdfast-rocksdb", at_most=1.0),),
-    "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=0.8),),
+    "small-batch": (Target("holdfast-memory/spark-aiwps-count", at_least=1.0),),
+    **dict.fromkeys(("shards-64", "shards-200"), (Target("holdfast-memory/spark-aiwps-count", at_least=1.5),)),
     "dropin": (
         *(Target(f"pandas-{name}/{SPARK_BY_KEY}", at_least=5.0) for name in _BACKENDS),
         *(Target(f"pandas-{name} x10/{SPARK_BY_KEY}", at_least=8.0) for name in _BACKENDS),
@@ -89,6 +90,10 @@ TARGETS = {
     "dropin-tws list": (Target("holdfast-memory-row/spark-tws-row", at_least=50.0),),
     "timers": (Target(f"{WITH_TIMEOUTS}/{WITHOUT_TIMEOUTS}", at_least=0.83),),
     "ttl": (Target(f"{WITH_TTL}/{WITHOUT_TTL}", at_least=0.77),),
+    "from-files": (
+        Target("holdfast-rocksdb/flink-sql-rocksdb-mini-batch", at_least=5.0),
+        Target("holdfast-memory/pathway", at_least=2.0),
+    ),
     "stalls": (Target("budget store-rocksdb", at_most=1.0),),
     "requests": (
         Target("requests holdfast-memory-s3", at_most=10.0),

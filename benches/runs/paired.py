@@ -13,8 +13,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,24 +21,33 @@ from typing import Any
 
 from holdfast.benches.instruments import spans
 from holdfast.benches.jobs.job import Job
+from holdfast.benches.runs.child_process import run_child
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.executor.local_dirs import choose_root
 
 Run = dict[str, Any]
-_ERROR_LINES = 40
 
 
 class BenchError(HoldfastError):
     """A run of an engine failed."""
 
 
-def run_engine(engine: str, job: Job, *, profile: bool = False, disk: str | None = None) -> Run:
+def run_engine(
+    engine: str,
+    job: Job,
+    *,
+    profile: bool = False,
+    disk: str | None = None,
+    limit_s: float | None = None,
+) -> Run:
     """Run one engine once in a fresh process and return what was measured.
 
     Parameters
     ----------
     disk : str, optional
         Directory on the disk to use; by default the temporary directory.
+    limit_s : float, optional
+        After which the run has failed.
 
     Raises
     ------
@@ -62,20 +69,11 @@ def run_engine(engine: str, job: Job, *, profile: bool = False, disk: str | None
     }
     load = os.getloadavg()[0]
     try:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        if profile:
-            environment[spans.FOLDER_VARIABLE] = str(folders["spans"])
-        done = subprocess.run(
-            [sys.executable, "-m", "holdfast.benches.runs.child"],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-        if done.returncode != 0:
-            log = "\n".join((done.stderr + done.stdout).splitlines()[-_ERROR_LINES:])
-            raise BenchError(f"a run of {engine} failed:\n{log}", exit_status=done.returncode)
+        ended = run_child(order, {spans.FOLDER_VARIABLE: str(folders["spans"])} if profile else {}, limit_s)
+        if ended.exit_status is None:
+            raise BenchError(f"a run of {engine} took longer than allowed and was ended:\n{ended.log}", limit_s=limit_s)
+        if ended.exit_status != 0:
+            raise BenchError(f"a run of {engine} failed:\n{ended.log}", exit_status=ended.exit_status)
         run: Run = json.loads((work / "result.json").read_text())
         if profile:
             run["spans"] = spans.collect(folders["spans"], job.counted)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.hosts.host import Host
     from holdfast.spark_integration.shard.operator import ShardInput
 
-_OPERATOR = "bench"
+#: The name of the operator in every query of holdfast.
+OPERATOR = "bench"
 
 
 def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
@@ -35,7 +36,7 @@ def with_state(frame: DataFrame, job: SparkJob) -> DataFrame:
 
     state, grouped = StateTable(job.state, job.ttl_ms), stream(frame).groupBy("key")
     return grouped.applyInArrowWithState(
-        job.stateful, job.output, state, "update", name=_OPERATOR, timeMode=job.time_mode
+        job.stateful, job.output, state, "update", name=OPERATOR, timeMode=job.time_mode
     )
 
 
@@ -44,7 +45,7 @@ def without_state(frame: DataFrame, job: SparkJob) -> DataFrame:
     from holdfast.spark_integration.stream import stream
 
     grouped = stream(frame).groupBy("key")
-    return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=_OPERATOR)
+    return grouped.applyInArrowWithState(job.stateless, job.output, job.state, "update", name=OPERATOR)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _idle(frame: DataFrame, job: SparkJob, host: Host) -> DataFrame:
 
     return Definition(
         rows=KeyedRows(frame, resolve_keys(frame, ["key"]).keys, _Idle()),
-        name=_OPERATOR,
+        name=OPERATOR,
         output=RowsOutput(parse_struct(job.output, "output")),
         host=host,
         transport=None,
@@ -109,7 +110,7 @@ def by_key(frame: DataFrame, job: SparkJob) -> DataFrame:
     return (
         stream(frame)
         .groupBy("key")
-        .applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf, name=_OPERATOR)
+        .applyInPandasWithState(job.one_key, job.output, job.state, "update", job.timeout_conf, name=OPERATOR)
     )
 
 
@@ -126,7 +127,7 @@ def by_processor(frame: DataFrame, job: SparkJob, *, in_pandas: bool) -> DataFra
     assert isinstance(job, ByProcessor)
     grouped, processor = stream(frame).groupBy("key"), job.processor(in_pandas=in_pandas)
     method = grouped.transformWithStateInPandas if in_pandas else grouped.transformWithState
-    return method(processor, job.output, "update", "None", name=_OPERATOR)
+    return method(processor, job.output, "update", "None", name=OPERATOR)
 
 
 def spark_by_processor(frame: DataFrame, job: SparkJob, *, in_pandas: bool) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.processes import Processes, since, spark_kind
-from holdfast.benches.jobs.job import SparkJob
+from holdfast.benches.jobs.job import StreamingJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,9 +49,10 @@ class StateFolders:
 def run_query(
     settings: dict[str, str],
     query: Callable[[SparkSession], DataFrame],
-    job: SparkJob,
+    job: StreamingJob,
     places: Places,
     folders: StateFolders,
+    output_mode: str = "update",
 ) -> Measured:
     """Run a query until its last micro-batch is done.
 
@@ -78,7 +79,7 @@ def run_query(
     started = (
         query(spark)
         .writeStream.format("noop")
-        .outputMode("update")
+        .outputMode(output_mode)
         .option("checkpointLocation", str(places.checkpoint))
         .start()
     )
@@ -106,7 +107,7 @@ def run_query(
 class Watch:
     """Looks at a running query many times a second: its progress, its processes, its files."""
 
-    def __init__(self, job: SparkJob, folders: StateFolders) -> None:
+    def __init__(self, job: StreamingJob, folders: StateFolders) -> None:
         self._job = job
         self._folders = folders
         self._processes = Processes(spark_kind)

@@ -18,7 +18,7 @@ copyright = "the holdfast authors"  # noqa: A001  Sphinx's name for it
 version = release = holdfast.__version__
 
 root_doc = "README"
-include_patterns = ["*.md", "docs/**.md", "benches/RESULTS.md", "examples/*/README.md"]
+include_patterns = ["*.md", "docs/**.md", "benches/*.md", "examples/*/README.md"]
 exclude_patterns = [".*", "build", "dist", "tests", "**/__pycache__", "**/src"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -38,10 +38,25 @@ html_copy_source = html_show_sourcelink = False
 
 # The pages of the sidebar by section, from the root.
 SECTIONS = {
-    "Guides": ["operators", "transform-with-state", "sessions", "testing", "backends", "configuration"],
+    "Guides": [
+        "operators",
+        "transform-with-state",
+        "sessions",
+        "testing",
+        "backends",
+        "performance",
+        "configuration",
+    ],
     "In production": ["deploy", "operations", "reliability"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
-    "Inside": ["/ARCHITECTURE", "decisions/README", "/benches/RESULTS", "/CONTRIBUTING"],
+    "Inside": [
+        "/ARCHITECTURE",
+        "decisions/README",
+        "/benches/README",
+        "/benches/RESULTS",
+        "/benches/PEERS",
+        "/CONTRIBUTING",
+    ],
     "Examples": ["/examples/parquet_backend/README"],
 }
 DECISIONS = "docs/decisions/README"

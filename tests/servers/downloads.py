@@ -1,10 +1,11 @@
-"""Servers that tests start, fetched once by the ordinary clients of Go and Maven into a cache outside of the tree.
+"""Servers and a browser that tests start, fetched once by the ordinary clients of Go, Maven and npm into a cache.
 
 ::
 
     ~/.cache/holdfast-test-servers/          (or below $XDG_CACHE_HOME)
         versitygw-1.8.0/versitygw
         hadoop-3.4.2/*.jar
+        chromium-153.0.0-axe-4.14.1/         chromium, lib/, fonts/, fonts.conf, node_modules/axe-core/
         versitygw-1.8.0.lock                 held by the one process that fetches; the others wait
 
 A folder appears by a rename when all of it is there, so it is whole or absent. Where a server cannot be had, the tests
@@ -26,6 +27,7 @@ import pytest
 
 VERSITYGW = "1.8.0"
 HADOOP = "3.4.2"
+CHROMIUM, AXE = "153.0.0", "4.14.1"
 
 
 class MissingServerError(Exception):
@@ -50,7 +52,15 @@ def hadoop() -> str:
     return ":".join(map(str, sorted(folder.glob("*.jar"))))
 
 
-_BY_MARKER = {"s3": versitygw, "hdfs": hadoop}
+@functools.cache
+def chromium() -> Path:
+    """Return the folder of a headless Chromium, its libraries and fonts, and of the accessibility checker axe-core."""
+    packages = f"@sparticuz/chromium@{CHROMIUM} axe-core@{AXE}"
+    command = ["node", str(Path(__file__).with_name("fetch_chromium.mjs")), *packages.split()]
+    return _fetched(f"chromium-{CHROMIUM}-axe-{AXE}", command, lambda folder: {"CHROMIUM_FOLDER": str(folder)})
+
+
+_BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "browser": chromium}
 
 
 def prefetch(markers: Collection[str]) -> None:

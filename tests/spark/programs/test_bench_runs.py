@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from holdfast.benches.command import bench
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.runs import paired, queries
+from holdfast.benches.runs.child_process import Ended
 from tests.repetitions import sample
 
 if TYPE_CHECKING:
@@ -27,37 +28,38 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # One run for each line of standard input.
 _CHILD = """
-import io, sys
+import json, sys
+from holdfast.benches.instruments.processes import adopt_orphans
 from holdfast.benches.runs import child
+adopt_orphans()
 for line in sys.stdin:
-    sys.stdin = io.StringIO(line)
-    child.main()
+    child.carry_out(json.loads(line))
     print("done", flush=True)
 """
 
 
 class OneChild:
-    """Stands for `subprocess.run` in `run_engine`: one process carries out all orders, since a JVM starts slowly."""
+    """Stands for `run_child` in `run_engine`: one process carries out all orders, since a JVM starts slowly."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, command: list[str], *, input: str, env: dict[str, str], **_: Any) -> Any:  # noqa: A002
-        """Carry out the order, and return as `subprocess.run` does."""
+    def run(self, order: dict[str, Any], environment: dict[str, str], _limit_s: float | None) -> Ended:
+        """Carry out the order, and return as `run_child` does."""
         if self._process is None:
-            pipe = subprocess.PIPE
+            command, pipe = [sys.executable, "-c", _CHILD], subprocess.PIPE
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD], env=env, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
+                command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(input, file=self._process.stdin, flush=True)
+        print(json.dumps(order), file=self._process.stdin, flush=True)
         shown = []
         for line in self._process.stdout:
             if line == "done\n":
-                return subprocess.CompletedProcess(command, 0, "".join(shown), "")
+                return Ended(0, "".join(shown))
             shown.append(line)
-        return subprocess.CompletedProcess(command, self._process.wait() or 1, "".join(shown), "")
+        return Ended(self._process.wait() or 1, "".join(shown))
 
     def end(self) -> None:
         if self._process is not None:
@@ -106,7 +108,7 @@ def test_tiny_runs_are_compared(
     targets: list[str],
     batches: int,
 ) -> None:
-    monkeypatch.setattr(paired, "subprocess", child)
+    monkeypatch.setattr(paired, "run_child", child.run)
     # What a run leaves, while its process lives, pytest removes.
     monkeypatch.setattr(paired, "choose_root", lambda *_, **__: tmp_path)
     file = tmp_path / "tiny.json"
@@ -145,14 +147,15 @@ def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     assert state["local_peak"] >= state["local_final"] > 0
     assert only["spans"]["commit"]["calls"] == 2
     assert "spark.master" in found["settings"]["engines"]["holdfast-memory"]
-    assert CliRunner().invoke(bench, ["report", str(file)]).output.startswith("## job-a")
+    assert CliRunner().invoke(bench, ["table", str(file)]).output.startswith("## job-a")
 
 
 @pytest.mark.turn(0, 2)
-def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value_bytes", sample([92, 40, 300, 32]))
+def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_path: Path, value_bytes: int) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-    job = JobB(rows=64, keys=100, fill_rows=40, batches=4, warmup=1, skew=2.0)
+    job = JobB(rows=64, keys=100, fill_rows=40, batches=4, warmup=1, skew=2.0, value_bytes=value_bytes)
     states = {}
     for name, query in (("here", queries.with_state), ("there", queries.spark_aggregation)):
         with warnings.catch_warnings():
@@ -170,3 +173,4 @@ def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_
         states[name] = sorted(newest.select("newest.*").collect())
     assert len(states["here"]) == job.keys
     assert states["here"] == states["there"]
+    assert {len(row.page) for row in states["here"]} == {value_bytes - 32}

@@ -50,7 +50,7 @@ def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
         [*run, f"--benchmark-json={file}"], cwd=ROOT, env=alone, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = CliRunner().invoke(bench, ["report", str(file)], catch_exceptions=False).output
+    shown = CliRunner().invoke(bench, ["table", str(file)], catch_exceptions=False).output
     for operation in ("get", "scan", "put", "commit", "rollback", "restore"):
         assert f"| {operation} | 1,000 | 100 |" in shown
 

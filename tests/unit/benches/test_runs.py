@@ -13,7 +13,8 @@ from holdfast.benches.jobs.by_key import DropIn, Timers
 from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
-from holdfast.benches.runs.engines import ENGINES, SparkEngine, engines_for
+from holdfast.benches.runs.by_name import ENGINES, engines_for
+from holdfast.benches.runs.engines import SparkEngine
 from holdfast.benches.runs.paired import BenchError, ratios, run_engine, summarize
 from holdfast.errors import InvalidArgumentError
 

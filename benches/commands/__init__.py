@@ -1,0 +1,1 @@
+"""The commands of ``holdfast bench``, by what they are about."""

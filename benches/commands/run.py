@@ -1,0 +1,161 @@
+"""``holdfast bench run``: suites of questions, measured into a directory, from which a stopped run goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.benches.running.carrying_out import CarryingOut
+from holdfast.benches.running.directory import DONE, FAILED, LEFT_OUT, ResultsDirectory, facts_of
+from holdfast.benches.running.plan import Room, measurements_of, with_room
+from holdfast.benches.running.progress import Progress
+from holdfast.benches.running.stopping import Stopped, stoppable
+from holdfast.benches.suites.by_name import SUITES
+from holdfast.benches.suites.measurement import Measurement, Profile, Shape
+from holdfast.errors import InvalidArgumentError
+
+_QUICK_S = 600.0
+_SHAPE = Shape()
+
+
+def _shape_options(command: Any) -> Any:
+    """Give a command the fields of a `Shape` as options; what is not given is None."""
+    options = (
+        click.option("--keys", type=click.IntRange(1), help=f"your keys in the state  [default: {_SHAPE.keys}]"),
+        click.option("--rows-per-batch", "rows", type=click.IntRange(1), help=f"[default: {_SHAPE.rows}]"),
+        click.option(
+            "--value-bytes", type=click.IntRange(1), help=f"of a key's state  [default: {_SHAPE.value_bytes}]"
+        ),
+        click.option("--shards", type=click.IntRange(1), help=f"partitions of the shuffle  [default: {_SHAPE.shards}]"),
+        click.option(
+            "--store-latency-ms",
+            type=click.FloatRange(min=0),
+            help="what your object storage adds to each request: commits then go to an S3 server that is so far away  "
+            "[default: local disk]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command("run")
+@click.option("--quick", is_flag=True, help="ten minutes, on the load that the options below describe")
+@click.option("--full", is_flag=True, help="everything, the default")
+@click.option(
+    "--suite", "suites", multiple=True, metavar="NAME", help=f"only this one, can be repeated: {', '.join(SUITES)}"
+)
+@_shape_options
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="directory for the results")
+@click.option("--fresh", is_flag=True, help="delete the results that are there, and begin anew")
+@click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure with")
+@click.option("--seed", default=1, help="of the order in which engines take turns")
+@click.option("--turns", type=click.IntRange(1), help="of every measurement: 5 to compare by  [default: 1 to 3]")
+@click.option("--list", "listing", is_flag=True, help="show what would be measured, and how long it takes")
+def run(
+    quick: bool,
+    full: bool,
+    suites: tuple[str, ...],
+    out: Path | None,
+    fresh: bool,
+    disk: str | None,
+    seed: int,
+    turns: int | None,
+    listing: bool,
+    **shape: Any,
+) -> None:
+    """Measure suites of questions into a directory; the same command goes on where it was stopped.
+
+    --quick says which backend suits your own load: --keys, --rows-per-batch, --value-bytes, --shards and
+    --store-latency-ms describe it. Ctrl-C stops in good order. The exit status is 1 if a measurement failed.
+    """
+    given = {name: value for name, value in shape.items() if value is not None}
+    if quick and full:
+        raise InvalidArgumentError("choose --quick or --full, not both")
+    if given and not quick:
+        raise InvalidArgumentError(
+            "the load is yours to describe in a quick run alone; add --quick", given=", ".join(given)
+        )
+    if quick and turns is not None:
+        raise InvalidArgumentError("a quick run has the turns that its time has room for; leave --turns out")
+    profile = Profile(quick, replace(_SHAPE, **given))
+    measurements = measurements_of(profile, suites, turns)
+    console = Console()
+    if listing:
+        console.print(_listing(measurements))
+        return
+    if out is None:
+        raise InvalidArgumentError("say where the results are to go: --out DIR")
+    fit, lacking = with_room(measurements, Room.here(disk))
+    opened = ResultsDirectory.opened(out, facts_of(profile, seed) | {"turns": turns}, fresh=fresh)
+    with opened as directory, _stopping_well(console):
+        for measurement in measurements:
+            directory.plan(measurement)
+            if measurement.note:
+                console.print(measurement.note, highlight=False)
+        for measurement, lack in lacking:
+            if directory.is_done(measurement):
+                continue
+            directory.set_state(measurement, LEFT_OUT, lack)
+            console.print(f"{measurement.suite}/{measurement.name} is left out: it {lack}", style="yellow")
+        failed = _carry_out(console, directory, fit, disk, _QUICK_S if quick else float("inf"))
+    console.print(f"Results are in {out}; `holdfast bench report {out} -o report.html` makes a page of them.")
+    if failed:
+        console.print(f"Measurements that failed: {len(failed)}; the same command tries them again.", style="red")
+        sys.exit(1)
+
+
+def _carry_out(
+    console: Console,
+    directory: ResultsDirectory,
+    measurements: Sequence[Measurement],
+    disk: str | None,
+    within_s: float,
+) -> list[Measurement]:
+    """Return the measurements that failed."""
+    end_s = time.monotonic() + within_s
+    seed = directory.facts["seed"]
+    work = [CarryingOut(directory, one, seed=seed, disk=disk, end_s=end_s) for one in measurements]
+    directory.write_facts()
+    done = [pair for one in work for pair in one.done]
+    steps = [step for one in work for step in one.to_do] + [step for step, _ in done]
+    failed = []
+    with Progress(console, steps, done).shown() as hooks:
+        for one, measurement in zip(work, measurements, strict=True):
+            state = one.run(hooks)
+            if state == FAILED:
+                failed.append(measurement)
+                reason = directory.plan(measurement)["reason"]
+                console.print(f"{measurement.suite}/{measurement.name} failed: {reason}", style="red", markup=False)
+            assert state in {DONE, FAILED}
+    return failed
+
+
+@contextmanager
+def _stopping_well(console: Console) -> Iterator[None]:
+    try:
+        with stoppable():
+            yield
+    except Stopped as stopped:
+        console.print("Stopped. The same command goes on from here.")
+        sys.exit(stopped.exit_status)
+
+
+def _listing(measurements: Sequence[Measurement]) -> Table:
+    table = Table(title="What is measured, and how long it takes on two idle cores", title_justify="left")
+    for column in ("suite", "name", "question", "minutes"):
+        table.add_column(column, justify="right" if column == "minutes" else "left")
+    for one in measurements:
+        about = f"{one.question}\n{one.note}" if one.note else one.question
+        table.add_row(one.suite, one.name, about, f"{one.minutes:.1f}")
+    table.add_row("", "", "in all", f"{sum(one.minutes for one in measurements):.0f}", style="bold")
+    return table

@@ -1,0 +1,222 @@
+"""The events of Nexmark: each is made of its number alone, in columns inside Spark.
+
+::
+
+    number % 50    0         1 2 3      4 … 49
+                   person    auction    bid          1 : 3 : 46
+
+    ids     people and auctions are numbered in their order, from 1000 on
+    hot     every second bid goes to the newest auction whose number is a multiple of 100; three of four bids come from
+            the person after the newest multiple of 100, three of four auctions from the person at it
+    others  one of the last 1,000 people or 100 auctions, or one of the next ten, who come a little later
+    time    a fixed number of events a second; groups of events are shuffled by a fixed permutation
+
+So two Spark sessions, a stream and a batch, or two ways to cut a stream into micro-batches have the same events.
+
+Sources: Tucker, Tufte, Papadimos, Maier, "NEXMark - A Benchmark for Queries over Data Streams", OGI 2002, for people,
+auctions and bids; the proportions, ids, prices and the order in time are those that the generators of Apache Beam
+(``org.apache.beam.sdk.nexmark``) and of Flink's nexmark (github.com/nexmark/nexmark) have as defaults. Chance is a hash
+of the number here, where theirs is a random generator; columns that no query reads, and the padding of events to 100,
+200 and 500 bytes, are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.benches.jobs.numbered_rows import FIRST_SECOND
+from holdfast.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PERSON, AUCTION, BID = 0, 1, 2
+PEOPLE, AUCTIONS, CYCLE = 1, 3, 50
+FIRST_ID, FIRST_CATEGORY, CATEGORIES = 1000, 10, 5
+LEAD, HOT = 10, 100
+#: How far the watermark is behind the newest event, as in the tables of Flink's nexmark.
+WATERMARK_S = 4
+_FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
+_LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
+_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
+_STEP = 953  # a prime, so that multiples of it visit every place of a group that is no multiple of it
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the generators leave open.
+
+    Attributes
+    ----------
+    per_second : int
+        Events in a second of event time.
+    people : int
+        How many of the newest people bid and sell.
+    auctions : int
+        How many of the newest auctions get bids; so many are open at a time.
+    disorder_ms : int
+        How much earlier than the events before it an event may happen, at most.
+    seed : int
+    """
+
+    per_second: int
+    people: int
+    auctions: int
+    disorder_ms: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_second <= 1_000_000:
+            raise InvalidArgumentError("an event needs a microsecond of its own", per_second=self.per_second)
+        if self.disorder_ms >= WATERMARK_S * 1000:
+            raise InvalidArgumentError(
+                "events would be late, and dropped: choose less than the watermark's delay",
+                disorder_ms=self.disorder_ms,
+                delay_ms=WATERMARK_S * 1000,
+            )
+        if self.group % _STEP == 0:
+            raise InvalidArgumentError("events cannot be shuffled in groups of this size", events=self.group)
+
+    @property
+    def group(self) -> int:
+        """How many successive events are shuffled among themselves."""
+        return max(1, self.per_second * self.disorder_ms // 1000)
+
+    @property
+    def longest_ms(self) -> int:
+        """How long an auction is open at most: on average as long as it takes until `auctions` others have begun."""
+        return 1 + max(1, 2 * (self.auctions * CYCLE * 1000 // AUCTIONS // self.per_second))
+
+
+def events(numbers: DataFrame, mix: Mix, *others: str) -> DataFrame:
+    """Return the events with these numbers.
+
+    Parameters
+    ----------
+    numbers : pyspark.sql.DataFrame
+        Streaming or batch; ``number`` is among its columns.
+    *others : str
+        Columns to return as they are, as ``number``.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        ``kind``; ``at``, when it happens, and ``arrived``, when it comes if events come evenly; and by kind
+
+        * of a person: ``person``, ``name``
+        * of an auction: ``auction``, ``seller``, ``category``, ``expires``
+        * of a bid: ``auction``, ``bidder``, ``price``, ``channel``, ``url``
+
+        Columns of other kinds are null.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+    number, place = F.col("number"), F.col("number") % CYCLE
+    kind = F.when(place < PEOPLE, PERSON).when(place < PEOPLE + AUCTIONS, AUCTION).otherwise(BID)
+    shuffled = F.expr(f"number - number % {mix.group} + number * {_STEP} % {mix.group}")
+    counted = numbers.select(
+        "*",
+        kind.alias("kind"),
+        _time(shuffled, mix).alias("at"),
+        _time(number, mix).alias("arrived"),
+        # The newest ones of each, counted from 0.
+        F.expr(f"number div {CYCLE}").alias("last_person"),
+        (F.expr(f"number div {CYCLE}") * AUCTIONS + F.least(place, F.lit(AUCTIONS)) - 1).alias("last_auction"),
+    )
+    is_person, is_auction, is_bid = (F.col("kind") == one for one in (PERSON, AUCTION, BID))
+    chance = _Chance(mix.seed)
+    length_ms = 1 + chance.below(mix.longest_ms - 1, "length")
+    named = F.concat_ws(" ", chance.one_of(_FIRST_NAMES, "first name"), chance.one_of(_LAST_NAMES, "last name"))
+    channel = F.when(chance.of("hot channel") < 0.5, chance.one_of(_CHANNELS, "channel")).otherwise(
+        F.concat(F.lit("channel-"), chance.below(10_000, "channel"))
+    )
+    url = F.concat(F.lit("https://www.nexmark.com/"), F.hex(chance.below(1 << 40, "url")), F.lit("/item.htm?query=1"))
+    return counted.select(
+        *others,
+        "kind",
+        "at",
+        "arrived",
+        F.when(is_person, F.col("last_person") + FIRST_ID).alias("person"),
+        F.when(is_person, named).alias("name"),
+        F.when(is_auction, F.col("last_auction") + FIRST_ID)
+        .when(is_bid, _auction_of_bid(mix, chance) + FIRST_ID)
+        .alias("auction"),
+        F.when(is_auction, _person(mix, chance, "seller", 0) + FIRST_ID).alias("seller"),
+        F.when(is_auction, FIRST_CATEGORY + chance.below(CATEGORIES, "category")).alias("category"),
+        F.when(is_auction, F.timestamp_micros(F.unix_micros("at") + length_ms * 1000)).alias("expires"),
+        F.when(is_bid, _person(mix, chance, "bidder", 1) + FIRST_ID).alias("bidder"),
+        F.when(is_bid, F.round(F.pow(F.lit(10.0), chance.of("price") * 6) * 100).cast("long")).alias("price"),
+        F.when(is_bid, channel).alias("channel"),
+        F.when(is_bid, url).alias("url"),
+    )
+
+
+class _Chance:
+    """Numbers that look like chance, and depend on the event's number, a seed and what they are for."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def of(self, what: str) -> Column:
+        """Return a number from 0 to 1, 1 excluded."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        bits = 53  # as many as a double holds
+        hashed = F.xxhash64("number", F.lit(self._seed), F.lit(what))
+        return hashed.bitwiseAND((1 << bits) - 1) / float(1 << bits)
+
+    def below(self, end: int | Column, what: str) -> Column:
+        """Return an integer from 0 to `end`, `end` excluded."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.floor(self.of(what) * end)
+
+    def one_of(self, texts: tuple[str, ...], what: str) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.element_at(F.array(*map(F.lit, texts)), (self.below(len(texts), what) + 1).cast("int"))
+
+
+def _time(number: Column, mix: Mix) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.timestamp_micros(FIRST_SECOND * 1_000_000 + F.floor(number * 1_000_000 / mix.per_second))
+
+
+def _auction_of_bid(mix: Mix, chance: _Chance) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    last = F.col("last_auction")
+    first = F.greatest(last - mix.auctions, F.lit(0))
+    any_of = first + chance.below(last - first + 1 + LEAD, "auction")
+    return F.when(chance.of("hot auction") < 0.5, last - last % HOT).otherwise(any_of)
+
+
+def _person(mix: Mix, chance: _Chance, what: str, hot: int) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    last = F.col("last_person")
+    active = F.least(last + 1, F.lit(mix.people))
+    any_of = last + 1 - active + chance.below(active + LEAD, what)
+    return F.when(chance.of(f"hot {what}") < 0.75, last - last % HOT + hot).otherwise(any_of)
+
+
+def of_kind(frame: DataFrame, kind: int) -> DataFrame:
+    """Return the events of one kind."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.where(F.col("kind") == kind)
+
+
+def timed(frame: DataFrame, column: str = "at") -> DataFrame:
+    """Return events whose watermark leaves none behind."""
+    return frame.withWatermark(column, f"{WATERMARK_S} seconds")
+
+
+def window_ms(column: str, size_ms: int) -> Any:
+    """Return when the window begins in which a time is, in ms since 1970."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    at_ms = F.unix_millis(column)
+    return at_ms - at_ms % size_ms

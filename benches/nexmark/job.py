@@ -1,0 +1,65 @@
+"""``nexmark``: one of its queries, over events that Spark makes of their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.benches.jobs.job import StreamingJob, option
+from holdfast.benches.nexmark.events import Mix, events
+from holdfast.benches.nexmark.queries import QUERIES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from holdfast.benches.nexmark.query import Query
+
+
+@dataclass(frozen=True)
+class Nexmark(StreamingJob):
+    """See the module."""
+
+    name = "nexmark"
+
+    rows: int = option(100_000, "events of a micro-batch: 46 of 50 are bids")
+    keys: int = option(1_000, "people who bid and sell at a time")
+    batches: int = option(12, "micro-batches of a run")
+    warmup: int = option(6, "first of these, which are not counted")
+    query: str = option("5", "number of the query", click.Choice(list(QUERIES)))
+    per_second: int = option(10_000, "events in a second of event time")
+    auctions: int = option(100, "auctions that are open at a time")
+    disorder_ms: int = option(1_000, "how much earlier than those before it an event may happen")
+    seed: int = option(1, "of the events")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.mix  # refuses what cannot be
+
+    @property
+    def mix(self) -> Mix:
+        """What its events are like."""
+        return Mix(self.per_second, self.keys, self.auctions, self.disorder_ms, self.seed)
+
+    @property
+    def asked(self) -> Query:
+        """The query."""
+        return QUERIES[self.query]
+
+    def settings(self) -> dict[str, str]:
+        # Spark's own aggregation stands behind the operator of some queries.
+        return super().settings() | {"spark.sql.streaming.unsupportedOperationCheck": "false"}
+
+    def numbers(self, spark: SparkSession) -> DataFrame:
+        """Return the streaming numbers of the events: those of a micro-batch follow those of the one before it."""
+        ticks = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", self.rows)
+            .option("numPartitions", self.sources)
+            .load()
+        )
+        return ticks.select(ticks["value"].alias("number"))
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        return events(self.numbers(spark), self.mix)

@@ -1,0 +1,273 @@
+"""Queries 5 and 12: how many bids a key has in each window; and query 7: the highest bid of each window.
+
+Counts are kept by the end of their window, and given out when the watermark has passed it. Query 5 counts by auction,
+in windows of 10 s that begin every 2 s, and then takes the auction with the most bids of each window: the oldest of
+several, where the published query gives out all of them. Query 12 counts by bidder in windows of processing time, which
+no two runs share: here it is the time at which events come if they come evenly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from holdfast.benches.nexmark.events import BID, of_kind, timed, window_ms
+from holdfast.benches.nexmark.query import Query
+from holdfast.examples.stateful.entries import set_earliest, store_entries, stored_entries
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from holdfast.spark_integration.vectorised.batch import ShardBatch
+
+_Ints = npt.NDArray[np.int64]
+SIZE_MS, SLIDE_MS = 10_000, 2_000
+_COUNTS = "counts array<struct<end_ms: long, n: long>>"
+
+
+class Counts(StatefulProcessor):
+    """Keeps in a map how many events each open window has; a timer closes it."""
+
+    def __init__(self, slide_ms: int) -> None:
+        self._slide_ms = slide_ms
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.counts = handle.getMapState("counts", "end_ms long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        panes = Counter(row.at_ms // self._slide_ms for row in rows)
+        new: Counter[int] = Counter()
+        for pane, n in panes.items():
+            for later in range(1, SIZE_MS // self._slide_ms + 1):
+                new[(pane + later) * self._slide_ms] += n
+        for end_ms, n in new.items():
+            before = self.counts.getValue((end_ms,))
+            if before is None:
+                self.handle.registerTimer(end_ms)
+            self.counts.updateValue((end_ms,), (n if before is None else n + before[0],))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        end_ms = expiredTimerInfo.getExpiryTimeInMs()
+        stored = self.counts.getValue((end_ms,))
+        assert stored is not None  # the timer came with it
+        self.counts.removeKey((end_ms,))
+        yield Row(key=key[0], window_ms=end_ms - SIZE_MS, n=stored[0])
+
+
+def counts_of_shard(batch: ShardBatch, slide_ms: int) -> pa.Table:
+    """Do the same for all keys of a shard."""
+    ones = np.ones(batch.rows.num_rows, np.int64)
+    key, pane, n = _sums(batch.groups.index, batch.rows["at_ms"].to_numpy() // slide_ms, ones)
+    windows = SIZE_MS // slide_ms
+    ends_ms = (pane[:, np.newaxis] + np.arange(1, windows + 1)) * slide_ms
+    old = stored_entries(batch, "counts")
+    key, end_ms, n = _sums(
+        np.concatenate([old["key"].to_numpy(), np.repeat(key, windows)]),
+        np.concatenate([old["end_ms"].to_numpy(), ends_ms.ravel()]),
+        np.concatenate([old["n"].to_numpy(), np.repeat(n, windows)]),
+    )
+    is_over = end_ms <= (batch.watermark_ms or 0)
+    counts = pa.table({"end_ms": end_ms, "n": n, "key": key})
+    store_entries(batch, "counts", counts.filter(~is_over))
+    set_earliest(batch, key[~is_over], end_ms[~is_over])
+    of_key = batch.keys.column(0).take(pa.array(key[is_over]))
+    return pa.table({"key": of_key, "window_ms": end_ms[is_over] - SIZE_MS, "n": n[is_over]})
+
+
+def _sums(key: _Ints, time: _Ints, n: _Ints) -> tuple[_Ints, _Ints, _Ints]:
+    """Add up what has the same key and time; the result is sorted by them."""
+    order = np.lexsort((time, key))
+    key, time, n = key[order], time[order], n[order]
+    is_first = np.ones(len(key), np.bool_)
+    is_first[1:] = (key[1:] != key[:-1]) | (time[1:] != time[:-1])
+    begins = np.flatnonzero(is_first)
+    return key[begins], time[begins], np.add.reduceat(n, begins) if len(n) else n
+
+
+def _bids_by(key: str, time: str, events: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+    bids = timed(of_kind(events, BID), time)
+    return bids.select(F.col(key).alias("key"), time, F.unix_millis(time).alias("at_ms"))
+
+
+def _hottest(counts: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    best = counts.groupBy("window_ms").agg(F.max(F.struct("n", (-F.col("key")).alias("older"))).alias("best"))
+    return best.select("window_ms", (-F.col("best.older")).alias("auction"), "best.n")
+
+
+def hottest_of_shard(batch: ShardBatch) -> pa.Table:
+    """Count, and give out only the shard's hottest auction of each window."""
+    counts = counts_of_shard(batch, SLIDE_MS)
+    order = [("window_ms", "ascending"), ("n", "descending"), ("key", "ascending")]
+    counts = counts.sort_by(order)
+    window = counts["window_ms"].to_numpy()
+    is_first = np.ones(len(window), np.bool_)
+    is_first[1:] = window[1:] != window[:-1]
+    return counts.filter(is_first)
+
+
+def _hottest_on_spark(events: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    window = F.window("at", f"{SIZE_MS} milliseconds", f"{SLIDE_MS} milliseconds")
+    counts = timed(of_kind(events, BID)).groupBy(window, "auction").agg(F.count("*").alias("n"))
+    best = counts.groupBy("window").agg(F.max(F.struct("n", (-F.col("auction")).alias("older"))).alias("best"))
+    return best.select(
+        F.unix_millis("window.start").alias("window_ms"), (-F.col("best.older")).alias("auction"), "best.n"
+    )
+
+
+def _counts_on_spark(events: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    bids = timed(of_kind(events, BID), "arrived")
+    counts = bids.groupBy(F.window("arrived", f"{SIZE_MS} milliseconds"), "bidder").agg(F.count("*").alias("n"))
+    return counts.select(F.col("bidder").alias("key"), F.unix_millis("window.start").alias("window_ms"), "n")
+
+
+HOT_ITEMS = Query(
+    number="5",
+    title="hot items",
+    keys=("key",),
+    rows=partial(_bids_by, "auction", "at"),
+    output="key long, window_ms long, n long",
+    state=_COUNTS,
+    vectorised=hottest_of_shard,
+    processor=partial(Counts, SLIDE_MS),
+    then=_hottest,
+    mode="update",
+    on_spark=_hottest_on_spark,
+    result_of=("window_ms",),
+    sql="""
+        SELECT unix_millis(window.start) AS window_ms, -best.older AS auction, best.n
+        FROM (
+            SELECT window, max(struct(n, -auction AS older)) AS best
+            FROM (
+                SELECT window, auction, count(*) AS n
+                FROM bid
+                GROUP BY window(at, '10 seconds', '2 seconds'), auction
+            )
+            GROUP BY window
+        )
+    """,
+)
+COUNT_BY_BIDDER = Query(
+    number="12",
+    title="bids of a bidder in a window of (simulated) processing time",
+    keys=("key",),
+    rows=partial(_bids_by, "bidder", "arrived"),
+    output="key long, window_ms long, n long",
+    state=_COUNTS,
+    vectorised=partial(counts_of_shard, slide_ms=SIZE_MS),
+    processor=partial(Counts, SIZE_MS),
+    on_spark=_counts_on_spark,
+    result_of=("key", "window_ms"),
+    sql="""
+        SELECT bidder AS key, unix_millis(window.start) AS window_ms, count(*) AS n
+        FROM bid
+        GROUP BY bidder, window(arrived, '10 seconds')
+    """,
+)
+
+
+_HIGHEST = "price long, at_us long, auction long, bidder long"
+
+
+def _bids_by_window(events: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    bids = timed(of_kind(events, BID))
+    begins = window_ms("at", SIZE_MS).alias("window_ms")
+    return bids.select(begins, "at", "price", F.unix_micros("at").alias("at_us"), "auction", "bidder")
+
+
+class Highest(StatefulProcessor):
+    """Keeps the highest bid of a window, of equal ones the earliest; a timer closes it."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.highest = handle.getValueState("highest", _HIGHEST)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        row = max(rows, key=lambda row: (row.price, -row.at_us))
+        before = self.highest.get()
+        if before is None or (row.price, -row.at_us) > (before[0], -before[1]):
+            self.highest.update((row.price, row.at_us, row.auction, row.bidder))
+        if before is None:
+            self.handle.registerTimer(key[0] + SIZE_MS)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        highest = self.highest.get()
+        assert highest is not None  # the timer came with it
+        price, at_us, auction, bidder = highest
+        self.highest.clear()
+        yield Row(window_ms=key[0], price=price, at_us=at_us, auction=auction, bidder=bidder)
+
+
+def highest_of_shard(batch: ShardBatch) -> pa.Table:
+    """Do the same for all windows of a shard."""
+    old = batch.state.get()
+    height = np.empty(batch.rows.num_rows, np.int64)
+    height[np.lexsort((-batch.rows["at_us"].to_numpy(), batch.rows["price"].to_numpy()))] = np.arange(len(height))
+    picked = batch.groups.last(pa.array(np.arange(len(height))), order_by=pa.array(height))
+    new = batch.rows.select(old.column_names).take(picked)
+    is_equal = pc.and_(pc.equal(new["price"], old["price"]), pc.less(new["at_us"], old["at_us"]))
+    is_higher = pc.or_(pc.greater(new["price"], old["price"]), is_equal)
+    takes = pc.fill_null(is_higher, pc.invert(batch.state.exists()))
+    highest = pa.table({name: pc.if_else(takes, new[name], old[name]) for name in old.column_names})
+    ends_ms = pc.add(batch.keys["window_ms"], SIZE_MS)
+    is_over = pc.less_equal(ends_ms, batch.watermark_ms or 0)
+    stays = pc.invert(is_over)
+    batch.state.put(highest, where=stays)
+    batch.state.delete(where=is_over)
+    batch.timers.set(pc.subtract(ends_ms, 1), where=stays)
+    return highest.append_column("window_ms", batch.keys["window_ms"]).filter(is_over)
+
+
+def _highest_on_spark(events: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    bids = timed(of_kind(events, BID)).groupBy(F.window("at", f"{SIZE_MS} milliseconds"))
+    earlier = (-F.unix_micros("at")).alias("earlier")
+    best = bids.agg(F.max(F.struct("price", earlier, "auction", "bidder")).alias("best"))
+    at_us = (-F.col("best.earlier")).alias("at_us")
+    return best.select(
+        F.unix_millis("window.start").alias("window_ms"), "best.price", at_us, "best.auction", "best.bidder"
+    )
+
+
+HIGHEST_BID = Query(
+    number="7",
+    title="highest bid",
+    keys=("window_ms",),
+    rows=_bids_by_window,
+    output=f"window_ms long, {_HIGHEST}",
+    state=_HIGHEST,
+    vectorised=highest_of_shard,
+    processor=Highest,
+    on_spark=_highest_on_spark,
+    result_of=("window_ms",),
+    sql="""
+        SELECT unix_millis(begins) AS window_ms, price, unix_micros(at) AS at_us, auction, bidder
+        FROM (
+            SELECT *, row_number() OVER (PARTITION BY begins ORDER BY price DESC, at) AS place
+            FROM (SELECT *, window(at, '10 seconds').start AS begins FROM bid)
+        )
+        WHERE place = 1
+    """,
+)

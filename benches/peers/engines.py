@@ -1,0 +1,212 @@
+"""The engines that run `FromFiles`: peers in environments of their own, and those on Spark, whose state is read back.
+
+Every run compares its own result with pyarrow's before it returns a time: a peer that of sampled keys, as it prints
+them; an engine on Spark all of its state, read from its checkpoint after the last micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import psutil
+
+from holdfast.benches.instruments.measured import Measured, Places
+from holdfast.benches.instruments.processes import Processes
+from holdfast.benches.jobs.job import Job
+from holdfast.benches.peers import input_files
+from holdfast.benches.peers.environments import Environment
+from holdfast.benches.peers.job import FromFiles
+from holdfast.benches.peers.peer_run import PeerRun, Program, order_of
+from holdfast.benches.peers.progress import Progress, equality
+from holdfast.benches.peers.usage import Usage
+from holdfast.benches.runs import engines
+from holdfast.benches.runs.engines import Engine, HoldfastEngine, SparkEngine
+from holdfast.benches.runs.spark_run import folder_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class PeerEngine(Engine):
+    """A peer.
+
+    Attributes
+    ----------
+    name : str
+    program : Program
+    durable : bool
+        Whether it survives a kill.
+    """
+
+    name: str
+    program: Program
+    durable: bool
+    runs = FromFiles
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, FromFiles)
+        self.program.environment.install()
+        folder, durable = places.disk / "peer", places.disk / "durable"
+        order = order_of(job, folder, every=job.every, durable=durable if self.durable else None)
+        progress = Progress(input_files.sampled_rows_so_far(job.folder(), job.every))
+        processes, sizes = Processes(peer_kind), [0]
+        seconds = Usage(processes.seconds)
+        written = Usage(lambda: {**processes.written(), "durable": folder_bytes(durable)})
+
+        def look() -> None:
+            processes.look()
+            seconds.look()
+            written.look()
+            sizes.append(folder_bytes(folder / "local"))
+
+        run = PeerRun(self.program, order, folder, progress, look)
+        try:
+            look()
+            run.until(lambda: progress.done(job.batches))
+            look()
+            run.finish()
+        finally:
+            run.kill()
+        found = equality("sampled keys", progress.totals(), input_files.totals(job.folder(), job.every))
+        assert progress.ready_s is not None
+        times = [progress.ready_s, *progress.ends_s()]
+        counted = times[job.counted.start], times[-1]
+        return Measured(
+            batch_ms=[round(1000 * (b - a), 1) for a, b in pairwise(times)],
+            phases_ms=[{} for _ in range(job.batches)],
+            cpu=seconds.between(*counted),
+            memory=processes.peak(),
+            written=written.between(*counted),
+            settings=self._settings(order),
+            state_bytes={
+                "live_arrow": None,
+                "local_final": sizes[-1],
+                "local_peak": max(sizes),
+                "ratio": None,
+                "after_batch": [],
+            },
+            start_ms=round(1000 * (progress.ready_s - run.started_s), 1),
+            equality=found,
+        )
+
+    def _settings(self, order: dict[str, object]) -> dict[str, str]:
+        common = {name: order[name] for name in ("parallelism", "memory_mb")}
+        commits = {name: order[name] for name in ("commit_ms", "commit_rows")} if self.durable else {}
+        found = {**common, **commits, **self.program.options, "survives a kill": self.durable}
+        return {"version": self.program.environment.version()} | {name: str(value) for name, value in found.items()}
+
+
+def peer_kind(process: psutil.Process) -> str | None:
+    """Return what a process below an engine is: ``jvm`` or ``python``; None for the engine itself."""
+    if process == psutil.Process():
+        return None
+    return "jvm" if "java" in process.name() else "python"
+
+
+@dataclass(frozen=True)
+class VerifiedEngine(Engine):
+    """An engine on Spark whose state is compared with what pyarrow makes of the files.
+
+    Attributes
+    ----------
+    name : str
+    engine : SparkEngine
+    table : str
+        Where holdfast keeps the counts and sums.
+    """
+
+    name: str
+    engine: SparkEngine
+    table: str = "state"
+    runs = FromFiles
+
+    def run(self, job: Job, places: Places) -> Measured:
+        assert isinstance(job, FromFiles)
+        folder = job.folder()
+        measured = self.engine.run(job, places)
+        found = self._state(self.engine.settings(job, places), places)
+        return replace(measured, equality=equality("all keys", found, input_files.totals(folder)))
+
+    def _state(self, settings: dict[str, str], places: Places) -> pa.Table:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.appName("holdfast bench, comparing")
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        try:
+            return self._read(spark, places).select(["key", "n", "s"]).sort_by("key")
+        finally:
+            spark.stop()
+
+    def _read(self, spark: SparkSession, places: Places) -> pa.Table:
+        if isinstance(self.engine, HoldfastEngine):
+            from holdfast.benches.runs.queries import OPERATOR
+            from holdfast.spark_integration.read_state import read_state
+
+            return read_state(spark, places.checkpoint, OPERATOR, table=self.table)
+        state = spark.read.format("statestore").load(str(places.checkpoint))
+        return state.selectExpr("key.key", "value.count AS n", "value.sum AS s").toArrow()
+
+
+_BYTEWAX = Environment("bytewax", 60, ((3, 11), (3, 12)))
+_FLINK = Environment("flink", 850, ((3, 11), (3, 12)))
+_PATHWAY = Environment("pathway", 1600, ((3, 11), (3, 13)))
+_QUIX = Environment("quixstreams", 130, ((3, 11), (3, 13)))
+ENVIRONMENTS = (_BYTEWAX, _FLINK, _PATHWAY, _QUIX)
+
+
+def _twice(name: str, program: Program) -> tuple[PeerEngine, PeerEngine]:
+    """Return a peer that survives a kill, and the same one without."""
+    return PeerEngine(name, program, durable=True), PeerEngine(f"{name}-volatile", program, durable=False)
+
+
+def _flink(api: str, backend: str, *, mini_batch: bool = False) -> Program:
+    return Program(_FLINK, "flink_totals.py", {"api": api, "backend": backend, "mini_batch": mini_batch})
+
+
+PEERS: dict[str, PeerEngine] = {
+    engine.name: engine
+    for pair in (
+        _twice("flink-sql-rocksdb", _flink("sql", "rocksdb")),
+        _twice("flink-sql-rocksdb-mini-batch", _flink("sql", "rocksdb", mini_batch=True)),
+        _twice("flink-sql-heap", _flink("sql", "hashmap")),
+        _twice("flink-sql-heap-mini-batch", _flink("sql", "hashmap", mini_batch=True)),
+        _twice("flink-process-rocksdb", _flink("function", "rocksdb")),
+        _twice("bytewax", Program(_BYTEWAX, "bytewax_totals.py", {})),
+        _twice("pathway", Program(_PATHWAY, "pathway_totals.py", {"backlog": False}, ends=False)),
+        _twice("pathway-backlog", Program(_PATHWAY, "pathway_totals.py", {"backlog": True}, ends=False)),
+        _twice("quixstreams", Program(_QUIX, "quix_totals.py", {})),
+    )
+    for engine in pair
+}
+
+# Holdfast and Spark on the same files: engines that run other jobs too, with the table in which holdfast keeps totals.
+_ON_SPARK = {
+    **{f"holdfast-{backend}": "state" for backend in ("memory", "filesystem", "rocksdb")},
+    **{f"pandas-{backend}": "state" for backend in ("memory", "filesystem", "rocksdb")},
+    **{f"holdfast-{backend}-row": "total" for backend in ("memory", "filesystem", "rocksdb")},
+    "spark-agg-rocksdb": "",
+}
+_FROM_FILES = "-from-files"
+
+
+def from_files(engine: str) -> str:
+    """Return the name of an engine on Spark that verifies its state."""
+    return engine + _FROM_FILES
+
+
+def _verified(name: str, table: str) -> VerifiedEngine:
+    engine = engines.ENGINES[name]
+    assert isinstance(engine, SparkEngine)
+    return VerifiedEngine(from_files(name), engine, table)
+
+
+ENGINES: dict[str, Engine] = {
+    **{from_files(name): _verified(name, table) for name, table in _ON_SPARK.items()},
+    **PEERS,
+}

@@ -1,0 +1,139 @@
+"""How far a peer has come, from the results of sampled keys that it writes as lines.
+
+A result is the running count ``n`` and sum ``s`` of a key. The counts of all sampled keys add up to the sampled rows
+that are done, from which follows when each micro-batch's share of rows was done: that holds for every peer, in whatever
+pieces it works, and also where it writes only the last of several results of a key.
+
+A peer that works in pieces of its own writes nothing for a while, and then much at once: a burst. Its rows were done
+since the end of the burst before it, or since the peer said that it was ready, evenly::
+
+    rows │              ┌──  burst
+         │          ····│
+      R ─┼───── ·x······│      x: when R rows were done
+         │ ┌────·───────┘
+         └─┴────────────────── time
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.errors import CorruptionError
+
+# Flink's print connector: "2> +U[17, 3, 120]"; -U takes a result back, +I and +U bring one.
+_RESULT = re.compile(rb"\+[IU]\[(-?\d+), (-?\d+), (-?\d+)\]")
+READY = b"ready\n"
+_PAUSE_S, _BURST_S = 0.02, 0.1
+_TAKEN_BACK = re.compile(rb"-[UD]\[")
+
+
+class _Burst:
+    """Results that arrive one after another."""
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = self.last_s = first_s
+        self.rows = 0
+
+    def holds(self, at_s: float) -> bool:
+        """Tell whether a result of this time belongs to it."""
+        return at_s - self.last_s <= _PAUSE_S and at_s - self._first_s <= _BURST_S
+
+    def add(self, at_s: float, rows: int) -> None:
+        """Note a result, after which so many rows are done in all."""
+        self.last_s, self.rows = at_s, rows
+
+
+class Progress:
+    """What the lines of a peer have said so far.
+
+    Parameters
+    ----------
+    rows_so_far : sequence of int
+        By micro-batch, the rows of sampled keys up to its end.
+    before : Progress, optional
+        That of an earlier run, which this one goes on with.
+
+    Attributes
+    ----------
+    ready_s : float or None
+        When the program said that it begins to read.
+    latest : dict
+        Count and sum of each sampled key.
+    least_n : int or None
+        The smallest count of a result.
+    """
+
+    def __init__(self, rows_so_far: Sequence[int], before: Progress | None = None) -> None:
+        self._rows_so_far = rows_so_far
+        self.latest: dict[int, tuple[int, int]] = dict(before.latest) if before is not None else {}
+        self._rows = before.rows if before is not None else 0
+        self.ready_s: float | None = None
+        self.least_n: int | None = None
+        self._bursts: list[_Burst] = []
+
+    def take(self, line: bytes, at_s: float) -> bool:
+        """Note a line that arrived at `at_s`; tell whether it says how far the peer is."""
+        found = _RESULT.search(line)
+        if found is None:
+            if line == READY:
+                self.ready_s = at_s
+            return line == READY or bool(_TAKEN_BACK.search(line))
+        key, n, s = map(int, found.groups())
+        self.least_n = n if self.least_n is None else min(n, self.least_n)
+        self._rows += n - self.latest.get(key, (0, 0))[0]
+        self.latest[key] = (n, s)
+        if not self._bursts or not self._bursts[-1].holds(at_s):
+            self._bursts.append(_Burst(at_s))
+        self._bursts[-1].add(at_s, self._rows)
+        return True
+
+    def ends_s(self) -> list[float]:
+        """Return by micro-batch when its rows were done; those of all must be."""
+        assert self.ready_s is not None
+        times = [self.ready_s, *(burst.last_s for burst in self._bursts)]
+        rows = np.maximum.accumulate([0, *(burst.rows for burst in self._bursts)])
+        found: list[float] = np.interp(self._rows_so_far, rows, times).tolist()
+        return found
+
+    @property
+    def rows(self) -> int:
+        """Rows of sampled keys that are done."""
+        return self._rows
+
+    def done(self, batches: int) -> bool:
+        """Tell whether the rows of so many micro-batches are done."""
+        return batches == 0 or self._rows >= self._rows_so_far[batches - 1]
+
+    def totals(self) -> pa.Table:
+        """Return the last result of each sampled key, by key."""
+        keys = sorted(self.latest)
+        columns = {"key": keys, "n": [self.latest[k][0] for k in keys], "s": [self.latest[k][1] for k in keys]}
+        return pa.table(columns, pa.schema([(name, pa.int64()) for name in columns]))
+
+
+def equality(what: str, found: pa.Table, expected: pa.Table) -> dict[str, object]:
+    """Return what was compared, as a document stores it.
+
+    Raises
+    ------
+    CorruptionError
+        The results differ: there is no figure for a wrong result.
+    """
+    if not found.equals(expected):
+        wrong = set(map(tuple, _rows(found))) ^ set(map(tuple, _rows(expected)))
+        raise CorruptionError(
+            "an engine's counts and sums are not those of the rows that it read: its time says nothing",
+            what=what,
+            rows=found.num_rows,
+            expected=expected.num_rows,
+            examples=sorted(wrong)[:4],
+        )
+    return {"what": what, "rows": expected.num_rows, "equal": True}
+
+
+def _rows(table: pa.Table) -> list[list[int]]:
+    return [list(row.values()) for row in table.to_pylist()]

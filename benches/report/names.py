@@ -1,0 +1,105 @@
+"""What reports call the engines, and the hue that each keeps in every chart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_BACKENDS = ("memory", "filesystem", "rocksdb")
+# By the beginning of an engine's name, the longest that fits: how it reads, without the backend.
+_KINDS = {
+    "holdfast": "holdfast",
+    "pandas": "holdfast by key",
+    "store": "holdfast's store alone",
+    "host": "an idle function in Spark's operator",
+    "nexmark": "holdfast",
+    "nexmark-spark": "Spark",
+    "floor": "the floor: no state",
+    "spark-agg": "Spark's aggregation",
+    "spark-pandas": "Spark's applyInPandasWithState",
+    "spark-aiwps": "Spark's applyInPandasWithState",
+    "spark-tws": "Spark's transformWithState",
+    "spark": "Spark",
+    "flink": "Flink",
+    "flink-sql": "Flink SQL",
+    "flink-process": "PyFlink's process function",
+    "pyflink": "PyFlink",
+    "pathway": "Pathway",
+    "bytewax": "Bytewax",
+    "quix": "Quix Streams",
+    "quixstreams": "Quix Streams",
+}
+_OURS = ("holdfast", "pandas", "store", "nexmark")
+# Where engines that are not ours keep state.
+_STORES = {"rocksdb": "RocksDB", "hdfs": "HDFSBacked", "heap": "its heap"}
+_DETAILS = {
+    "row": "by Row",
+    "pandas": "by pandas",
+    "s3": "S3",
+    "count": "counting",
+    "backlog": "in pieces",
+    "volatile": "not surviving a kill",
+    "cluster": "on a cluster",
+}
+# Of these a hyphen is no end.
+_OF_SEVERAL_WORDS = ("by-key", "mini-batch", "from-files")
+_HUES = {"spark": "spark", "host": "spark", "floor": "floor", "pyflink": "flink", "quixstreams": "quix"}
+HUES = ("memory", "filesystem", "rocksdb", "spark", "floor", "flink", "pathway", "bytewax", "quix", "other")
+
+
+@dataclass(frozen=True)
+class Name:
+    """An engine as reports name it.
+
+    Attributes
+    ----------
+    text : str
+        In words.
+    hue : str
+        One of `HUES`.
+    backend : str
+        holdfast's, empty if it is not ours.
+    """
+
+    text: str
+    hue: str
+    backend: str = ""
+
+    @property
+    def short(self) -> str:
+        """The text where it is clear that holdfast is meant."""
+        return self.text.removeprefix("holdfast ").removeprefix("on ")
+
+    @property
+    def ours(self) -> bool:
+        """Whether holdfast keeps the state."""
+        return bool(self.backend)
+
+
+def name_of(engine: str, label: str | None = None) -> Name:
+    """Return how an engine is called, and an entry of it.
+
+    Parameters
+    ----------
+    label : str, optional
+        The entry: what it adds to the engine's name is kept, and one of another kind stands for itself.
+    """
+    if label is not None and _kind_of(label) and engine.startswith(f"{label}-"):
+        engine = label  # what the variant of an engine adds is the same for all entries
+    kind = _kind_of(engine)
+    rest = re.sub("|".join(_OF_SEVERAL_WORDS), lambda words: words[0].replace("-", " "), engine.removeprefix(kind))
+    details = [part for part in rest.split("-") if part] if kind else []
+    backend = next((part for part in details if part in _BACKENDS), "") if kind in _OURS else ""
+    stores = [part for part in details if part == backend or part in _STORES]
+    words = [_DETAILS.get(part, part) for part in details if part not in stores]
+    on = [part if part == backend else _STORES[part] for part in stores]
+    text = ", ".join([" on ".join([_KINDS[kind], *on]), *words]) if kind else engine
+    first = kind.split("-")[-1] if kind == "nexmark-spark" else kind.partition("-")[0]
+    hue = backend or _HUES.get(first, first if first in HUES else "other")
+    if label is not None and label != engine:
+        text = f"{text}{label.removeprefix(engine)}" if label.startswith(engine) else label
+    return Name(text, hue, backend)
+
+
+def _kind_of(engine: str) -> str:
+    return max((kind for kind in _KINDS if f"{engine}-".startswith(f"{kind}-")), key=len, default="")

@@ -1,0 +1,302 @@
+"""Carries out a plan: measurement after measurement, each as turns of its entries, each run a process of its own.
+
+::
+
+    job-a   turn 1   holdfast-memory  floor  spark-agg-rocksdb     the order is drawn anew in each turn, from the seed:
+            turn 2   floor  spark-agg-rocksdb  holdfast-memory     what comes first or after whom has no advantage
+
+A run that is done is stored before the next one begins. An entry that fails is left out of the later turns, and the
+others go on; the next run of the same command tries it again.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.benches.jobs.job import StoreJob
+from holdfast.benches.report.results import Document, document
+from holdfast.benches.running.directory import DONE, FAILED, TO_DO, ResultsDirectory, about, differences
+from holdfast.benches.running.micro_run import run_micro
+from holdfast.benches.runs.paired import Entry, Run, run_engine
+from holdfast.benches.suites.measurement import Measurement
+from holdfast.errors import HoldfastError, InvalidArgumentError
+
+# A run may take so many times what it was expected to, and this much at least; then it hangs.
+_PATIENCE = 6
+_PATIENCE_S = 900.0
+_CHECK = "results"
+_TIME_IS_UP = "the time was up before its run"
+# Of an engine, of its machine, and of programs that it needs: no reason to stop before the other measurements.
+_FAILURES = (HoldfastError, OSError, subprocess.SubprocessError)
+_START_S, _ROW_S = 15.0, 5e-6
+# Options whose name is not that of a field of `Shape`.
+_OPTIONS = {"rows": "rows-per-batch"}
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One run of one entry.
+
+    Attributes
+    ----------
+    measurement : Measurement
+    turn : int
+        From 0.
+    label : str
+        Of the entry.
+    """
+
+    measurement: Measurement
+    turn: int
+    label: str
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """What tells a run from all others of a plan."""
+        return (self.measurement.suite, self.measurement.name, self.turn, self.label)
+
+    @property
+    def expected_s(self) -> float:
+        """What the measurement's minutes leave to this run: more to one of more rows."""
+        seconds = self.measurement.minutes * 60 / self.measurement.repeats
+        works = {label: _work_s(entry) for label, entry in self.measurement.entries.items()}
+        return seconds * works[self.label] / sum(works.values()) if works else seconds
+
+
+def _work_s(entry: Entry) -> float:
+    """Return about how long an entry takes: only what it is in relation to others matters."""
+    job = entry.job
+    fills = job.fill_batches or isinstance(job, StoreJob)
+    rows = job.rows * job.batches + (job.keys if fills else 0)
+    return _START_S + rows * _ROW_S
+
+
+def steps_of(measurement: Measurement, seed: int) -> list[Step]:
+    """Return the runs of a measurement in their order."""
+    steps = []
+    for turn in range(measurement.repeats):
+        labels = list(measurement.entries) or [measurement.micro]
+        random.Random(f"{seed} {measurement.suite} {measurement.name} {turn}").shuffle(labels)
+        steps += [Step(measurement, turn, label) for label in labels]
+    return steps
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is told to whoever watches; each does nothing by default.
+
+    Attributes
+    ----------
+    begin : callable
+        Called with a step before its run.
+    end : callable
+        With a step, the seconds that it took, and what became of it in a few words.
+    leave_out : callable
+        With a step that is not run, since its entry failed in an earlier turn.
+    """
+
+    begin: Callable[[Step], None] = lambda _: None
+    leave_out: Callable[[Step], None] = lambda _: None
+    end: Callable[[Step, float, str], None] = lambda *_: None
+
+
+class CarryingOut:
+    """One measurement on its way to a document.
+
+    Parameters
+    ----------
+    directory : ResultsDirectory
+    measurement : Measurement
+    seed : int
+        Of the order of runs.
+    disk : str or None
+        Directory on the disk to measure with.
+    end_s : float
+        On the monotonic clock: when the last run must have ended.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The directory has runs of a measurement of this name with other jobs.
+    """
+
+    def __init__(
+        self,
+        directory: ResultsDirectory,
+        measurement: Measurement,
+        *,
+        seed: int = 1,
+        disk: str | None = None,
+        end_s: float = float("inf"),
+    ) -> None:
+        self._directory = directory
+        self._measurement = measurement
+        self._disk = disk
+        self._end_s = end_s
+        self._failed: dict[str, str] = {}
+        self._begun = 0
+        self._lines = directory.runs(measurement)
+        self._require_same_jobs()
+        done = {(line["turn"], line["label"]) for line in self._lines}
+        self.is_done = directory.is_done(measurement)
+        steps = [] if self.is_done else steps_of(measurement, seed)
+        self.to_do = [step for step in steps if (step.turn, step.label) not in done]
+
+    def _require_same_jobs(self) -> None:
+        for line in self._lines:
+            wanted = self._measurement.entries.get(line["label"])
+            there = {"engine": line["engine"], "job": line["job"]}
+            here = {"engine": wanted.engine, "job": wanted.job.stored()} if wanted else there
+            differ = differences(there, here)
+            if differ:
+                raise InvalidArgumentError(
+                    "the directory has runs of another job; choose another directory, or --fresh to delete them; "
+                    f"there and here differ in {'; '.join(differ)}",
+                    directory=self._directory.path,
+                    measurement=self._measurement.name,
+                    entry=line["label"],
+                )
+
+    @property
+    def done(self) -> list[tuple[Step, float]]:
+        """The runs that an earlier command has done, and the seconds that each took."""
+        return [(Step(self._measurement, line["turn"], line["label"]), line["seconds"]) for line in self._lines]
+
+    def run(self, hooks: Hooks) -> str:
+        """Do what is to do, store the document, and return the measurement's state."""
+        if self.is_done:
+            return DONE
+        self._directory.set_state(self._measurement, TO_DO)
+        self._check()
+        for step in self.to_do:
+            if self._failed.keys() & {step.label, _CHECK} or not self._has_time_for(step.turn):
+                hooks.leave_out(step)
+            else:
+                self._run(step, hooks)
+        reason = "; ".join(f"{label}: {why}" for label, why in self._failed.items())
+        state = FAILED if reason else DONE
+        if not reason and self._turns < self._measurement.repeats:
+            reason = f"{self._turns} of {self._measurement.repeats} turns, then the time was up"
+        found = self._document()
+        if found is not None:
+            self._directory.write_document(self._measurement, found, whole=state == DONE)
+        self._directory.set_state(self._measurement, state, reason)
+        return state
+
+    def _check(self) -> None:
+        """Compare what the entries compute, if that was not done before; if it differs, none of them is timed."""
+        line = self._directory.plan(self._measurement)
+        if self._measurement.check is None or line.get("equality"):
+            return
+        try:
+            found = self._measurement.check()
+        except _FAILURES as exc:
+            self._failed[_CHECK] = str(exc)
+            return
+        if found["equal"]:
+            line["equality"] = found
+        else:
+            self._failed[_CHECK] = f"they differ in {found['what']}"
+
+    def _has_time_for(self, turn: int) -> bool:
+        """Tell whether a turn may begin, as far as the one before it shows; one that has begun goes on."""
+        if turn == 0 or self._begun >= turn:
+            return True
+        before_s = sum(line["seconds"] for line in self._lines if line["turn"] == turn - 1)
+        if time.monotonic() + before_s > self._end_s:
+            return False
+        self._begun = turn
+        return True
+
+    def _run(self, step: Step, hooks: Hooks) -> None:
+        hooks.begin(step)
+        begun_s = time.monotonic()
+        if begun_s >= self._end_s:
+            self._failed[step.label] = _TIME_IS_UP
+            hooks.end(step, 0.0, _TIME_IS_UP)
+            return
+        limit_s = min(max(_PATIENCE_S, _PATIENCE * step.expected_s), max(1.0, self._end_s - begun_s))
+        try:
+            if self._measurement.micro:
+                about_entry, run = (
+                    {"engine": "pytest-benchmark", "job": {}},
+                    run_micro(self._measurement.micro, limit_s),
+                )
+            else:
+                entry = self._measurement.entries[step.label]
+                about_entry = {"engine": entry.engine, "job": entry.job.stored()}
+                run = run_engine(
+                    entry.engine, entry.job, profile=self._measurement.profile, disk=self._disk, limit_s=limit_s
+                )
+        except _FAILURES as exc:
+            self._failed[step.label] = str(exc)
+            hooks.end(step, time.monotonic() - begun_s, f"failed: {exc}")
+            return
+        seconds = round(time.monotonic() - begun_s, 1)
+        line = {"turn": step.turn, "label": step.label, **about_entry, "seconds": seconds, "run": run}
+        self._directory.add_run(self._measurement, line)
+        self._lines.append(line)
+        hooks.end(step, seconds, _shown(run))
+
+    @property
+    def _turns(self) -> int:
+        """The turns that all entries have done, but for those that failed."""
+        labels = [label for label in self._labels if label not in self._failed]
+        return min((sum(line["label"] == label for line in self._lines) for label in labels), default=0)
+
+    @property
+    def _labels(self) -> list[str]:
+        return list(self._measurement.entries) or [self._measurement.micro]
+
+    def _document(self) -> Document | None:
+        """Return the document of the entries that had all their turns; None if none had."""
+        by_turn = sorted(self._lines, key=lambda line: line["turn"])
+        runs: dict[str, list[Run]] = {}
+        for label in self._labels:
+            of_label = [line["run"] for line in by_turn if line["label"] == label]
+            if of_label and len(of_label) >= self._turns:
+                runs[label] = of_label[: self._turns]
+        if not runs:
+            return None
+        if self._measurement.micro:
+            (of_module,) = runs.values()
+            return {**of_module[0], **about(self._measurement)}
+        entries = {label: self._measurement.entries[label] for label in runs}
+        baseline = self._measurement.baseline
+        if baseline not in {*runs, *(entry.engine for entry in entries.values())}:
+            baseline = ""
+        stated = about(replace(self._measurement, baseline=baseline))
+        facts = {name: self._directory.facts[name] for name in ("started", "machine", "versions", "seed")}
+        return {
+            **document(self._measurement.name, entries, runs, {"command": self._command(), **facts}),
+            **stated,
+            "entries": {label: entry.engine for label, entry in entries.items()},
+            **self._equality(runs),
+        }
+
+    def _equality(self, runs: Mapping[str, list[Run]]) -> dict[str, Any]:
+        """Return what was compared before the runs, or by each of them; nothing where nothing was."""
+        checked = self._directory.plan(self._measurement).get("equality")
+        by_run = [run["equality"] for of_label in runs.values() for run in of_label if run.get("equality")]
+        if checked is None and by_run:
+            checked = {**by_run[0], "equal": all(one["equal"] for one in by_run)}
+        return {"equality": {"compared": checked["what"], **checked}} if checked else {}
+
+    def _command(self) -> str:
+        facts = self._directory.facts
+        options = ["--full"]
+        if facts["profile"] == "quick":
+            shape = {name.replace("_", "-"): value for name, value in facts["shape"].items()}
+            options = ["--quick", *(f"--{_OPTIONS.get(name, name)} {value:.10g}" for name, value in shape.items())]
+        return " ".join(
+            ["holdfast bench run", *options, f"--suite {self._measurement.suite}", f"--seed {facts['seed']}"]
+        )
+
+
+def _shown(run: Mapping[str, Any]) -> str:
+    return f"{run['rows_per_second']:,.0f} rows a second" if "rows_per_second" in run else "done"

@@ -1,0 +1,18 @@
+"""All engines by name, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.benches.jobs.job import Job
+from holdfast.benches.nexmark import engines as nexmark
+from holdfast.benches.peers import engines as peers
+from holdfast.benches.runs import engines
+from holdfast.benches.runs.engines import Engine
+
+ENGINES: Mapping[str, Engine] = engines.ENGINES | nexmark.ENGINES | peers.ENGINES
+
+
+def engines_for(job: type[Job]) -> list[str]:
+    """Return the names of the engines that run jobs of a kind."""
+    return [name for name, engine in ENGINES.items() if issubclass(job, engine.runs)]

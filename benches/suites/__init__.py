@@ -1,0 +1,1 @@
+"""What ``holdfast bench run`` measures: suites of questions, each answered by paired runs."""

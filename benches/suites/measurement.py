@@ -1,0 +1,103 @@
+"""A question that somebody asks who must choose, and the paired runs that answer it.
+
+::
+
+    suite ──▶ Measurement ──▶ Entry ──▶ engine and job        benches/suites ──▶ benches/runs ──▶ benches/jobs
+              "job-a"         "holdfast-memory"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.benches.runs.paired import Entry
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The user's own load: what a quick run measures in place of the suites' sizes.
+
+    Attributes
+    ----------
+    keys : int
+        Keys in the state.
+    rows : int
+        Rows of a micro-batch.
+    value_bytes : int
+        Bytes of a key's state.
+    shards : int
+        Partitions of the shuffle.
+    store_latency_ms : float
+        What the object storage adds to each request.
+    """
+
+    keys: int = 1_000_000
+    rows: int = 100_000
+    value_bytes: int = 92
+    shards: int = 2
+    store_latency_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much of a suite to run.
+
+    Attributes
+    ----------
+    quick : bool
+        The whole run ends within ten minutes on two cores, on the user's own `shape`.
+    """
+
+    quick: bool = False
+    shape: Shape = Shape()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One question.
+
+    Attributes
+    ----------
+    suite, name : str
+        Where its results are stored: ``<suite>/<name>.json``.
+    question : str
+        As the report asks it, with a question mark.
+    entries : mapping of str to Entry
+        What is compared, by label, in the order of the turns.
+    minutes : float
+        How long all turns take on two idle cores: for the time left.
+    repeats : int
+        Turns.
+    baseline : str
+        The label that the others are read against; empty where there is none.
+    along : str
+        The field of the jobs that differs between entries of one engine: the x axis of a curve. Empty: bars.
+    check : callable, optional
+        Compares what the entries compute, in processes of its own. Returns ``what`` was compared, the ``rows`` of the
+        result, and whether all are ``equal``; where they are not, no time counts.
+    profile : bool
+        Whether workers also note where a micro-batch's time goes; costs each of them a little.
+    micro : str
+        The module of ``benches/micro`` that pytest-benchmark runs in place of entries. Empty: entries.
+    note : str
+        What a reader must know of the sizes.
+    memory_gb, disk_gb : float
+        What the largest of the runs needs: a machine that has less leaves the measurement out.
+    """
+
+    suite: str
+    name: str
+    question: str
+    entries: Mapping[str, Entry]
+    minutes: float
+    repeats: int = 1
+    baseline: str = ""
+    along: str = ""
+    check: Callable[[], dict[str, Any]] | None = None
+    profile: bool = False
+    micro: str = ""
+    note: str = ""
+    memory_gb: float = 6.0
+    disk_gb: float = 4.0
