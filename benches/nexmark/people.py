@@ -1,7 +1,8 @@
 """Query 8: who is new and sells at once; and query 11: how many bids a bidder makes in a session.
 
 Query 8 finds people who entered and opened an auction in the same window of 10 s, as soon as both are known: the key is
-person and window, so that state lives as long as the window. In query 11 a session is over after 10 s without a bid.
+person and window, so that state lives as long as the window. In query 11 a bid joins a session up to 10 s after its
+last bid, as in Spark's ``session_window`` and Flink's session windows, which merge windows that touch.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Sessions(StatefulProcessor):
         merged = parts[:1]
         for first_us, last_us, n in parts[1:]:
             session = merged[-1]
-            if first_us - session[1] < GAP_US:
+            if first_us - session[1] <= GAP_US:
                 merged[-1] = (session[0], max(session[1], last_us), session[2] + n)
             else:
                 merged.append((first_us, last_us, n))
@@ -162,7 +163,7 @@ class Sessions(StatefulProcessor):
 
 def _over_ms(last_us: Any) -> Any:
     """Return the first watermark behind which no bid can join a session."""
-    return -((last_us + GAP_US) // -1000)
+    return (last_us + GAP_US) // 1000 + 1
 
 
 def sessions_of_shard(batch: ShardBatch) -> pa.Table:
@@ -175,7 +176,7 @@ def sessions_of_shard(batch: ShardBatch) -> pa.Table:
     key, first_us, last_us, n = key[order], first_us[order], last_us[order], n[order]
     last_so_far_us = pd.Series(last_us).groupby(key).cummax().to_numpy()
     is_first = np.ones(len(key), np.bool_)
-    is_first[1:] = (key[1:] != key[:-1]) | (first_us[1:] - last_so_far_us[:-1] >= GAP_US)
+    is_first[1:] = (key[1:] != key[:-1]) | (first_us[1:] - last_so_far_us[:-1] > GAP_US)
     begins = np.flatnonzero(is_first)
     last_us = np.maximum.reduceat(last_us, begins)
     sessions = pa.table(
@@ -215,7 +216,7 @@ USER_SESSIONS = Query(
             SELECT *, sum(is_first) OVER (PARTITION BY bidder ORDER BY at_us) AS session
             FROM (
                 SELECT bidder, unix_micros(at) AS at_us,
-                    if(unix_micros(at) - lag(unix_micros(at)) OVER (PARTITION BY bidder ORDER BY at) < 10000000, 0, 1)
+                    if(unix_micros(at) - lag(unix_micros(at)) OVER (PARTITION BY bidder ORDER BY at) <= 10000000, 0, 1)
                     AS is_first
                 FROM bid
             )
