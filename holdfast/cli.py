@@ -1,7 +1,8 @@
 """The command line, ``holdfast``: each command lives in the module that the table names.
 
 A command's module is imported when the command runs, so that ``holdfast --help`` is fast. An error of holdfast ends the
-command with its message and exit status 1, without a traceback.
+command with its message and exit status 2, without a traceback: 1 says that a command did its work and found something
+bad, as damage or a regression.
 """
 
 from __future__ import annotations
@@ -49,4 +50,4 @@ def main() -> None:
         group(prog_name="holdfast")
     except HoldfastError as exc:
         click.echo(f"holdfast: {exc}", err=True)
-        sys.exit(1)
+        sys.exit(2)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.benches.comparing.documents import Measured, differ, read
-from holdfast.benches.comparing.verdicts import FASTER, RATIO, SLOWER, Verdict
+from holdfast.benches.comparing.verdicts import FASTER, RATIO, SLOWER, Verdict, smallest_visible
 from holdfast.benches.comparing.verdicts import compare as compare_all
+from holdfast.benches.finite import FiniteRange
 
 _STYLES = {SLOWER: "red", FASTER: "green"}
 _PATH = click.Path(exists=True, path_type=Path)
@@ -24,14 +26,14 @@ _PATH = click.Path(exists=True, path_type=Path)
 @click.argument("base", type=_PATH)
 @click.argument("new", type=_PATH)
 @click.option(
-    "--threshold", default=5.0, type=click.FloatRange(0, 100, min_open=True), help="% by which something must be slower"
+    "--threshold", default=5.0, type=FiniteRange(0, 100, min_open=True), help="% by which something must be slower"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
     """Say what became faster or slower from BASE to NEW, and what is noise.
 
     Both are directories of `holdfast bench run`, or single documents. The exit status is 1 if something became slower
-    by more than --threshold, beyond what differs from run to run.
+    by more than --threshold, beyond what differs from run to run; 2 if the two cannot be compared.
     """
     before, after = read(base), read(new)
     verdicts = compare_all(before, after, threshold / 100)
@@ -47,6 +49,7 @@ def compare(base: Path, new: Path, threshold: float, as_json: bool) -> None:
             "only_in_new": _only(after, before),
             "verdicts": [one.stored() for one in verdicts],
             "regressions": len(regressions),
+            "smallest_visible": smallest_visible(verdicts),
         }
         click.echo(json.dumps(found, indent=1))
     else:
@@ -81,6 +84,12 @@ def _show(
         console.print(f"{one.measurement}: {one.name} is {-one.change:.0%} slower {what}", style="red", markup=False)
     if not regressions:
         console.print(f"Nothing is slower by more than {threshold:g} % as far as these runs can tell.", highlight=False)
+    visible = smallest_visible(verdicts)
+    if visible > threshold / 100:
+        console.print(
+            f"Of changes below about {visible:.0%} they can tell little; more turns (--turns 5) show smaller ones.",
+            highlight=False,
+        )
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
@@ -89,10 +98,10 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
         table.add_column(column, justify="left" if column in {"figure", "verdict"} else "right")
     for measurement in dict.fromkeys(one.measurement for one in verdicts):
         table.add_section()
-        table.add_row(f"[bold]{measurement}[/bold]")
+        table.add_row(f"[bold]{escape(measurement)}[/bold]")
         for one in (one for one in verdicts if one.measurement == measurement):
             table.add_row(
-                f"{one.name} by the baseline" if one.kind == RATIO else one.name,
+                escape(f"{one.name} by the baseline" if one.kind == RATIO else one.name),
                 _figure(one.base),
                 _figure(one.new),
                 f"{one.turns[0]}, {one.turns[1]}",

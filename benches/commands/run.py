@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.benches.finite import FiniteRange
 from holdfast.benches.running.carrying_out import CarryingOut
 from holdfast.benches.running.directory import DONE, FAILED, LEFT_OUT, ResultsDirectory, facts_of
 from holdfast.benches.running.plan import Room, measurements_of, with_room
@@ -38,7 +39,7 @@ def _shape_options(command: Any) -> Any:
         click.option("--shards", type=click.IntRange(1), help=f"partitions of the shuffle  [default: {_SHAPE.shards}]"),
         click.option(
             "--store-latency-ms",
-            type=click.FloatRange(min=0),
+            type=FiniteRange(min=0),
             help="what your object storage adds to each request: commits then go to an S3 server that is so far away  "
             "[default: local disk]",
         ),

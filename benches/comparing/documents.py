@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches.running.directory import RUN, differences, read_facts
+from holdfast.benches.report import directory
+from holdfast.benches.report.directory import BENCHMARKS
+from holdfast.benches.report.results import Document
+from holdfast.benches.running.directory import RUN, differences
 from holdfast.errors import CorruptionError, InvalidArgumentError
 
-Document = dict[str, Any]
-MICRO = "micro"
+_MICRO = "micro"
+_FACTS = ("machine", "versions", "profile", "shape")
 
 
 @dataclass(frozen=True)
@@ -40,52 +42,94 @@ def read(path: Path) -> Measured:
     ------
     InvalidArgumentError
         There is none.
+    NotFoundError
+        The directory holds no results.
     CorruptionError
-        A file is no document of a bench.
+        A file does not hold what it should; the message says which, and where.
     """
     if path.is_dir():
-        facts = read_facts(path)
-        files = [path / line["suite"] / f"{line['name']}.json" for line in facts["plan"]]
-        documents = {f"{file.parent.name}/{file.stem}": _document(file) for file in files if file.exists()}
+        results = directory.read(path)
+        documents = {f"{question.suite}/{question.name}": document for question, document in results.measured}
         if not documents:
             raise InvalidArgumentError("no measurement is done in this directory; run it again", directory=path)
-        return Measured(
-            path, documents, {name: facts.get(name) for name in ("machine", "versions", "profile", "shape")}
-        )
-    found = _document(path)
-    name = f"{found['suite']}/{found['name']}" if "suite" in found else str(found.get("bench", MICRO))
+        return Measured(path, documents, {name: results.run.get(name) for name in _FACTS})
+    if path.name == RUN:
+        raise CorruptionError("no document, but the plan of a directory; give the directory", file=path)
+    found = directory.read_document(path)
+    name = f"{found['suite']}/{found['name']}" if "suite" in found else str(found.get("bench", _MICRO))
     return Measured(path, {name: found}, {part: found.get(part) for part in ("machine", "versions")})
 
 
 def is_micro(document: Document) -> bool:
     """Tell whether a document is pytest-benchmark's."""
-    return "benchmarks" in document
+    return BENCHMARKS in document
+
+
+def is_wrong(document: Document) -> bool:
+    """Tell whether the entries of a document found different results, so that no time of theirs counts."""
+    runs = (run for engine in document.get("engines", {}).values() for run in engine["runs"])
+    compared = [one.get("equality") for one in (document, *runs)]
+    return any(not one["equal"] for one in compared if one)
 
 
 def differ(base: Measured, new: Measured) -> list[str]:
-    """Return in words how two sides differ in what their figures depend on."""
+    """Return in words how two sides differ in what their figures depend on, and what cannot be compared."""
     facts = [
         line
         for name in dict.fromkeys([*base.facts, *new.facts])
         for line in differences(base.facts.get(name), new.facts.get(name), name)
     ]
-    for name in common(base, new):
-        before, after = base.documents[name], new.documents[name]
-        if not (is_micro(before) or is_micro(after)):
-            jobs, others = before["settings"]["jobs"], after["settings"]["jobs"]
-            both = [label for label in jobs if label in others]
-            facts += [line for label in both for line in differences(jobs[label], others[label], f"{name} {label}")]
+    for name in _both(base, new):
+        facts += _differ(name, base.documents[name], new.documents[name])
     return facts
 
 
+def _differ(name: str, before: Document, after: Document) -> Iterator[str]:
+    for side, document in (("base", before), ("new", after)):
+        if is_wrong(document):
+            yield f"{name}: in {side} the entries found different results, so that it is not compared"
+    if is_micro(before) != is_micro(after):
+        yield f"{name}: one side is of single functions, the other of jobs, so that it is not compared"
+    elif is_micro(before):
+        functions = ([one["name"] for one in of[BENCHMARKS]] for of in (before, after))
+        yield from _one_sided(name, *functions)
+    else:
+        yield from differences(before.get("baseline") or "none", after.get("baseline") or "none", f"{name} baseline")
+        yield from differences(_compared(before), _compared(after), f"{name} equality")
+        yield from _one_sided(name, list(before["engines"]), list(after["engines"]))
+        jobs, others = before["settings"]["jobs"], after["settings"]["jobs"]
+        for label in (label for label in jobs if label in others):
+            yield from differences(jobs[label], others[label], f"{name} {label}")
+
+
+def _one_sided(name: str, before: list[str], after: list[str]) -> Iterator[str]:
+    for side, ours, theirs in (("base", before, after), ("new", after, before)):
+        only = [label for label in ours if label not in theirs]
+        if only:
+            yield f"{name}: only {side} has {', '.join(only)}"
+
+
+def _compared(document: Document) -> str:
+    return "compared" if document.get("equality") else "not compared"
+
+
 def common(base: Measured, new: Measured) -> list[str]:
-    """Return the names of the documents that both sides have.
+    """Return the names of the documents that both sides have, and whose times count.
 
     Raises
     ------
     InvalidArgumentError
-        There are none.
+        The sides have no measurement in common.
     """
+    return [
+        name
+        for name in _both(base, new)
+        if is_micro(base.documents[name]) == is_micro(new.documents[name])
+        and not (is_wrong(base.documents[name]) or is_wrong(new.documents[name]))
+    ]
+
+
+def _both(base: Measured, new: Measured) -> list[str]:
     both = [name for name in base.documents if name in new.documents]
     if not both:
         raise InvalidArgumentError(
@@ -94,15 +138,3 @@ def common(base: Measured, new: Measured) -> list[str]:
             new=" ".join(new.documents),
         )
     return both
-
-
-def _document(file: Path) -> Document:
-    try:
-        found: Any = json.loads(file.read_text())
-    except (OSError, ValueError) as exc:
-        raise CorruptionError("no document of a bench can be read here", file=file, because=exc) from exc
-    if not isinstance(found, dict) or not ("benchmarks" in found or {"engines", "settings"} <= set(found)):
-        kind = f"; {RUN} belongs to its directory" if file.name == RUN else ""
-        raise CorruptionError(f"not a document of a bench{kind}", file=file)
-    document: Document = found
-    return document

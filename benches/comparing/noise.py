@@ -7,12 +7,12 @@ only a new process draws these anew (Georges, Buytaert, Eeckhout: Statistically 
 OOPSLA 2007; Kalibera, Jones: Rigorous benchmarking in reasonable time, ISMM 2013). So the noise of a comparison is the
 variance between runs, and never less than what the micro-batches of a run alone make of it.
 
-Two or three runs say little about a variance. Many comparisons were measured on the same machine, though, and what they
-have in common is a good guess at each one's own: an empirical Bayes estimate, as much nearer to the common variance as
-the single ones are alike (G. K. Smyth: Linear models and empirical Bayes methods for assessing differential expression
-in microarray experiments, Stat. Appl. Genet. Mol. Biol. 3(1), 2004, equations 3 to 5 and section 6.2). The change by
-its standard error then follows Student's t with the degrees of freedom of both. Where nothing was run twice, the guess
-is `UNKNOWN_SD`.
+Two or three runs say little about a variance. Many comparisons of a suite were measured on the same machine, though,
+and what they have in common is a good guess at each one's own: an empirical Bayes estimate, as much nearer to the
+common variance as the single ones are alike (G. K. Smyth: Linear models and empirical Bayes methods for assessing
+differential expression in microarray experiments, Stat. Appl. Genet. Mol. Biol. 3(1), 2004, equations 3 to 5 and
+section 6.2). The change by its standard error then follows Student's t with the degrees of freedom of both. Where
+nothing was run twice, the guess is `UNKNOWN_SD`.
 
 Among a hundred comparisons five are "significant" by chance alone. Verdicts therefore control the false discovery rate
 (Benjamini, Hochberg: Controlling the false discovery rate, J. R. Statist. Soc. B 57, 1995), of what is slower and of
@@ -96,26 +96,27 @@ class Change:
         return self.p <= ERRORS
 
 
-def changes(pairs: Sequence[tuple[Sample, Sample]], groups: Sequence[str]) -> list[Change]:
+@dataclass(frozen=True)
+class Place:
+    """What a figure belongs to: figures of one measurement share a baseline, those of one suite are alike in noise."""
+
+    suite: str
+    measurement: str
+
+
+def changes(pairs: Sequence[tuple[Sample, Sample]], places: Sequence[Place]) -> list[Change]:
     """Return how each figure changed, from base to new.
 
     Parameters
     ----------
     pairs : sequence
         Base and new of each figure.
-    groups : sequence of str
-        The measurement that each belongs to.
+    places : sequence of Place
+        Of each figure.
     """
     if not pairs:
         return []
-    own = [_pooled(base, new) for base, new in pairs]
-    by_group = {
-        group: _mean([one for one, of in zip(own, groups, strict=True) if of == group])
-        for group in dict.fromkeys(groups)
-    }
-    common = _common(list(by_group.values()))
-    of_group = {group: _shrunk(of, common) for group, of in by_group.items()}
-    between = [_shrunk(of, of_group[group]) for of, group in zip(own, groups, strict=True)]
+    between = _between([_pooled(base, new) for base, new in pairs], places)
     noise = np.array([max(of.value, (a.within + b.within) / 2) for of, (a, b) in zip(between, pairs, strict=True)])
     error = np.sqrt(noise * [1 / len(a.logs) + 1 / len(b.logs) for a, b in pairs])
     error = np.maximum(error, 1e-9)
@@ -126,6 +127,20 @@ def changes(pairs: Sequence[tuple[Sample, Sample]], groups: Sequence[str]) -> li
     slower, faster = (stats.false_discovery_control(tail(difference / error, df)) for tail in (stats.t.cdf, stats.t.sf))
     columns = (factor, low, high, np.minimum(slower, faster).tolist())
     return [Change(*figures) for figures in zip(*columns, strict=True)]
+
+
+def _between(own: Sequence[Variance], places: Sequence[Place]) -> list[Variance]:
+    """Return each figure's variance between runs, drawn towards its measurement's, and that towards its suite's."""
+    by_place = {
+        place: _mean([one for one, of in zip(own, places, strict=True) if of == place])
+        for place in dict.fromkeys(places)
+    }
+    by_suite = {
+        suite: _common([of for place, of in by_place.items() if place.suite == suite])
+        for suite in {place.suite for place in by_place}
+    }
+    around = {place: _shrunk(of, by_suite[place.suite]) for place, of in by_place.items()}
+    return [_shrunk(of, around[place]) for of, place in zip(own, places, strict=True)]
 
 
 def midmean(values: Sequence[float]) -> tuple[float, float]:

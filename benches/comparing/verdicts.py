@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.benches.comparing.documents import Document, Measured, common, differ, is_micro
-from holdfast.benches.comparing.noise import Change, Sample, changes, midmean
-from holdfast.benches.report.results import job_of
+from holdfast.benches.comparing.documents import Measured, common, differ, is_micro
+from holdfast.benches.comparing.noise import Change, Place, Sample, changes, midmean
+from holdfast.benches.report.results import Document, job_of
 
 SLOWER, FASTER, SAME, UNKNOWN = "slower", "faster", "no difference", "cannot tell"
 RATIO, ENTRY = "ratio", "entry"
 # The quartiles of a normal distribution lie so many standard deviations apart; and a median varies more than a mean.
 _QUARTILES, _MEDIAN = 1.349, 1.2533
+# Times are stored to a tenth of a millisecond.
+_SHORTEST_MS = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Verdict:
         The chance of such a change where there is none, adjusted for all figures.
     verdict : str
         `SLOWER`, `FASTER`, `SAME` or `UNKNOWN`.
+    decides : bool
+        Whether it may be a regression.
     regression : bool
         Whether it decides, and is slower by more than the threshold.
     """
@@ -77,6 +81,7 @@ class Verdict:
     high: float
     p: float
     verdict: str
+    decides: bool
     regression: bool
 
     def stored(self) -> dict[str, Any]:
@@ -105,11 +110,22 @@ def compare(base: Measured, new: Measured, threshold: float) -> list[Verdict]:
         of_kind = [one for one in figures if one.kind == kind]
         for one, change in zip(
             of_kind,
-            changes([(one.base, one.new) for one in of_kind], [one.measurement for one in of_kind]),
+            changes([(one.base, one.new) for one in of_kind], [_place(one.measurement) for one in of_kind]),
             strict=True,
         ):
             found.append(_verdict(one, change, threshold))
     return found
+
+
+def _place(measurement: str) -> Place:
+    suite, _, _ = measurement.partition("/")
+    return Place(suite, measurement)
+
+
+def smallest_visible(verdicts: Sequence[Verdict]) -> float:
+    """Return how much slower something must become to be told from noise, in the median of the figures that decide."""
+    halves = [1 - (1 + one.low) / (1 + one.change) for one in verdicts if one.decides]
+    return statistics.median(halves) if halves else 0.0
 
 
 def _verdict(one: Figure, change: Change, threshold: float) -> Verdict:
@@ -129,6 +145,7 @@ def _verdict(one: Figure, change: Change, threshold: float) -> Verdict:
         high=change.high - 1,
         p=change.p,
         verdict=verdict,
+        decides=one.decides,
         regression=one.decides and verdict == SLOWER and change.factor <= 1 - threshold,
     )
 
@@ -165,7 +182,7 @@ def _baseline(document: Document, label: str) -> str | None:
 def _throughput(document: Document, label: str) -> Sample:
     job = job_of(document, label)
     typical = [
-        midmean([math.log(run["batch_ms"][batch] / 1000 / job.rows) for batch in job.counted])
+        midmean([math.log(max(run["batch_ms"][batch], _SHORTEST_MS) / 1000 / job.rows) for batch in job.counted])
         for run in document["engines"][label]["runs"]
     ]
     return Sample(tuple(-log for log, _ in typical), statistics.fmean(variance for _, variance in typical))

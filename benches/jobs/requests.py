@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
+from holdfast.benches.finite import FiniteRange
 from holdfast.benches.jobs.job import SparkJob, option
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
@@ -31,7 +30,7 @@ class DurableJob(SparkJob, ABC):
     """A query whose commits an engine may keep on S3; others keep them where they do."""
 
     checkpoint: str = option("s3://bucket/bench", f"where state is durable; {ENDPOINT} may name the server")
-    latency_ms: float = option(0.0, "ms that the server takes longer for each request", click.FloatRange(min=0))
+    latency_ms: float = option(0.0, "ms that the server takes longer for each request", FiniteRange(min=0))
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def read(folder: Path) -> Results:
     for question in map(_question, run["plan"]):
         file = folder / question.suite / f"{question.name}.json"
         if file.is_file():
-            found = _document(file)
+            found = read_document(file)
             # A baseline that failed is none.
             measured.append((replace(question, baseline=found.get("baseline", question.baseline) or ""), found))
         if not file.is_file() or question.state != DONE:
@@ -138,7 +138,14 @@ def _not_whole(question: Question, file: Path) -> Question:
     return replace(question, reason="; ".join(reasons))
 
 
-def _document(file: Path) -> Document:
+def read_document(file: Path) -> Document:
+    """Return one document.
+
+    Raises
+    ------
+    CorruptionError
+        As of `read`.
+    """
     found = _checked(file, None)
     if BENCHMARKS in found:
         return found
@@ -184,11 +191,11 @@ def _validator(part: str) -> Draft202012Validator:
 
 
 def _checked(file: Path, part: str | None) -> Document:
-    if file.stat().st_size > _SIZE_MAX:
-        _refuse(file, f"larger than {_SIZE_MAX >> 20} MiB")
     try:
+        if file.stat().st_size > _SIZE_MAX:
+            _refuse(file, f"larger than {_SIZE_MAX >> 20} MiB")
         found = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise CorruptionError("no JSON of holdfast bench", file=file, because=exc) from exc
     if _depth(found) > _NESTED_MAX:
         _refuse(file, f"nested more than {_NESTED_MAX} deep")

@@ -15,17 +15,20 @@ from click.testing import CliRunner
 
 from holdfast.benches.command import bench
 from holdfast.benches.comparing.documents import Measured, read
-from holdfast.benches.comparing.noise import Sample, changes
+from holdfast.benches.comparing.noise import Place, Sample, changes
 from holdfast.benches.comparing.verdicts import ENTRY, FASTER, RATIO, SAME, SLOWER, UNKNOWN, compare
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running.directory import replace_json
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from tests.repetitions import repetitions
 
 LABELS = {"holdfast-memory": 650e3, "holdfast-filesystem": 600e3, "holdfast-rocksdb": 450e3, "spark-agg-rocksdb": 160e3}
 BASELINE = "spark-agg-rocksdb"
 JOB = JobA(batches=12, warmup=2)
-FACTS = {"machine": {"cpu": "a cpu", "cores": 2}, "versions": {"holdfast": "0.1.0"}}
+MACHINE = {"cpu": "a cpu", "cores": 2, "memory_gb": 23.5, "os": "Linux"}
+FACTS = {"machine": MACHINE, "versions": {"holdfast": "0.1.0"}, "started": "2026-11-23T12:00:00+00:00"}
+#: What a comparison does not read.
+REST = {"phases_ms": [{}] * JOB.all_batches, "cpu": {"wall": 1.0}, "memory": {}, "written": {}, "median_batch_ms": 1.0}
 
 
 def a_document(
@@ -49,17 +52,22 @@ def a_document(
             ms = JOB.rows / rows_per_second * 1000 * factor * np.exp(chance.normal(0, 0.06, JOB.batches))
             ms *= np.where(chance.random(JOB.batches) < 1 / 30, 1.5, 1.0)
             counted = [float(ms[batch]) for batch in JOB.counted]
-            run = {"batch_ms": ms.tolist(), "rows_per_second": JOB.rows * len(counted) / sum(counted) * 1000}
+            run = {"batch_ms": ms.tolist(), "rows_per_second": JOB.rows * len(counted) / sum(counted) * 1000, **REST}
             runs[label].append(run)
     return {
         "bench": "job-a",
+        "command": "holdfast bench run --full",
         **FACTS,
         "suite": "jobs",
         "name": "job-a",
         "baseline": BASELINE if BASELINE in labels else "",
         "entries": {label: label for label in labels},
         "settings": {"jobs": {label: JOB.stored() for label in labels}},
-        "engines": {label: {"runs": of} for label, of in runs.items()},
+        "engines": {label: {"rows_per_second": 1.0, "median_batch_ms": 1.0, "runs": of} for label, of in runs.items()},
+        "state_bytes": {
+            label: {"live_arrow": None, "local_peak": 0, "local_final": 0, "ratio": None} for label in labels
+        },
+        "targets": [],
     }
 
 
@@ -142,7 +150,7 @@ def test_many_equal_turns_show_that_there_is_no_difference() -> None:
         (math.log(100) + x / 1000 + 0.001, math.log(100) - x / 1000, math.log(100), math.log(100)) for x in range(8)
     ]
     pairs = [(Sample(one), Sample(one[::-1])) for one in logs]
-    found = changes(pairs, [str(i % 4) for i in range(8)])
+    found = changes(pairs, [Place("jobs", str(i % 4)) for i in range(8)])
     assert all(not one.is_real and 0.95 < one.low < 1 < one.high < 1.05 for one in found)
 
 
@@ -158,11 +166,20 @@ def test_entries_of_a_curve_are_read_against_the_baseline_at_the_same_place() ->
 
 
 def a_directory(path: Path, document: dict[str, Any], **facts: Any) -> Path:
-    plan = [{"suite": "jobs", "name": "job-a"}]
+    plan = [{"suite": "jobs", "name": "job-a", "question": "How fast?", "state": "done"}]
     (path / "jobs").mkdir(parents=True)
     replace_json(path / "run.json", {"format": 1, "profile": "full", "shape": {}, "plan": plan, **FACTS, **facts})
     replace_json(path / "jobs/job-a.json", document)
     return path
+
+
+def a_micro(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return the JSON of pytest-benchmark."""
+    benchmarks = [
+        {"name": name, "extra_info": {}, "stats": {"median": s, "iqr": s / 100, "min": s, "max": s, "rounds": 20}}
+        for name, s in seconds.items()
+    ]
+    return {"benchmarks": benchmarks, "machine_info": {"cpu": {}}, "datetime": "2026-11-23"}
 
 
 def invoke(*arguments: object) -> Any:
@@ -188,7 +205,7 @@ def test_what_differs_besides_the_figures_is_said(tmp_path: Path) -> None:
     other = copy.deepcopy(one)
     other["settings"]["jobs"]["holdfast-memory"]["keys"] = 7
     base = a_directory(tmp_path / "base", one)
-    new = a_directory(tmp_path / "new", other, machine={"cpu": "a cpu", "cores": 8}, profile="quick")
+    new = a_directory(tmp_path / "new", other, machine=MACHINE | {"cores": 8}, profile="quick")
     found = json.loads(invoke(base, new, "--json").output)
     assert found["differences"] == [
         "machine cores: 2, 8",
@@ -200,12 +217,70 @@ def test_what_differs_besides_the_figures_is_said(tmp_path: Path) -> None:
 
 def test_documents_of_pytest_benchmark_are_compared_by_name(tmp_path: Path) -> None:
     for name, seconds in (("base", 0.010), ("new", 0.1)):
-        stats = {"median": seconds, "iqr": 0.0001, "rounds": 20}
-        benchmarks = [{"name": "test_get", "stats": stats}, {"name": f"test_{name}", "stats": stats}]
-        replace_json(tmp_path / name, {"benchmarks": benchmarks})
-    (only,) = json.loads(invoke(tmp_path / "base", tmp_path / "new", "--json").output)["verdicts"]
-    assert (only["name"], only["kind"], round(only["base"]), round(only["new"])) == ("get", ENTRY, 100, 10)
+        replace_json(tmp_path / name, a_micro({"test_get[a-b]": seconds, f"test_{name}": seconds}))
+    shown = json.loads(invoke(tmp_path / "base", tmp_path / "new", "--json").output)
+    (only,) = shown["verdicts"]
+    assert (only["name"], only["kind"], round(only["base"]), round(only["new"])) == ("get[a-b]", ENTRY, 100, 10)
     assert only["verdict"] == SLOWER
+    assert shown["differences"] == ["micro: only base has test_base", "micro: only new has test_new"]
+    assert "get[a-b]" in invoke(tmp_path / "base", tmp_path / "new").output
+
+
+def test_suites_have_noise_of_their_own() -> None:
+    """A suite whose runs differ by a third must not hide a tenth in one whose runs differ by a hundredth."""
+    chance = np.random.default_rng(10)
+
+    def pairs(sd: float, change: float) -> list[tuple[Sample, Sample]]:
+        return [
+            (Sample(tuple(chance.normal(0, sd, 3))), Sample(tuple(chance.normal(change, sd, 3)))) for _ in range(20)
+        ]
+
+    calm, wild = pairs(0.01, math.log(0.9)), pairs(0.3, 0.0)
+    places = [Place(suite, f"{suite}/{i // 4}") for suite in ("calm", "wild") for i in range(20)]
+    found = changes([*calm, *wild], places)
+    assert sum(one.is_real for one in found[:20]) >= 18
+    assert sum(one.is_real for one in found[20:]) <= 2
+
+
+def test_what_only_one_side_has_and_compared_is_said(tmp_path: Path) -> None:
+    """An entry that failed, another baseline and a comparison of results that is gone would else pass unseen."""
+    one = a_document(np.random.default_rng(11)) | {"equality": {"what": "all", "rows": 3, "equal": True}}
+    labels = {label: rate for label, rate in LABELS.items() if label != "holdfast-rocksdb"}
+    other = a_document(np.random.default_rng(12), labels=labels) | {"baseline": "holdfast-memory"}
+    base, new = a_directory(tmp_path / "base", one), a_directory(tmp_path / "new", other)
+    assert json.loads(invoke(base, new, "--json").output)["differences"] == [
+        "jobs/job-a baseline: spark-agg-rocksdb, holdfast-memory",
+        "jobs/job-a equality: compared, not compared",
+        "jobs/job-a: only base has holdfast-rocksdb",
+    ]
+
+
+def test_times_of_different_results_do_not_count(tmp_path: Path) -> None:
+    right = a_document(np.random.default_rng(13))
+    wrong = copy.deepcopy(right) | {"equality": {"what": "all", "rows": 3, "equal": False}}
+    base, new = a_directory(tmp_path / "base", right), a_directory(tmp_path / "new", wrong)
+    found = json.loads(invoke(base, new, "--json").output)
+    assert found["verdicts"] == []
+    assert "in new the entries found different results" in found["differences"][0]
+
+
+def test_few_turns_say_which_changes_they_would_not_show(tmp_path: Path) -> None:
+    one = a_directory(tmp_path / "one", a_document(np.random.default_rng(14), turns=1))
+    shown = invoke(one, one)
+    assert "they can tell little; more turns" in " ".join(shown.output.split())
+    assert 0.05 < json.loads(invoke(one, one, "--json").output)["smallest_visible"] < 0.5
+
+
+def test_a_micro_batch_that_took_no_time_is_no_error() -> None:
+    one = a_document(np.random.default_rng(15))
+    for run in one["engines"]["holdfast-memory"]["runs"]:
+        run["batch_ms"][4] = 0.0
+    assert compare(a_side(one), a_side(one), 0.05)
+
+
+@pytest.mark.parametrize("threshold", ["nan", "inf", "-1"])
+def test_a_threshold_is_a_finite_number(tmp_path: Path, threshold: str) -> None:
+    assert invoke(tmp_path, tmp_path, "--threshold", threshold).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -218,8 +293,19 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: str, error: typ
         read(tmp_path / "file.json")
 
 
+def test_damaged_documents_are_refused_by_file_and_place(tmp_path: Path) -> None:
+    """Others wrote them; a traceback would end with 1, which means a regression."""
+    document = a_document(np.random.default_rng(16))
+    document["engines"]["holdfast-memory"]["runs"][0]["batch_ms"] = "none"
+    damaged = a_directory(tmp_path / "damaged", document)
+    with pytest.raises(CorruptionError, match=r"job-a\.json.*batch_ms"):
+        read(damaged)
+    with pytest.raises(CorruptionError, match="give the directory"):
+        read(damaged / "run.json")
+
+
 def test_an_empty_directory_and_strangers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="no directory of results"):
+    with pytest.raises(NotFoundError, match="no results here"):
         read(tmp_path)
     one = a_document(np.random.default_rng(9))
     with pytest.raises(InvalidArgumentError, match="no measurement in common"):

@@ -60,7 +60,7 @@ def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script, "verify", str(root)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("holdfast: the checkpoint directory is empty")
     assert "Traceback" not in done.stderr
     assert command
