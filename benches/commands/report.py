@@ -25,9 +25,10 @@ def report(directory: Path, page: Path) -> None:
     # matplotlib takes a second to load.
     from holdfast.benches.report.directory import read
     from holdfast.benches.report.page.html import render
+    from holdfast.benches.running.directory import replace_text
 
     if not page.parent.is_dir():
         raise InvalidArgumentError("the folder of the page does not exist; make it, or choose another", page=page)
     results = read(directory)
-    page.write_text(render(results), encoding="utf-8")
+    replace_text(page, render(results))
     click.echo(f"{page}: {len(results.measured)} questions measured, {len(results.missing)} not")

@@ -90,14 +90,14 @@ def run(
         raise InvalidArgumentError("a quick run has the turns that its time has room for; leave --turns out")
     profile = Profile(quick, replace(_SHAPE, **given))
     measurements = measurements_of(profile, suites, turns)
-    console = Console()
+    console = Console(markup=False)
     if listing:
         console.print(_listing(measurements))
         return
     if out is None:
         raise InvalidArgumentError("say where the results are to go: --out DIR")
     fit, lacking = with_room(measurements, Room.here(disk))
-    opened = ResultsDirectory.opened(out, facts_of(profile, seed) | {"turns": turns}, fresh=fresh)
+    opened = ResultsDirectory.opened(out, facts_of(profile, seed, disk) | {"turns": turns}, fresh=fresh)
     with opened as directory, _stopping_well(console):
         for measurement in measurements:
             directory.plan(measurement)

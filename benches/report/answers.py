@@ -15,7 +15,7 @@ from holdfast.benches.report.tables import Sheet
 
 FLOOR = "floor"
 # Parts of a restore, as the job names them.
-RESTORE, PLAIN_DOWNLOAD = "restore", "plain download"
+RESTORE = "restore"
 # Ratios nearer to 1 are no difference: between two turns of one engine on an idle machine lies as much.
 _SAME = 0.05
 SAME_IN_ONE_TURN = 0.10

@@ -32,6 +32,10 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 BENCHMARKS = "benchmarks"
 _SIZE_MAX = 256 << 20
 _NESTED_MAX = 20
+# Times are stored to a tenth of a millisecond, at least.
+_ROUNDED_MS = 0.05
+# A part of the micro-batches that restore.
+PLAIN_DOWNLOAD = "plain download"
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,25 @@ def _contradictions(found: Document) -> Iterator[str]:
             if not any(run["batch_ms"][batch] for batch in counted):
                 yield f"the micro-batches of {label!r} took no time"
                 return
+            counted_ms = [run["batch_ms"][batch] for batch in counted]
+            if not _is_sum(run, job.rows, counted_ms):
+                yield f"the rows a second of {label!r} are not those of its micro-batches"
+                return
+            phases = [run["phases_ms"][batch] for batch in counted]
+            if any(PLAIN_DOWNLOAD in of for of in phases) and not all(of.get(PLAIN_DOWNLOAD) for of in phases):
+                yield f"a plain download of {label!r} took no time"
+                return
+        rates = [run["rows_per_second"] for run in engine["runs"]]
+        if not min(rates) * 0.99 <= engine["rows_per_second"] <= max(rates) * 1.01:
+            yield f"the rows a second of {label!r} are not those of its runs"
+            return
+
+
+def _is_sum(run: Mapping[str, Any], rows: int, counted_ms: list[float]) -> bool:
+    """Tell whether a run's throughput follows from its times, which are rounded."""
+    done, took_ms, lost_ms = rows * len(counted_ms), sum(counted_ms), _ROUNDED_MS * len(counted_ms)
+    slowest, fastest = (done / ms * 1000 for ms in (took_ms + lost_ms, max(took_ms - lost_ms, _ROUNDED_MS)))
+    return slowest * 0.999 - 0.1 <= run["rows_per_second"] <= fastest * 1.001 + 0.1
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from holdfast.benches.report import figure, markdown
 from holdfast.benches.report.answers import answers_of
 from holdfast.benches.report.directory import BENCHMARKS, read
 from holdfast.benches.report.page.html import render
-from holdfast.benches.running.directory import RUN
+from holdfast.benches.running.directory import RUN, replace_text
 from holdfast.errors import HoldfastError, InvalidArgumentError
 
 RESULTS, PAGE, REPORT = Path("benches/results"), Path("benches/RESULTS.md"), Path("docs/report.html")
@@ -46,8 +46,12 @@ def publish(run: Path, root: Path) -> None:
     results = read(run)
     if results.quick:
         raise InvalidArgumentError("a quick run is one user's own; publish a full one", run=run)
+    answers = answers_of(results)
+    wrong = [answer.question.id for answer in answers if not answer.equal]
+    if wrong:
+        raise InvalidArgumentError("entries found different results, so that their times say nothing", questions=wrong)
     for panel in figure.PANELS:
-        panel.answer(answers_of(results))
+        panel.answer(answers)
     new = root / RESULTS.with_name("results.new")
     shutil.rmtree(new, ignore_errors=True)
     for question, document in results.measured:
@@ -110,7 +114,7 @@ def main(arguments: list[str], root: Path) -> None:
     if arguments:
         publish(Path(arguments[0]), root)
     for path, text in texts(root).items():
-        (root / path).write_text(text, encoding="utf-8")
+        replace_text(root / path, text)
         print(path)
 
 

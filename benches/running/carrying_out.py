@@ -31,8 +31,17 @@ _PATIENCE = 6
 _PATIENCE_S = 900.0
 _CHECK = "results"
 _TIME_IS_UP = "the time was up before its run"
-# Of an engine, of its machine, and of programs that it needs: no reason to stop before the other measurements.
-_FAILURES = (HoldfastError, OSError, subprocess.SubprocessError)
+# Of an engine, of its machine, of programs that it needs, and of what they leave behind: no reason to stop before the
+# other measurements.
+_FAILURES = (
+    HoldfastError,
+    OSError,
+    subprocess.SubprocessError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 _START_S, _ROW_S = 15.0, 5e-6
 # Options whose name is not that of a field of `Shape`.
 _OPTIONS = {"rows": "rows-per-batch"}
@@ -196,7 +205,7 @@ class CarryingOut:
         try:
             found = self._measurement.check()
         except _FAILURES as exc:
-            self._failed[_CHECK] = str(exc)
+            self._failed[_CHECK] = _described(exc)
             return
         if found["equal"]:
             line["equality"] = found
@@ -217,7 +226,7 @@ class CarryingOut:
         hooks.begin(step)
         begun_s = time.monotonic()
         if begun_s >= self._end_s:
-            self._failed[step.label] = _TIME_IS_UP
+            self._give_up(step, _TIME_IS_UP)
             hooks.end(step, 0.0, _TIME_IS_UP)
             return
         limit_s = min(max(_PATIENCE_S, _PATIENCE * step.expected_s), max(1.0, self._end_s - begun_s))
@@ -234,14 +243,19 @@ class CarryingOut:
                     entry.engine, entry.job, profile=self._measurement.profile, disk=self._disk, limit_s=limit_s
                 )
         except _FAILURES as exc:
-            self._failed[step.label] = str(exc)
-            hooks.end(step, time.monotonic() - begun_s, f"failed: {exc}")
+            self._give_up(step, _described(exc))
+            hooks.end(step, time.monotonic() - begun_s, f"failed: {_described(exc)}")
             return
         seconds = round(time.monotonic() - begun_s, 1)
         line = {"turn": step.turn, "label": step.label, **about_entry, "seconds": seconds, "run": run}
         self._directory.add_run(self._measurement, line)
         self._lines.append(line)
         hooks.end(step, seconds, _shown(run))
+
+    def _give_up(self, step: Step, why: str) -> None:
+        """Note that a run has no result; one that the end of the time cut off leaves the turns before it alone."""
+        if step.turn == 0 or time.monotonic() < self._end_s:
+            self._failed[step.label] = why
 
     @property
     def _turns(self) -> int:
@@ -296,6 +310,10 @@ class CarryingOut:
         return " ".join(
             ["holdfast bench run", *options, f"--suite {self._measurement.suite}", f"--seed {facts['seed']}"]
         )
+
+
+def _described(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, HoldfastError) else f"{type(exc).__name__}: {exc}"
 
 
 def _shown(run: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@
     DIR/.lock                       held by the command that works on the directory
 
 Files are replaced whole, and a line counts once it is whole: whenever the command is killed, what it had measured
-before is there.
+before is there. What was damaged since is an error that names the file; nothing is deleted but by ``--fresh``.
 """
 
 from __future__ import annotations
@@ -25,25 +25,29 @@ from typing import Any
 
 from holdfast.benches.instruments.machine import machine, versions
 from holdfast.benches.suites.measurement import Measurement, Profile
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CorruptionError, InvalidArgumentError, UnavailableError
 
 FORMAT = 1
 RUN = "run.json"
 TO_DO, DONE, FAILED, LEFT_OUT = "to do", "done", "failed", "left out"
 # What must be the same where a run goes on: results that differ in one of these do not belong together.
-_IDENTITY = ("format", "profile", "shape", "seed", "turns", "machine", "versions")
+_IDENTITY = ("format", "profile", "shape", "seed", "turns", "disk", "machine", "versions")
 _LOCK = ".lock"
+# What a stopped command may leave beside a plan that it had not yet written.
+_OURS = (_LOCK, f".{RUN}.new")
+_LINE = {"turn": int, "label": str, "engine": str, "job": dict, "seconds": int | float, "run": dict}
 
 Facts = dict[str, Any]
 
 
-def facts_of(profile: Profile, seed: int) -> Facts:
-    """Return what all results of a run here and now depend on."""
+def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
+    """Return what all results of a run here and now depend on; `disk` is the directory to measure with, if given."""
     return {
         "format": FORMAT,
         "profile": "quick" if profile.quick else "full",
         "shape": asdict(profile.shape),
         "seed": seed,
+        "disk": disk and str(Path(disk).resolve()),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
@@ -81,7 +85,7 @@ class ResultsDirectory:
         """
         path.mkdir(parents=True, exist_ok=True)
         if not (path / RUN).exists():
-            others = [found.name for found in path.iterdir() if found.name != _LOCK]
+            others = [found.name for found in path.iterdir() if found.name not in _OURS]
             if others:
                 raise InvalidArgumentError(
                     "the directory holds something, but no results; choose another one", directory=path, holds=others[0]
@@ -148,22 +152,24 @@ class ResultsDirectory:
             lines = self.runs_file(measurement).read_text().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [_line_of_run(self.runs_file(measurement), line) for line in lines if line.endswith("\n")]
 
     def add_run(self, measurement: Measurement, line: Mapping[str, Any]) -> None:
         """Store a run so that it outlives whatever happens next."""
         file = self.runs_file(measurement)
-        file.parent.mkdir(exist_ok=True)
-        with open(file, "a+b") as runs:
-            runs.truncate(_end_of_whole_lines(file))
-            runs.write(json.dumps(line).encode() + b"\n")
-            runs.flush()
-            os.fsync(runs.fileno())
+        with _storing(file):
+            file.parent.mkdir(exist_ok=True)
+            with open(file, "a+b") as runs:
+                runs.truncate(_end_of_whole_lines(file))
+                runs.write(json.dumps(line).encode() + b"\n")
+                runs.flush()
+                os.fsync(runs.fileno())
 
     def write_document(self, measurement: Measurement, document: Mapping[str, Any], *, whole: bool) -> None:
         """Store a document; when it is `whole`, its runs are needed no more."""
         file = self.document_file(measurement)
-        file.parent.mkdir(exist_ok=True)
+        with _storing(file):
+            file.parent.mkdir(exist_ok=True)
         replace_json(file, document)
         if whole:
             self.runs_file(measurement).unlink(missing_ok=True)
@@ -197,17 +203,49 @@ def read_facts(path: Path) -> Facts:
         It is none, or one of a later format.
     """
     try:
-        facts: Facts = json.loads((path / RUN).read_text())
+        facts: Any = json.loads((path / RUN).read_text())
     except (OSError, ValueError) as exc:
         raise InvalidArgumentError("no directory of results of `holdfast bench run`", directory=path) from exc
-    if facts.get("format") != FORMAT:
+    if not isinstance(facts, dict) or "format" not in facts:
+        raise InvalidArgumentError(f"{RUN} is none of `holdfast bench run`", directory=path)
+    if facts["format"] != FORMAT:
         raise InvalidArgumentError(
             "the directory was made by another version of `holdfast bench run`, whose format this one does not read; "
             "choose another directory, or --fresh to delete it",
             directory=path,
-            format=facts.get("format"),
+            format=facts["format"],
         )
-    return facts
+    lines = facts.get("plan")
+    if not isinstance(lines, list) or not all(
+        isinstance(line, dict) and {"suite", "name", "state"} <= line.keys() for line in lines
+    ):
+        raise CorruptionError("the plan is damaged; choose another directory, or --fresh", file=path / RUN)
+    return dict(facts)
+
+
+def _line_of_run(file: Path, line: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in _LINE.items()):
+        raise CorruptionError(
+            "a run is damaged; delete its line to measure it again, or choose --fresh", file=file, line=line[:60]
+        )
+    return found
+
+
+@contextmanager
+def _storing(file: Path) -> Iterator[None]:
+    """Say what is lost where a file cannot be written, as on a full disk."""
+    try:
+        yield
+    except OSError as exc:
+        raise UnavailableError(
+            "a result cannot be stored; what was stored before is safe, and the same command goes on from it",
+            file=file,
+            because=exc,
+        ) from exc
 
 
 def differences(before: object, now: object, where: str = "") -> list[str]:
@@ -223,9 +261,25 @@ def differences(before: object, now: object, where: str = "") -> list[str]:
 
 def replace_json(file: Path, content: object) -> None:
     """Put a JSON file in the place of the one that was there, if any, in one step."""
+    replace_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def replace_text(file: Path, content: str) -> None:
+    """Put a file in the place of the one that was there, if any, in one step.
+
+    Raises
+    ------
+    UnavailableError
+        It cannot be written; the one that was there is as it was.
+    """
     new = file.with_name(f".{file.name}.new")
-    new.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(new, file)
+    with _storing(file):
+        try:
+            new.write_text(content, encoding="utf-8")
+            os.replace(new, file)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
 
 def _end_of_whole_lines(file: Path) -> int:

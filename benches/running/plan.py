@@ -61,9 +61,8 @@ def measurements_of(profile: Profile, suites: Collection[str] = (), turns: int |
     chosen = suites or ([OWN_LOAD] if profile.quick else SUITES)
     found = [one for name in SUITES if name in chosen for one in SUITES[name](profile)]
     if not found:
-        raise InvalidArgumentError(
-            "these suites have nothing that is quick; leave --quick out", suites=" ".join(suites)
-        )
+        remedy = "have nothing that is quick; leave --quick out" if profile.quick else "are quick alone; add --quick"
+        raise InvalidArgumentError(f"these suites {remedy}", suites=" ".join(chosen))
     return [one if turns is None else _in_turns(one, turns) for one in found]
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from holdfast.benches.jobs.requests import requests_of
 from holdfast.benches.report import micro_tables
-from holdfast.benches.report.answers import PLAIN_DOWNLOAD, RESTORE, Answer
+from holdfast.benches.report.answers import RESTORE, Answer
 from holdfast.benches.report.charts.bars import Bar, draw_bars
 from holdfast.benches.report.charts.canvas import number
 from holdfast.benches.report.charts.strips import Strip, draw_strips
+from holdfast.benches.report.directory import PLAIN_DOWNLOAD
 from holdfast.benches.report.page import growth
 from holdfast.benches.report.page.cards import Card, described, sheet_of
 from holdfast.benches.report.page.words import duration, size, times

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from holdfast.benches.jobs.requests import requests_of
 from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES
-from holdfast.benches.report.answers import FLOOR, PLAIN_DOWNLOAD, RESTORE, SAME_IN_ONE_TURN, Answer, Ratio
-from holdfast.benches.report.directory import Results
+from holdfast.benches.report.answers import FLOOR, RESTORE, SAME_IN_ONE_TURN, Answer, Ratio
+from holdfast.benches.report.directory import PLAIN_DOWNLOAD, Results
 from holdfast.benches.report.names import name_of
 from holdfast.benches.report.page.choice import Choice, choose, contenders
 from holdfast.benches.report.page.words import count, duration, in_one_turn, listed, of_field, spread, times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from holdfast.benches.running.time_left import TimeLeft
 from holdfast.benches.runs.paired import BenchError, Entry, Run
 from holdfast.benches.suites.by_name import SUITES
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
 
 FACTS = {
     "format": 1,
@@ -194,6 +195,7 @@ def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: En
         ({"versions": {"holdfast": "0.2.0"}}, "versions holdfast: 0.1.0, 0.2.0"),
         ({"profile": "quick"}, "profile: full, quick"),
         ({"seed": 2}, "seed: 1, 2"),
+        ({"disk": "/other"}, "disk: None, /other"),
     ],
 )
 def test_results_of_another_run_are_not_mixed_in(
@@ -226,11 +228,106 @@ def test_a_directory_of_other_things_is_refused_and_kept(tmp_path: Path) -> None
 @pytest.mark.parametrize("fresh", [False, True])
 def test_two_commands_do_not_work_on_one_directory(tmp_path: Path, fresh: bool) -> None:
     """Nor does --fresh delete what another command is at."""
+    line = {"turn": 0, "label": "ours", "engine": "holdfast-memory", "job": {}, "seconds": 1.5, "run": {}}
     with ResultsDirectory.opened(tmp_path, FACTS) as directory:
-        directory.add_run(TWO, {"turn": 0})
+        directory.add_run(TWO, line)
         with pytest.raises(InvalidArgumentError, match="another bench run"):
             prepared(tmp_path, fresh=fresh)
-        assert directory.runs(TWO) == [{"turn": 0}]
+        assert directory.runs(TWO) == [line]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"turn": 0}', '{"turn": "0", "label": 1}'])
+def test_a_damaged_line_of_a_run_is_named_and_kept(tmp_path: Path, engines: Engines, line: str) -> None:
+    """Hours of runs stand beside it: whoever sees the message decides."""
+    engines.stops_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+    file = tmp_path / "tiny/two.runs.jsonl"
+    damaged = f"{line}\n{file.read_text()}"
+    file.write_text(damaged)
+    with pytest.raises(CorruptionError, match=r"delete its line.*two\.runs\.jsonl"):
+        CarryingOut(prepared(tmp_path), TWO)
+    assert file.read_text() == damaged
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[]", "none of"),
+        ('{"plan": []}', "none of"),
+        ('{"format": 1}', "plan is damaged"),
+        ('{"format": 1, "plan": [{"suite": "x"}]}', "plan is damaged"),
+        ('{"format": 2, "plan": []}', "another version"),
+    ],
+)
+def test_a_damaged_plan_is_named_and_kept(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / RUN).write_text(content)
+    with pytest.raises(HoldfastError, match=said):
+        prepared(tmp_path)
+    assert (tmp_path / RUN).read_text() == content
+
+
+def test_a_command_that_was_killed_before_its_plan_stood_leaves_no_stranger(tmp_path: Path) -> None:
+    (tmp_path / f".{RUN}.new").write_text('{"form')
+    assert prepared(tmp_path).facts["plan"] == []
+
+
+def test_a_disk_that_is_full_loses_nothing_and_says_so(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that was there stays whole, and the runs before it count."""
+    directory = prepared(tmp_path)
+    engines.stops_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        CarryingOut(directory, TWO).run(Hooks())
+    before = (tmp_path / RUN).read_text()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "write_text", full)
+        with pytest.raises(UnavailableError, match="the same command goes on"):
+            directory.set_state(TWO, FAILED)
+    assert (tmp_path / RUN).read_text() == before
+    engines.stops_at = None
+    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
+    assert len(engines.ran) == 4
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ZeroDivisionError(), ValueError("no JSON"), OSError("no memory")])
+def test_whatever_an_engine_leaves_behind_the_others_go_on(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def run(engine: str, job: JobA, **_: Any) -> Run:
+        if engine == "holdfast-memory":
+            raise error
+        return engines.run(engine, job)
+
+    monkeypatch.setattr(carrying_out, "run_engine", run)
+    directory = prepared(tmp_path)
+    assert CarryingOut(directory, TWO).run(Hooks()) == FAILED
+    assert directory.plan(TWO)["reason"].startswith(f"ours: {type(error).__name__}")
+    assert list(document(tmp_path)["engines"]) == ["theirs"]
+
+
+def test_a_turn_that_time_cuts_off_takes_nothing_from_the_one_before(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry whose second turn found no time has its first one; the document has one turn of each."""
+    clock = [0.0]
+    monkeypatch.setattr(carrying_out.time, "monotonic", lambda: clock[0])
+
+    def run(engine: str, job: JobA, **_: Any) -> Run:
+        clock[0] += 10 if len(engines.ran) < 2 else 100
+        return engines.run(engine, job)
+
+    monkeypatch.setattr(carrying_out, "run_engine", run)
+    directory = prepared(tmp_path)
+    assert CarryingOut(directory, TWO, end_s=60).run(Hooks()) == DONE
+    assert len(engines.ran) == 3
+    assert [len(of["runs"]) for of in document(tmp_path)["engines"].values()] == [1, 1]
+    assert directory.plan(TWO)["reason"] == "1 of 2 turns, then the time was up"
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("{")])
@@ -342,6 +439,7 @@ def test_a_load_beyond_ten_minutes_is_refused(shape: Shape, named: str) -> None:
         (["--quick", "--turns", "5", "--out", "x"], "leave --turns out"),
         (["--suite", "sagas", "--out", "x"], "no such suite"),
         (["--quick", "--suite", "micro", "--out", "x"], "nothing that is quick"),
+        (["--suite", "own-load", "--out", "x"], "quick alone; add --quick"),
         ([], "--out DIR"),
     ],
 )
@@ -355,7 +453,7 @@ def test_a_command_that_cannot_be_meant_is_refused(options: list[str], named: st
 def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     needs_nothing = replace(TWO, memory_gb=0.0, disk_gb=0.0)
     monkeypatch.setitem(SUITES, "tiny", lambda _: [needs_nothing])  # type: ignore[arg-type]
-    monkeypatch.setattr(run_command, "facts_of", lambda profile, seed: FACTS | {"seed": seed})
+    monkeypatch.setattr(run_command, "facts_of", lambda profile, seed, disk: FACTS | {"seed": seed, "disk": disk})
     return lambda out, *more: CliRunner().invoke(bench, ["run", "--suite", "tiny", "--out", str(out), *more])
 
 
