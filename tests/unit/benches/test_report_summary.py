@@ -110,13 +110,14 @@ def test_noise_is_no_difference(by_turn: list[float], verdict: str) -> None:
     assert sum((ratio.faster, ratio.slower, ratio.same)) == 1
 
 
-def own_load(folder: Path, turns: int = 3, **ms: tuple[float, float]) -> Any:
+def own_load(folder: Path, turns: int = 3, **sizes: tuple[float, float]) -> Any:
     documents = sample_results.quick(turns)
-    if ms:
+    if sizes:
         document = documents["own-load", "own-load"]
-        for backend, (factor, mib) in ms.items():
+        for backend, (factor, mib) in sizes.items():
             for run in document["engines"][f"holdfast-{backend}"]["runs"]:
                 run["rows_per_second"] *= factor
+                run["batch_ms"] = [ms / factor for ms in run["batch_ms"]]
                 run["memory"] = {"jvm": dict.fromkeys(("rss", "pss", "anonymous"), int(mib * sample_results.MIB))}
             document["engines"][f"holdfast-{backend}"]["rows_per_second"] *= factor
     (answer,) = answers_of(results_of(folder, documents, "quick"))
