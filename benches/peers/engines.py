@@ -73,7 +73,7 @@ class PeerEngine(Engine):
             run.kill()
         found = equality("sampled keys", progress.totals(), input_files.totals(job.folder(), job.every))
         assert progress.ready_s is not None
-        times = [progress.ready_s, *progress.ends_s()]
+        times = [progress.ready_s, *progress.ends_s(in_pieces=self.program.in_pieces)]
         counted = times[job.counted.start], times[-1]
         return Measured(
             batch_ms=[round(1000 * (b - a), 1) for a, b in pairwise(times)],
@@ -178,7 +178,7 @@ PEERS: dict[str, PeerEngine] = {
         _twice("flink-sql-heap-mini-batch", _flink("sql", "hashmap", mini_batch=True)),
         _twice("flink-process-rocksdb", _flink("function", "rocksdb")),
         _twice("bytewax", Program(_BYTEWAX, "bytewax_totals.py", {})),
-        _twice("pathway", Program(_PATHWAY, "pathway_totals.py", {"backlog": False}, ends=False)),
+        _twice("pathway", Program(_PATHWAY, "pathway_totals.py", {"backlog": False}, ends=False, in_pieces=False)),
         _twice("pathway-backlog", Program(_PATHWAY, "pathway_totals.py", {"backlog": True}, ends=False)),
         _twice("quixstreams", Program(_QUIX, "quix_totals.py", {})),
     )

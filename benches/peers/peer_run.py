@@ -42,12 +42,16 @@ class Program:
         What the script knows beyond the common part of an order.
     ends : bool
         Whether it ends by itself after the last row; one that waits for further files is ended.
+    in_pieces : bool
+        Whether it works through the files bit by bit. One that takes them as a whole has no micro-batches: only the
+        time of all rows says something.
     """
 
     environment: Environment
     script: str
     options: Mapping[str, Any]
     ends: bool = True
+    in_pieces: bool = True
 
     def command(self, order: Path) -> list[str]:
         """Return how to start it."""

@@ -12,6 +12,9 @@ since the end of the burst before it, or since the peer said that it was ready, 
       R ─┼───── ·x······│      x: when R rows were done
          │ ┌────·───────┘
          └─┴────────────────── time
+
+Results of one piece may take longer to print than a burst lasts. A peer that takes all rows as one piece is therefore
+given the whole time from its start, warm-up included.
 """
 
 from __future__ import annotations
@@ -91,9 +94,17 @@ class Progress:
         self._bursts[-1].add(at_s, self._rows)
         return True
 
-    def ends_s(self) -> list[float]:
-        """Return by micro-batch when its rows were done; those of all must be."""
+    def ends_s(self, *, in_pieces: bool = True) -> list[float]:
+        """Return by micro-batch when its rows were done; those of all must be.
+
+        Parameters
+        ----------
+        in_pieces : bool
+            False where the peer takes all rows as one: they are then done evenly from the start to the last result.
+        """
         assert self.ready_s is not None
+        if not in_pieces:
+            return np.linspace(self.ready_s, self._bursts[-1].last_s, len(self._rows_so_far) + 1)[1:].tolist()
         times = [self.ready_s, *(burst.last_s for burst in self._bursts)]
         rows = np.maximum.accumulate([0, *(burst.rows for burst in self._bursts)])
         found: list[float] = np.interp(self._rows_so_far, rows, times).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ def settings_of(order: dict[str, Any]) -> dict[str, str]:
     found = {
         **_ONE_PLAN,
         "parallelism.default": str(order["parallelism"]),
+        "python.executable": sys.executable,
+        "python.client.executable": sys.executable,
         "state.backend.type": order["backend"],
         "taskmanager.memory.managed.size": f"{order['memory_mb']}m",
         "io.tmp.dirs": local,
@@ -98,6 +101,8 @@ class Totals(KeyedProcessFunction):
 
 def run(order: dict[str, Any]) -> None:
     """Run the job to its end."""
+    # Else both tasks run their functions in this one process, as for debugging: a cluster gives each a process.
+    os.environ["_python_worker_execution_mode"] = "process"  # noqa: SIM112 - Flink's own name
     configuration = Configuration()
     for key, value in settings_of(order).items():
         configuration.set_string(key, value)

@@ -101,6 +101,14 @@ def test_rows_of_a_burst_were_done_since_the_burst_before_it() -> None:
     assert progress.ends_s() == [12, 14, 18]
 
 
+def test_a_peer_that_takes_all_rows_as_one_piece_is_given_the_whole_time() -> None:
+    """Its results may take longer to print than a burst: what comes last was not done in that moment."""
+    lines = [(10, READY.decode().strip()), (16, "+I[1, 4, 0]"), (16.2, "+I[2, 8, 0]")]
+    progress = _told(Progress([4, 8, 12]), *lines)
+    assert progress.ends_s()[1:] == pytest.approx([16.1, 16.2])
+    assert progress.ends_s(in_pieces=False) == pytest.approx([10 + 6.2 / 3, 10 + 12.4 / 3, 16.2])
+
+
 def test_rows_of_a_second_run_go_on_from_the_first() -> None:
     first = _told(Progress([4]), (1, "+I[1, 2, 2]"), (1, "+I[2, 1, 1]"))
     second = _told(Progress([4], before=first), (2, "ready"), (3, "+U[1, 1, 1]"))
