@@ -47,6 +47,7 @@ __all__ = [
     "Keys",
     "Run",
     "TableSchema",
+    "join_runs",
     "merge_runs",
     "read_stretches",
     "schema_of",
@@ -328,6 +329,17 @@ def merge_runs(runs: Sequence[Run], *, drop_deletes: bool) -> Run:
     if drop_deletes and merged.deleted.any():
         merged = Run(schema, arrow_rows.filter_rows(merged.batch, ~merged.deleted))
     return merged
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+    """Return runs of one schema and of ascending ranges of the hash as one, without sorting.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        In order, at least one.
+    """
+    return runs[0] if len(runs) == 1 else Run(runs[0].schema, _concatenate(runs))
 
 
 def _concatenate(runs: Sequence[Run]) -> pa.RecordBatch:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "gc": "holdfast.commands.gc:gc",
     "inspect": "holdfast.commands.inspect:inspect",
     "log": "holdfast.commands.log:log",
+    "savepoint": "holdfast.commands.savepoint:savepoint",
     "verify": "holdfast.commands.verify:verify",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import uuid
 
 
 def now_ms() -> int:
@@ -28,3 +29,8 @@ def sleep_ms(milliseconds: int) -> None:
 def new_id() -> str:
     """Return 16 random hexadecimal characters (64 bits), different in every process, forks included."""
     return secrets.token_hex(8)
+
+
+def new_uuid() -> str:
+    """Return a random UUID, as Spark gives one to a query."""
+    return str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))

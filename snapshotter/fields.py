@@ -100,6 +100,20 @@ class Fields:
         """Return an integer from 0 on, or None."""
         return None if self._values[name] is None else self.number(name)
 
+    def flag(self, name: str) -> bool:
+        """Return true or false."""
+        value = self._values[name]
+        if type(value) is not bool:
+            self._refuse_value(name, value)
+        return value
+
+    def integer_or_none(self, name: str) -> int | None:
+        """Return an integer that may be negative, as a time before 1970 is, or None."""
+        value = self._values[name]
+        if value is not None and not (type(value) is int and abs(value) < NUMBER_LIMIT):
+            self._refuse_value(name, value)
+        return value
+
     def pointer(self, name: str) -> Pointer:
         """Return a pointer."""
         return self._pointer(name, self._values[name])
@@ -130,6 +144,10 @@ class Fields:
             if type(value) is not str:
                 self._refuse_value(name, value)
         return values
+
+    def all_texts(self, name: str) -> list[str]:
+        """Return a list of texts."""
+        return self._texts(name, self._list(name), len(self._list(name)))
 
     def texts(self, name: str, length: int) -> list[str]:
         """Return a list of so many texts."""

@@ -1,18 +1,11 @@
 """Reads the state of a query from outside, as of its last committed micro-batch.
 
-The query may be running or not; nothing of it is changed::
-
-    Spark's checkpoint location          spark.holdfast.checkpoint.dir
-        state store ──pointers──▶            <operator>/operator           schemas, number of shards
-        (data source "statestore")           <operator>/shard-0003/…       each shard, restored at its pointer
-
-A query may have other stateful steps, so the operator is the one of Spark's state operators whose pointers name its
-directory: ``totals``, or ``totals@<query>`` if another query took the name first.
+The query may be running or not; nothing of it is changed. The operator is the one of Spark's operators with state whose
+pointers name its directory: ``totals``, or ``totals@<query>`` if another query took the name first.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -21,33 +14,24 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from holdfast.backends.base import Pointer
 from holdfast.backends.evolution import evolved
-from holdfast.backends.registry import backend_names
-from holdfast.backends.run import Run, TableSchema, merge_runs
+from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.schema import find_table
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import read_operator, shard_prefix
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
+from holdfast.snapshotter.version_rows import read_tables
 from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.stored_pointers import configured, stateful_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Where the hosts keep pointers, by the name of Spark's operator: a column, and the state variable that it is of.
-_POINTERS_IN = {
-    "applyInPandasWithState": ("value.groupState.*", None),
-    "transformWithStateInPandasExec": ("value.*", POINTER_VARIABLE),
-}
 _SHARDS_AT_ONCE = 4
 _REQUESTS_AT_ONCE = 8
 
@@ -86,7 +70,7 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     -----
     The query may run meanwhile. The whole state passes through this process.
     """
-    settings, options = _configured(spark)
+    settings, options = configured(spark)
     assert settings.checkpoint_dir is not None
     with open_storage(settings.checkpoint_dir, options) as storage:
         try:
@@ -100,29 +84,18 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     return _as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
 
 
-def _configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
-    configuration = dict(spark.conf.getAll)
-    settings = Settings.parse(configuration, backend_names())
-    if settings.checkpoint_dir is None:
-        raise InvalidArgumentError(
-            "only durable state can be read: set spark.holdfast.checkpoint.dir to the directory that the query uses"
-        )
-    return settings, parse_storage_options(settings.storage_values(configuration))
-
-
 _Rows = dict[str, list[PointerRow]]
 """The shards' pointers, by the operator's directory that they name."""
 
 
 def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
     """Return the pointers of an operator; shards without state have none."""
-    spark_versions.start_state_coordinator(spark)
-    found = [_read_pointers(spark, query_checkpoint, number, host) for number, host in _hosts(spark, query_checkpoint)]
-    for rows in found:
-        ours = {name: of_name for name, of_name in rows.items() if operator_of(name) == operator}
+    steps = stateful_steps(spark, query_checkpoint)
+    for step in steps:
+        ours = {name: of_name for name, of_name in step.pointers.items() if operator_of(name) == operator}
         if ours:
             return ours
-    if any(not rows for rows in found):
+    if any(step.is_ours and not step.pointers for step in steps):
         return {}
     raise NotFoundError(
         "the query's checkpoint location holds no pointers to this operator's state: check the operator's name, that "
@@ -130,49 +103,6 @@ def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) ->
         operator=operator,
         query_checkpoint=query_checkpoint,
     )
-
-
-def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str]]:
-    """Return the numbers and names of Spark's state operators that may hold pointers."""
-    from pyspark.errors import PySparkException
-
-    try:
-        metadata = spark.read.format("state-metadata").load(query_checkpoint)
-        known = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
-    except PySparkException as exc:
-        raise _no_query(query_checkpoint) from exc
-    if not known:
-        raise _no_query(query_checkpoint)
-    return sorted({(number, host) for number, host, properties in known if _may_hold_pointers(host, str(properties))})
-
-
-def _may_hold_pointers(host: str, properties: str) -> bool:
-    """Tell whether an operator of Spark's is a host; one with state variables names them in its properties."""
-    if host not in _POINTERS_IN:
-        return False
-    _, variable = _POINTERS_IN[host]
-    return variable is None or re.search(rf"\b{variable}\b", properties) is not None
-
-
-def _no_query(query_checkpoint: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "this is not the checkpoint location of a query with state that has committed a micro-batch",
-        query_checkpoint=query_checkpoint,
-    )
-
-
-def _read_pointers(spark: SparkSession, query_checkpoint: str, number: int, host: str) -> _Rows:
-    columns, variable = _POINTERS_IN[host]
-    source = spark.read.format("statestore").option("operatorId", number)
-    if variable is not None:
-        source = source.option("stateVarName", variable)
-    state = source.load(query_checkpoint).select(columns)
-    if state.columns != list(POINTER_COLUMNS):
-        return {"": []}  # of another library, or the user's own
-    found: _Rows = {}
-    for row in map(PointerRow.read, map(tuple, state.collect())):
-        found.setdefault(row.directory or "", []).append(row)
-    return found
 
 
 def _restore(
@@ -195,7 +125,8 @@ def _restore(
                 return []
             prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
             log = ObjectCommitLog(storage, prefix, stored.held, requests, Path(home) / f"{row.shard}", carried=carried)
-            return read_rows(log, row.pointer, table)
+            rows = read_tables(log, row.pointer, [table])
+            return list(rows.values())
 
         return stored.latest[table], [run for runs in shards.map(restore, rows) for run in runs]
 
@@ -221,25 +152,18 @@ def _table_of(stored: StoredTables, name: str) -> str:
     return name
 
 
-def read_rows(log: ObjectCommitLog, pointer: Pointer, table: str) -> list[Run]:
-    """Return the live rows of a table as one run or none, merging a long chain of commits step by step."""
-    rows: list[Run] = []
-    reached: list[Pointer] = []
-    while reached != [pointer]:
-        with log.restore(pointer, reached) as restored:
-            newer = [restored.runs[table]] if table in restored.runs else []
-        rows = [merge_runs([*rows, *newer], drop_deletes=True)] if newer else rows
-        reached = [restored.pointer]
-    return rows
-
-
-def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:
+def shown_columns(schema: TableSchema) -> pa.Schema:
+    """Return the columns of a table as users see them: a value's that has a key's name is called ``value.<name>``."""
     names: list[str] = list(schema.key.names)
     for name in schema.value.names:
         free = name
         while free in names:
             free = f"value.{free}"
         names.append(free)
-    columns = pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+    return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+
+
+def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:
+    columns = shown_columns(schema)
     batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
     return pa.Table.from_batches(batches, schema=columns)

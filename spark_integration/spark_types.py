@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.backends.arrow.rows import is_same_kind, one_chunk
+from holdfast.backends.arrow.rows import is_same_kind, one_chunk, storage_type
 from holdfast.backends.arrow.values import cast, null_where_none_may_be
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
@@ -118,6 +118,30 @@ def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
             f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()
         )
     return _ARROW_TYPES[type(t)]
+
+
+def spark_type(t: pa.DataType) -> DataType:
+    """Return Spark's type of a stored column; the inverse of `arrow_schema` behind storage types.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Spark has no such type, as of the unsigned numbers of tables that are sorted by time.
+    """
+    for spark, arrow in _ARROW_TYPES.items():
+        if t == storage_type(arrow):
+            return spark()
+    if pa.types.is_large_string(t):
+        return StringType()
+    if pa.types.is_decimal128(t):
+        return DecimalType(t.precision, t.scale)
+    if pa.types.is_large_list(t):
+        return ArrayType(spark_type(t.value_type), t.value_field.nullable)
+    if pa.types.is_map(t):
+        return MapType(spark_type(t.key_type), spark_type(t.item_type), t.item_field.nullable)
+    if pa.types.is_struct(t):
+        return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in t])
+    raise InvalidArgumentError("Spark has no type for a stored column", type=t)
 
 
 def require_key_types(fields: list[StructField]) -> None:

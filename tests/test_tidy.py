@@ -53,6 +53,8 @@ ROOMS = {
         "lineage",
         "commit_objects ownership snapshots",
         "commits upkeep",
+        "version_rows",
+        "savepoints",
     ),
     "spark_integration": (
         # All differences between Spark's releases.
@@ -63,13 +65,15 @@ ROOMS = {
         "transport",
         "shard",
         "hosts tables",
+        "stored_pointers",
         "keyed vectorised",
         "processor",
         "plan",
         # The server is a program: workers start it, and import nothing of it.
-        "read_state server stream",
+        "read_state",
+        "savepoints server stream",
     ),
-    "holdfast": ("clock errors", "settings", "commands testing", "cli"),
+    "holdfast": ("clock errors", "settings", "savepoints", "commands testing", "cli"),
 }
 
 # What a plug-in builds on, as docs/backends.md names it; the example of one is held to it, and to the rules on style.
@@ -93,6 +97,7 @@ ABOVE = (
     "holdfast/__init__.py",
     "holdfast/cli*.py",
     "holdfast/commands/*",
+    "holdfast/savepoints.py",
     "holdfast/testing/*",
 )
 
@@ -118,7 +123,10 @@ PLACES = {
         "spark_integration/server/service.py",
     ),
     "py4j": (),
-    "pyspark": ("spark_integration/*", "benches/*", "holdfast/cli*.py", "holdfast/testing/*", "examples/*"),
+    "pyspark": (
+        *("spark_integration/*", "benches/*", "examples/*"),
+        *("holdfast/cli*.py", "holdfast/commands/savepoint.py", "holdfast/testing/*"),
+    ),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
@@ -138,6 +146,7 @@ MAY_ASK_TIME = ("holdfast/clock.py", "spark_integration/server/state_server.py",
 MAY_START_THREADS = (
     "benches/*",
     "holdfast/commands/target.py",
+    "holdfast/savepoints.py",
     "holdfast/testing/*",
     "snapshotter/storage/*",
     "spark_integration/read_state.py",

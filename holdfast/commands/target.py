@@ -28,6 +28,7 @@ _THREADS = 16
 # Of what goes into a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240
 _Command = Callable[..., None]
+_URL = click.argument("url")
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Target:
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
-def on_checkpoint(command: _Command) -> _Command:
-    """Give a command its URL, and the options that all commands have."""
+def on_storage(command: _Command) -> _Command:
+    """Give a command the options that all commands have."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
@@ -76,9 +77,14 @@ def on_checkpoint(command: _Command) -> _Command:
             help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put "
             "them in $HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
         ),
-        click.option("--operator", metavar="NAME", help="Only this operator."),
-        click.argument("url"),
     ):
+        command = option(command)
+    return command
+
+
+def on_checkpoint(command: _Command) -> _Command:
+    """Give a command the URL of a checkpoint directory, and the options that all commands have."""
+    for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
         command = option(command)
     return command
 
@@ -108,14 +114,25 @@ def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (
-        open_storage(url, parse_storage_options(_parse(options))) as storage,
+        open_storage(url, parse_storage_options(named_options(options))) as storage,
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
     ):
-        width = None if sys.stdout.isatty() else _WIDTH_ELSEWHERE
-        yield Target(storage, executor, list_checkpoint(storage, operator), Console(highlight=False, width=width))
+        yield Target(storage, executor, list_checkpoint(storage, operator), a_console())
 
 
-def _parse(options: tuple[str, ...]) -> dict[str, str]:
+def a_console() -> Console:
+    """Return standard output."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
+
+
+def named_options(options: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of ``--option`` by name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One is not NAME=VALUE.
+    """
     parsed = {}
     for position, text in enumerate(options, 1):
         name, separator, value = text.partition("=")

@@ -41,7 +41,7 @@ class GroupStateHost:
         step, timeout_conf = rows.step, self.timeout_conf
 
         def shard(key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-            group = _StateOfGroup(state, timeout_conf)
+            group = StateOfGroup(state, timeout_conf)
             if not group.has_been_called():
                 yield from call_shard(step, key, chunks, group)
 
@@ -50,7 +50,7 @@ class GroupStateHost:
         )
 
 
-class _StateOfGroup:
+class StateOfGroup:
     """The `ShardGroup` on Spark's `GroupState`."""
 
     def __init__(self, state: GroupState, timeout_conf: TimeoutConf) -> None:

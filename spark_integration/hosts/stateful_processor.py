@@ -131,7 +131,7 @@ class _Shards(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[pd.DataFrame]:
         named = self._rows.named(rows)
         first = next(named)
-        group = _ValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(first))
+        group = ValueOfGroup(self._pointer, self._handle, timerValues, _batch_ms(first))
         yield from call_shard(self._rows.step, key, chain([first], named), group)
         self._called.add(int(key[0]))
 
@@ -139,7 +139,7 @@ class _Shards(StatefulProcessor):
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
         now_ms, firing_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
-        group = _ValueOfGroup(self._pointer, self._handle, timerValues, now_ms, firing_ms)
+        group = ValueOfGroup(self._pointer, self._handle, timerValues, now_ms, firing_ms)
         remembered = group.remembered()
         if int(key[0]) in self._called and remembered is not None:
             group.remember(remembered)  # it fired what was due; the rest is due next time
@@ -151,7 +151,7 @@ def _batch_ms(frame: pd.DataFrame) -> int:
     return int(frame[_BATCH_MS].iloc[0])
 
 
-class _ValueOfGroup:
+class ValueOfGroup:
     """The `ShardGroup` on Spark's value state and timers.
 
     Parameters
@@ -201,7 +201,7 @@ class _ValueOfGroup:
         self._remembered = row
 
 
-class _InitialValueOfGroup(_ValueOfGroup):
+class _InitialValueOfGroup(ValueOfGroup):
     """Of a shard that begins: what an earlier piece of the initial state left is made anew."""
 
     def remembered(self) -> PointerRow | None:

@@ -32,10 +32,12 @@ def storage_options(settings: Settings) -> dict[str, str]:
 
 def checkpoint_storage(settings: Settings) -> ObjectStorage | None:
     """Return the durable storage of this task, shared by the tasks of this process."""
-    if settings.checkpoint_dir is None:
-        return None
-    options = storage_options(settings)
-    return _open(settings.checkpoint_dir, tuple(sorted(options.items())))
+    return None if settings.checkpoint_dir is None else storage_at(settings.checkpoint_dir, settings)
+
+
+def storage_at(url: str, settings: Settings) -> ObjectStorage:
+    """Return the storage of this task at a URL, shared by the tasks of this process."""
+    return _open(url, tuple(sorted(storage_options(settings).items())))
 
 
 @kept_per_process(4)

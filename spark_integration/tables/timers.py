@@ -31,9 +31,28 @@ _ZERO = np.uint64(1 << 63)
 _KEY_HASH = "key_hash"
 
 
+_VALUES = pa.schema([(_KEY_HASH, pa.uint64())])
+
+
 def timers_schema(table: str, key_types: pa.Schema) -> TableSchema:
     """Return the schema of a timer table for keys of these types."""
-    return TableSchema.of(table, key_types, pa.schema([(_KEY_HASH, pa.uint64())]))
+    return TableSchema.of(table, key_types, _VALUES)
+
+
+def first_due_ms(run: Run) -> int:
+    """Return when the first of some timers is due, at least one."""
+    return int(_to_ms(run.hashes[:1])[0])
+
+
+def is_by_time(schema: TableSchema) -> bool:
+    """Tell whether a table is one of timers; no column of a user's has its type."""
+    return bool(schema.value.equals(_VALUES))
+
+
+def hashes_of_keys(run: Run) -> HashArray:
+    """Return the hashes of the keys of timers, whose own place is their time."""
+    hashes: HashArray = run.values.column(0).to_numpy()
+    return hashes
 
 
 @dataclass(frozen=True)
@@ -92,13 +111,12 @@ class Timers:
         """Return when the earliest timer at or after `first_ms` is due; None if there is none."""
         for run in self._transaction.scan(self._table, _bound(first_ms), MAX_HASH):
             if len(run):
-                return int(_to_ms(run.hashes[:1])[0])
+                return first_due_ms(run)
         return None
 
 
 def _timers(run: Run) -> DueTimers:
-    key_hashes: HashArray = run.values.column(0).to_numpy()
-    return DueTimers(Keys(key_hashes, run.keys), _to_ms(run.hashes))
+    return DueTimers(Keys(hashes_of_keys(run), run.keys), _to_ms(run.hashes))
 
 
 def _bound(time_ms: int) -> int:

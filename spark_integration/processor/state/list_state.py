@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import ListState
 
 from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.run import Run
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
@@ -26,6 +28,16 @@ from holdfast.spark_integration.tables.entry_rows import EntryRows
 _NUMBERS_PER_VERSION = 1 << 32
 #: How many elements of a list that is too large to fetch are read at once.
 _READ_AT_ONCE = 10_000
+
+
+def renumbered(run: Run, versions: int) -> Run:
+    """Return elements, or the index of their expiry, with numbers of so many versions earlier; their order stays.
+
+    A restored query counts its versions anew: elements that it appends must come after those that it was given.
+    """
+    place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
+    numbers = pc.subtract(run.batch.column(place), versions * _NUMBERS_PER_VERSION)
+    return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 
 
 class ProcessorListState(ListState):

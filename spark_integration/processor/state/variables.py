@@ -35,6 +35,11 @@ def table_of(kind: Kind, name: str) -> str:
     return f"{kind[0]}.{name}"
 
 
+def is_of_elements(table: str) -> bool:
+    """Tell whether a table has the elements of a list, or the index of their expiry; no other table is called so."""
+    return table.startswith(table_of("list", ""))
+
+
 @dataclass(frozen=True)
 class StateVariable:
     """What a processor declares by ``getValueState``, ``getListState`` or ``getMapState``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -19,83 +18,15 @@ from holdfast.benches.commands import run as run_command
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.running import carrying_out
 from holdfast.benches.running.carrying_out import CarryingOut, Hooks, Step, steps_of
-from holdfast.benches.running.directory import DONE, FAILED, RUN, ResultsDirectory
+from holdfast.benches.running.directory import DONE, FAILED, RUN
 from holdfast.benches.running.plan import Room, measurements_of, with_room
 from holdfast.benches.running.stopping import Stopped, stoppable
 from holdfast.benches.running.time_left import TimeLeft
-from holdfast.benches.runs.paired import BenchError, Entry, Run
+from holdfast.benches.runs.paired import Entry, Run
 from holdfast.benches.suites.by_name import SUITES
-from holdfast.benches.suites.measurement import Measurement, Profile, Shape
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
-
-FACTS = {
-    "format": 1,
-    "profile": "full",
-    "shape": {},
-    "seed": 1,
-    "started": "2026-01-02T03:04:05+00:00",
-    "machine": {"cpu": "a cpu", "cores": 2},
-    "versions": {"holdfast": "0.1.0"},
-}
-JOB = JobA(rows=10, keys=50, batches=3, warmup=1)
-TWO = Measurement(
-    suite="tiny",
-    name="two",
-    question="Which is faster?",
-    entries={"ours": Entry("holdfast-memory", JOB), "theirs": Entry("spark-agg-rocksdb", JOB)},
-    minutes=4,
-    repeats=2,
-    baseline="theirs",
-)
-
-
-def a_run(rows_per_second: float = 100.0) -> Run:
-    return {
-        "batch_ms": [300, 100, 100],
-        "phases_ms": [{}] * 3,
-        "cpu": {"wall": 0.2},
-        "memory": {},
-        "written": {},
-        "settings": {},
-        "state_bytes": {"live_arrow": None, "local_peak": 1, "local_final": 1, "ratio": None, "after_batch": []},
-        "rows_per_second": rows_per_second,
-        "median_batch_ms": 100,
-        "load_before": 0.1,
-    }
-
-
-class Engines:
-    """Stands for processes: notes what was run, and fails or stops where it is told to."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-        self.fails: set[str] = set()
-        self.stops_at: int | None = None
-
-    def run(self, engine: str, job: JobA, **_: Any) -> Run:
-        if self.stops_at == len(self.ran):
-            raise KeyboardInterrupt
-        self.ran.append(engine)
-        if engine in self.fails:
-            raise BenchError("no room on the disk")
-        return a_run(100.0 + len(self.ran))
-
-
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
-    found = Engines()
-    monkeypatch.setattr(carrying_out, "run_engine", found.run)
-    return found
-
-
-def prepared(path: Path, *, fresh: bool = False, **facts: Any) -> ResultsDirectory:
-    with ResultsDirectory.opened(path, FACTS | facts, fresh=fresh) as directory:
-        return directory
-
-
-def document(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / "tiny/two.json").read_text())
-    return found
+from holdfast.benches.suites.measurement import Profile, Shape
+from holdfast.errors import InvalidArgumentError
+from tests.unit.benches.tiny_run import FACTS, JOB, TWO, Engines, document, prepared
 
 
 def test_a_measurement_becomes_a_document_of_all_its_turns(tmp_path: Path, engines: Engines) -> None:
@@ -188,113 +119,6 @@ def test_an_entry_that_has_no_time_at_all_has_failed(tmp_path: Path, engines: En
     assert not (tmp_path / "tiny/two.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"machine": {"cpu": "a cpu", "cores": 8}}, "machine cores: 2, 8"),
-        ({"versions": {"holdfast": "0.2.0"}}, "versions holdfast: 0.1.0, 0.2.0"),
-        ({"profile": "quick"}, "profile: full, quick"),
-        ({"seed": 2}, "seed: 1, 2"),
-        ({"disk": "/other"}, "disk: None, /other"),
-    ],
-)
-def test_results_of_another_run_are_not_mixed_in(
-    tmp_path: Path, engines: Engines, change: dict[str, Any], named: str
-) -> None:
-    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
-    with pytest.raises(InvalidArgumentError, match=named) as refused:
-        prepared(tmp_path, **change)
-    assert "--fresh" in str(refused.value)
-    assert prepared(tmp_path, fresh=True, **change).facts["plan"] == []
-    assert not (tmp_path / "tiny/two.json").exists()
-
-
-def test_runs_of_another_job_are_not_mixed_in(tmp_path: Path, engines: Engines) -> None:
-    engines.stops_at = 1
-    with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
-    larger = replace(TWO, entries={name: Entry(of.engine, replace(JOB, rows=20)) for name, of in TWO.entries.items()})
-    with pytest.raises(InvalidArgumentError, match="job rows: 10, 20"):
-        CarryingOut(prepared(tmp_path), larger)
-
-
-def test_a_directory_of_other_things_is_refused_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InvalidArgumentError, match=r"thesis\.tex"):
-        prepared(tmp_path, fresh=True)
-    assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_two_commands_do_not_work_on_one_directory(tmp_path: Path, fresh: bool) -> None:
-    """Nor does --fresh delete what another command is at."""
-    line = {"turn": 0, "label": "ours", "engine": "holdfast-memory", "job": {}, "seconds": 1.5, "run": {}}
-    with ResultsDirectory.opened(tmp_path, FACTS) as directory:
-        directory.add_run(TWO, line)
-        with pytest.raises(InvalidArgumentError, match="another bench run"):
-            prepared(tmp_path, fresh=fresh)
-        assert directory.runs(TWO) == [line]
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"turn": 0}', '{"turn": "0", "label": 1}'])
-def test_a_damaged_line_of_a_run_is_named_and_kept(tmp_path: Path, engines: Engines, line: str) -> None:
-    """Hours of runs stand beside it: whoever sees the message decides."""
-    engines.stops_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        CarryingOut(prepared(tmp_path), TWO).run(Hooks())
-    file = tmp_path / "tiny/two.runs.jsonl"
-    damaged = f"{line}\n{file.read_text()}"
-    file.write_text(damaged)
-    with pytest.raises(CorruptionError, match=r"delete its line.*two\.runs\.jsonl"):
-        CarryingOut(prepared(tmp_path), TWO)
-    assert file.read_text() == damaged
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[]", "none of"),
-        ('{"plan": []}', "none of"),
-        ('{"format": 1}', "plan is damaged"),
-        ('{"format": 1, "plan": [{"suite": "x"}]}', "plan is damaged"),
-        ('{"format": 2, "plan": []}', "another version"),
-    ],
-)
-def test_a_damaged_plan_is_named_and_kept(tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / RUN).write_text(content)
-    with pytest.raises(HoldfastError, match=said):
-        prepared(tmp_path)
-    assert (tmp_path / RUN).read_text() == content
-
-
-def test_a_command_that_was_killed_before_its_plan_stood_leaves_no_stranger(tmp_path: Path) -> None:
-    (tmp_path / f".{RUN}.new").write_text('{"form')
-    assert prepared(tmp_path).facts["plan"] == []
-
-
-def test_a_disk_that_is_full_loses_nothing_and_says_so(
-    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The plan that was there stays whole, and the runs before it count."""
-    directory = prepared(tmp_path)
-    engines.stops_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        CarryingOut(directory, TWO).run(Hooks())
-    before = (tmp_path / RUN).read_text()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as context:
-        context.setattr(Path, "write_text", full)
-        with pytest.raises(UnavailableError, match="the same command goes on"):
-            directory.set_state(TWO, FAILED)
-    assert (tmp_path / RUN).read_text() == before
-    engines.stops_at = None
-    CarryingOut(prepared(tmp_path), TWO).run(Hooks())
-    assert len(engines.ran) == 4
-
-
 @pytest.mark.parametrize("error", [KeyError("x"), ZeroDivisionError(), ValueError("no JSON"), OSError("no memory")])
 def test_whatever_an_engine_leaves_behind_the_others_go_on(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -328,17 +152,6 @@ def test_a_turn_that_time_cuts_off_takes_nothing_from_the_one_before(
     assert len(engines.ran) == 3
     assert [len(of["runs"]) for of in document(tmp_path)["engines"].values()] == [1, 1]
     assert directory.plan(TWO)["reason"] == "1 of 2 turns, then the time was up"
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("{")])
-def test_what_is_done_has_a_document(tmp_path: Path, damage: Callable[[Path], object]) -> None:
-    """A document that was deleted or cut off is measured again."""
-    directory = prepared(tmp_path)
-    directory.set_state(TWO, "done")
-    directory.write_document(TWO, {}, whole=True)
-    assert directory.is_done(TWO)
-    damage(directory.document_file(TWO))
-    assert not directory.is_done(TWO)
 
 
 def test_turns_are_in_an_order_by_the_seed() -> None:

@@ -13,7 +13,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.read_state import read_rows
+from holdfast.snapshotter.version_rows import read_tables
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.snapshotter.commits.shard import PREFIX, Shard, lineage_of, with_header
 
@@ -148,7 +148,7 @@ def test_reading_state_goes_in_steps_too(shard: Shard, elsewhere: Shard) -> None
     shard.snapshot(base)
     last = shard.commit(shard.grow(base, 5), ("u2", 7), delete=["u1", "u8"])
     elsewhere.log.backend_name, elsewhere.log.step_bytes = None, 1
-    (run,) = read_rows(elsewhere.log, last, "counts")
+    run = read_tables(elsewhere.log, last, ["counts", "other"])["counts"]
     rows = dict(zip(run.keys.column(0).to_pylist(), run.values.column(0).to_pylist(), strict=True))
     assert rows == shard.state(last)
-    assert read_rows(elsewhere.log, last, "other") == []
+    assert read_tables(elsewhere.log, last, ["other"]) == {}

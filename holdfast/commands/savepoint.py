@@ -1,0 +1,320 @@
+"""``holdfast savepoint``: make, list, show, verify and delete savepoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from holdfast import savepoints
+from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, size, table
+from holdfast.errors import InvalidArgumentError
+from holdfast.savepoints import Listed, Savepoint, TableDifference
+from holdfast.settings import PREFIX, STORAGE_PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TARGET = click.argument("url")
+_NAME = click.argument("name")
+
+
+@click.group()
+def savepoint() -> None:
+    """Keep a query's state at one micro-batch, in a copy of your own."""
+
+
+_CHECKPOINT_DIR = click.option(
+    "--checkpoint-dir", required=True, metavar="URL", help=f"The query's {PREFIX}checkpoint.dir."
+)
+
+
+_CONF = click.option(
+    "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
+)
+_MASTER = "spark.master"
+
+
+@contextmanager
+def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
+    """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    from holdfast.spark_integration.java import ensure_java
+
+    ensure_java()
+    builder = SparkSession.builder.appName("holdfast savepoint").config("spark.ui.enabled", "false")
+    builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
+    settings = _pairs(conf, "--conf")
+    if _MASTER not in settings and not SparkConf().contains(_MASTER):
+        settings[_MASTER] = "local[*,4]"
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    for option, value in named_options(options).items():
+        builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not (name and separator and value) or name in found:
+            raise InvalidArgumentError(f"{option} takes NAME=VALUE, each name once", given=name)
+        found[name] = value
+    return found
+
+
+@savepoint.command()
+@on_storage
+@click.argument("query_checkpoint")
+@_CHECKPOINT_DIR
+@_CONF
+@click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
+@click.option("--name", required=True, help="Of the savepoint.")
+@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
+@click.option("--without", multiple=True, metavar="OPERATOR", help="Leave an operator with state out; repeatable.")
+@click.option("--comment", default="", metavar="TEXT", help="To be shown with it.")
+def create(
+    query_checkpoint: str,
+    checkpoint_dir: str,
+    target: str,
+    name: str,
+    batch_id: int | None,
+    without: tuple[str, ...],
+    comment: str,
+    conf: tuple[str, ...],
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Save the state of a query, which may be running.
+
+    QUERY_CHECKPOINT is the query's own checkpointLocation. Starts a Spark, on this machine unless --conf says
+    otherwise, which reads the pointers to the state from Spark's own.
+    """
+    with _spark(checkpoint_dir, options, conf) as spark:
+        made = savepoints.create(
+            spark, query_checkpoint, target, name, batchId=batch_id, without=without, comment=comment
+        )
+    _print(made, as_json)
+
+
+@savepoint.command()
+@on_storage
+@_TARGET
+@_NAME
+@_CHECKPOINT_DIR
+@_CONF
+@click.option("--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation.")
+@click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the savepoint has.")
+@click.option(
+    "--partitions", type=click.IntRange(min=1), metavar="N", help="Spark's. Default: --shards, else as before."
+)
+@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
+@click.option(
+    "--sources",
+    type=click.Choice(["saved", "fresh"]),
+    default="saved",
+    show_default=True,
+    help="Where they begin: where they were, or where their own options say.",
+)
+def restore(
+    url: str,
+    name: str,
+    checkpoint_dir: str,
+    query_checkpoint: str,
+    shards: int | None,
+    partitions: int | None,
+    rename: tuple[str, ...],
+    sources: savepoints.Sources,
+    conf: tuple[str, ...],
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make a new query's checkpointLocation and state from a savepoint.
+
+    Start the query with them, with the same operators by name. It begins at micro-batch 1, where the savepoint was
+    made; nothing of it depends on the savepoint afterwards. If the command is stopped, run it again.
+    """
+    with _spark(checkpoint_dir, options, conf) as spark:
+        query_id = savepoints.restore(
+            spark,
+            url,
+            name,
+            query_checkpoint,
+            shards=shards,
+            partitions=partitions,
+            rename=_pairs(rename, "--rename"),
+            sources=sources,
+        )
+    if as_json:
+        click.echo(json.dumps({"name": name, "query_id": query_id, "query_checkpoint": query_checkpoint}))
+    else:
+        click.echo(f"{name} is restored: start the query with checkpointLocation {query_checkpoint} (id {query_id})")
+
+
+@savepoint.command("list")
+@on_storage
+@_TARGET
+def list_(url: str, options: tuple[str, ...], as_json: bool) -> None:
+    """List the savepoints of a directory, unfinished and damaged ones too."""
+    found = savepoints.listed(url, named_options(options))
+    if as_json:
+        click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
+        return
+    shown = table("name", "made", "batch", "size", "", right=("batch", "size"), whole=("name", "made"))
+    for one in found:
+        made = one.savepoint
+        shown.add_row(
+            plain(one.name),
+            moment(made.created_ms) if made else "",
+            f"{made.query.batch_id}" if made else "",
+            size(one.size_bytes),
+            plain(made.comment if made else one.damage or "unfinished: delete it, or make it again"),
+        )
+    a_console().print(shown)
+
+
+@savepoint.command()
+@on_storage
+@_TARGET
+@_NAME
+def show(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None:
+    """Show what a savepoint holds, and where its query's sources were."""
+    _print(savepoints.read(url, name, named_options(options)), as_json)
+
+
+@savepoint.command()
+@on_storage
+@_TARGET
+@_NAME
+def verify(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None:
+    """Read a savepoint whole. The exit status is 1 if something is damaged or missing."""
+    damages = savepoints.verify(url, name, named_options(options))
+    if as_json:
+        click.echo(json.dumps({"name": name, "damages": damages}, indent=2))
+    else:
+        console = a_console()
+        for damage in damages:
+            console.print(plain(damage), style="red")
+        if not damages:
+            console.print(f"{plain(name)} is whole")
+    if damages:
+        sys.exit(1)
+
+
+@savepoint.command()
+@on_storage
+@_TARGET
+@_NAME
+@click.argument("other")
+@click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="Show so many keys of each kind.")
+def diff(url: str, name: str, other: str, keys: int, options: tuple[str, ...], as_json: bool) -> None:
+    """Show how the savepoint OTHER differs from NAME. The exit status is 1 if it does."""
+    facts, tables = savepoints.diff(url, name, other, named_options(options), keys=keys)
+    if as_json:
+        found = {"facts": facts, "tables": [asdict(one) for one in tables]}
+        click.echo(json.dumps(found, indent=2, default=str))
+    else:
+        _show_diff(facts, tables)
+    if facts or any(one.differs for one in tables):
+        sys.exit(1)
+
+
+def _show_diff(facts: list[str], tables: list[TableDifference]) -> None:
+    console = a_console()
+    for line in facts:
+        console.print(plain(line))
+    counts = ("equal", "added", "removed", "changed")
+    shown = table("operator", "table", *counts, "", right=counts, whole=("operator", "table"))
+    for one in tables:
+        numbers = (f"{getattr(one, kind):,}" for kind in counts)
+        shown.add_row(plain(one.operator), plain(one.table), *numbers, plain(one.columns))
+    console.print(shown)
+    for one in tables:
+        for kind, rows in one.keys.items():
+            for row in rows:
+                console.print(f"{kind} in {plain(one.operator)}/{plain(one.table)}: {plain(row)}")
+
+
+@savepoint.command()
+@on_storage
+@_TARGET
+@_NAME
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(url: str, name: str, yes: bool, options: tuple[str, ...], as_json: bool) -> None:
+    """Delete a savepoint, or what is left of one that was never finished."""
+    if not yes and as_json:
+        raise InvalidArgumentError("a program cannot be asked for confirmation: pass --yes to delete")
+    if not yes:
+        click.confirm(f"Delete the savepoint {name} in {url}?", abort=True)
+    objects = savepoints.delete(url, name, named_options(options))
+    click.echo(json.dumps({"name": name, "objects": objects}) if as_json else f"{name}: {objects} objects deleted")
+
+
+def _listed(one: Listed) -> dict[str, Any]:
+    facts = {"name": one.name, "objects": one.objects, "size_bytes": one.size_bytes, "damage": one.damage or None}
+    made = one.savepoint
+    return facts | {
+        "finished": made is not None or bool(one.damage),
+        "created_ms": made and made.created_ms,
+        "batch_id": made and made.query.batch_id,
+        "comment": made and made.comment,
+    }
+
+
+def _document(made: Savepoint) -> dict[str, Any]:
+    return {
+        "name": made.name,
+        "comment": made.comment,
+        "created_ms": made.created_ms,
+        "size_bytes": made.size_bytes,
+        "versions": dict(made.versions),
+        "query_id": made.query.query_id,
+        "batch_id": made.query.batch_id,
+        "next_watermark_ms": made.query.next_watermark_ms,
+        "sources": [asdict(source) for source in made.query.sources],
+        "operators": [
+            {
+                "name": operator.name,
+                "host": operator.host,
+                "shards": operator.shards,
+                "rows": operator.rows,
+                "size_bytes": operator.size_bytes,
+                "pieces": [piece.key for piece in operator.pieces],
+            }
+            for operator in made.operators
+        ],
+        "left_out": list(made.left_out),
+    }
+
+
+def _print(made: Savepoint, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_document(made), indent=2))
+        return
+    console: Console = a_console()
+    comment = f": {plain(made.comment)}" if made.comment else ""
+    console.print(f"[bold]{plain(made.name)}[/], {moment(made.created_ms)}, {size(made.size_bytes)}{comment}")
+    watermark = f", watermark {moment(made.query.next_watermark_ms)}" if made.query.next_watermark_ms else ""
+    console.print(f"query {plain(made.query.query_id)} after micro-batch {made.query.batch_id}{watermark}")
+    shown = table("operator", "shards", "table", "rows", right=("shards", "rows"), whole=("operator",))
+    for operator in made.operators:
+        for name, rows in operator.rows.items():
+            shown.add_row(plain(operator.name), f"{operator.shards}", plain(name), f"{rows:,}")
+    console.print(shown)
+    for source in made.query.sources:
+        console.print(f"source {plain(source.name)} at {plain(source.offset)}")
+    if made.left_out:
+        console.print(f"not saved: {plain(', '.join(made.left_out))}")

@@ -1,0 +1,124 @@
+"""Savepoints: self-contained copies of a query's state, which belong to the user and which holdfast never deletes.
+
+::
+
+    from holdfast import savepoints
+
+    savepoints.create(spark, "/data/query", "s3://bucket/savepoints", "before-upgrade")
+
+A savepoint holds the state of all operators of holdfast after one micro-batch, timers and expiry times included, and
+where the sources were. It names nothing outside its folder, so it can be copied and moved, and outlives its query. Its
+tables are Arrow files that pyarrow, Polars and DuckDB open as they are: docs/savepoints.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+from holdfast.snapshotter.savepoints import savepoints as _stored
+from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.savepoints import Listed
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.savepoints.creating import create, stop
+from holdfast.spark_integration.savepoints.data_source import SavepointSource, load
+from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
+from holdfast.spark_integration.savepoints.restoring import Sources, restore
+
+__all__ = [
+    "Listed",
+    "Savepoint",
+    "SavepointSource",
+    "Sources",
+    "TableDifference",
+    "create",
+    "delete",
+    "diff",
+    "listed",
+    "load",
+    "read",
+    "restore",
+    "stop",
+    "verify",
+]
+
+_THREADS = 8
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
+def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> Savepoint:
+    """Return what a savepoint says of itself.
+
+    Parameters
+    ----------
+    target : str or pathlib.Path
+        The directory of savepoints.
+    name : str
+    options : mapping of str to str, optional
+        What a query sets as ``spark.holdfast.storage.*``.
+
+    Raises
+    ------
+    NotFoundError
+        There is none of this name, or it was never finished.
+    CorruptionError
+        Its manifest is damaged.
+    """
+    with open_storage(str(target), parse_storage_options(options)) as storage:
+        return _stored.read_savepoint(storage, name)
+
+
+def listed(target: str | Path, options: Mapping[str, str] = _NO_OPTIONS) -> list[Listed]:
+    """Return the savepoints of a directory by name, unfinished and damaged ones too; see `read`."""
+    with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
+        return _stored.list_savepoints(storage, threads)
+
+
+def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
+    """Read a savepoint whole, and return what is damaged: nothing, if it can be restored; see `read`."""
+    with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
+        return _stored.verify_savepoint(storage, _stored.read_savepoint(storage, name), threads)
+
+
+def diff(
+    target: str | Path, name: str, other: str, options: Mapping[str, str] = _NO_OPTIONS, *, keys: int = 0
+) -> tuple[list[str], list[TableDifference]]:
+    """Return how a savepoint differs from another one of its directory.
+
+    Parameters
+    ----------
+    name, other : str
+        From which, to which.
+    keys : int
+        How many of the keys that differ to return, of each table and kind.
+
+    Returns
+    -------
+    tuple of list of str and list of TableDifference
+        What differs besides the state, in words; and each table of the operators that both have.
+
+    Raises
+    ------
+    NotFoundError, CorruptionError
+        One of them is not there, or damaged.
+    """
+    with open_storage(str(target), parse_storage_options(options)) as storage:
+        before, after = (
+            Side(_stored.read_savepoint(storage, one), _stored.savepoint_folder(storage, one)) for one in (name, other)
+        )
+        return facts_that_differ(before.savepoint, after.savepoint), list(difference(before, after, keys))
+
+
+def delete(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> int:
+    """Delete a savepoint, or what is left of one that was never finished; return how many objects it had.
+
+    Raises
+    ------
+    NotFoundError
+        There is none of this name.
+    """
+    with open_storage(str(target), parse_storage_options(options)) as storage:
+        return _stored.delete_savepoint(storage, name)

@@ -1,0 +1,253 @@
+"""The manifest of a savepoint: what a query was at one micro-batch, and the objects that hold it.
+
+::
+
+    <target>/<name>/
+        savepoint                                           the manifest, kind "savepoint"
+        operators/<operator>/<table>/0003-0-<id>.arrow      rows of shard 3, kind "piece"
+        sources/0/9.compact-<id>                            what Spark keeps of a source, as it was
+
+Invariants
+----------
+* **last**: the manifest is stored after all objects that it names: without it there is no savepoint.
+* **self-contained**: keys are below the savepoint's folder; nothing names a checkpoint directory, a commit or a
+  pointer. So it can be copied and moved, and outlives its query.
+* **independent**: pieces are runs of the state tables (FORMAT.md section 2), whatever backend the state was in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.backends import stored_file
+from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields
+from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, read_key
+from holdfast.snapshotter.storage.keys import key_problem
+
+KIND = "savepoint"
+_QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
+_LINE = re.compile(r"[^\n\r]+")
+_OFFSETS_VERSION = re.compile(r"v[0-9]{1,3}")
+
+
+@dataclass(frozen=True)
+class SourceLog:
+    """A file that Spark keeps of a source.
+
+    Attributes
+    ----------
+    key : str
+        Below the savepoint.
+    name : str
+        Of the file, below the source's folder.
+    size_bytes : int
+    digest : str
+        XXH3-128 of its bytes.
+    """
+
+    key: str
+    name: str
+    size_bytes: int
+    digest: str
+
+    FIELDS = ("key", "name", "size_bytes", "digest")
+    _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,299}")
+
+    @classmethod
+    def read(cls, fields: Fields) -> SourceLog:
+        """Return the file that the fields describe; raises `CorruptionError`."""
+        if key_problem(fields.text("name")):
+            fields.refuse("names a file of a source outside its folder")
+        return cls(
+            read_key(fields, "key"),
+            fields.text("name", cls._NAME),
+            fields.number("size_bytes"),
+            fields.text("digest", DIGEST),
+        )
+
+
+@dataclass(frozen=True)
+class SavedSource:
+    """Where a source was.
+
+    Attributes
+    ----------
+    name : str
+        Its number in the query's plan, or the name that the query gave it.
+    offset : str
+        JSON, as Spark logged it; ``-`` where the source had none yet.
+    logs : tuple of SourceLog
+    """
+
+    name: str
+    offset: str
+    logs: tuple[SourceLog, ...]
+
+    FIELDS = ("name", "offset", "logs")
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedSource:
+        """Return the source that the fields describe; raises `CorruptionError`."""
+        logs = tuple(SourceLog.read(log) for log in fields.each("logs", *SourceLog.FIELDS))
+        return cls(fields.text("name", _SOURCE), fields.text("offset", _LINE), logs)
+
+
+@dataclass(frozen=True)
+class SavedQuery:
+    """The query at its micro-batch.
+
+    Attributes
+    ----------
+    query_id : str
+        Spark's.
+    batch_id : int
+        The last micro-batch whose writes the state holds.
+    offsets_version : str
+        Of Spark's offset log: ``v1``, or ``v2`` where sources have names.
+    batch : str
+        JSON: watermark, time and settings that Spark pinned for the micro-batch.
+    next_watermark_ms : int
+        Of the micro-batch that would have come next.
+    sources : tuple of SavedSource
+        In the order of the query's plan.
+    """
+
+    query_id: str
+    batch_id: int
+    offsets_version: str
+    batch: str
+    next_watermark_ms: int
+    sources: tuple[SavedSource, ...]
+
+    FIELDS = ("query_id", "batch_id", "offsets_version", "batch", "next_watermark_ms", "sources")
+
+    @classmethod
+    def read(cls, fields: Fields) -> SavedQuery:
+        """Return the query that the fields describe; raises `CorruptionError`."""
+        return cls(
+            fields.text("query_id", _QUERY_ID),
+            fields.number("batch_id"),
+            fields.text("offsets_version", _OFFSETS_VERSION),
+            _batch(fields),
+            fields.number("next_watermark_ms", 0, NUMBER_LIMIT),
+            tuple(SavedSource.read(source) for source in fields.each("sources", *SavedSource.FIELDS)),
+        )
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """See the module.
+
+    Attributes
+    ----------
+    name, comment : str
+    created_ms : int
+        By the clock of who made it, in ms since 1970.
+    versions : mapping of str to str
+        Of ``holdfast`` and ``spark``.
+    query : SavedQuery
+    operators : tuple of SavedOperator
+    left_out : tuple of str
+        Other operators of the query with state: Spark's own, or holdfast's that somebody chose to leave out.
+    """
+
+    name: str
+    comment: str
+    created_ms: int
+    versions: Mapping[str, str]
+    query: SavedQuery
+    operators: tuple[SavedOperator, ...]
+    left_out: tuple[str, ...] = ()
+
+    FIELDS = ("name", "comment", "created_ms", "versions", "query", "operators", "left_out")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all objects that it names."""
+        logs = sum(log.size_bytes for source in self.query.sources for log in source.logs)
+        return logs + sum(operator.size_bytes for operator in self.operators)
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """The objects that it names, and their sizes."""
+        logs = {log.key: log.size_bytes for source in self.query.sources for log in source.logs}
+        return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
+
+    def encode(self) -> pa.Buffer:
+        """Return the stored file.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It names so much that no reader would take it.
+        """
+        query = {name: getattr(self.query, name) for name in SavedQuery.FIELDS}
+        sources = [
+            {
+                "name": source.name,
+                "offset": source.offset,
+                "logs": [{name: getattr(log, name) for name in SourceLog.FIELDS} for log in source.logs],
+            }
+            for source in self.query.sources
+        ]
+        header = {name: getattr(self, name) for name in self.FIELDS} | {
+            "versions": dict(self.versions),
+            "query": query | {"sources": sources},
+            "operators": [operator.to_json() for operator in self.operators],
+            "left_out": list(self.left_out),
+        }
+        return stored_file.encode(KIND, header)[0]
+
+
+def read_manifest(data: Any, name: str, source: str) -> Savepoint:
+    """Return the savepoint that a stored file describes.
+
+    Parameters
+    ----------
+    name : str
+        Of the folder that it was found in, which may have been renamed since: the savepoint then has that name.
+    source : str
+        What to call it in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged, no manifest, or says what cannot be.
+    """
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+    fields = Fields(stored.header, source, *Savepoint.FIELDS)
+    fields.text("name", NAME)
+    savepoint = Savepoint(
+        name,
+        fields.text("comment"),
+        fields.number("created_ms"),
+        fields.mapping_of_texts("versions"),
+        SavedQuery.read(fields.inner("query", *SavedQuery.FIELDS)),
+        tuple(SavedOperator.read(operator) for operator in fields.each("operators", *SavedOperator.FIELDS)),
+        tuple(fields.all_texts("left_out")),
+    )
+    keys = [log.key for of in savepoint.query.sources for log in of.logs]
+    keys += [piece.key for operator in savepoint.operators for piece in operator.pieces]
+    names = [operator.name for operator in savepoint.operators]
+    if len(set(keys)) != len(keys) or len(set(names)) != len(names):
+        fields.refuse("names an object or an operator twice")
+    return savepoint
+
+
+def _batch(fields: Fields) -> str:
+    """Return a micro-batch as Spark logged it: one line of JSON that says which settings were pinned."""
+    text = fields.text("batch", _LINE)
+    try:
+        conf = json.loads(text)["conf"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        conf = None
+    if not isinstance(conf, dict) or not all(isinstance(value, str) for value in conf.values()):
+        fields.refuse("has a micro-batch that pins no settings")
+    return text

@@ -1,0 +1,259 @@
+"""The savepoints of a directory: listed, read, verified and deleted.
+
+::
+
+    <target>/
+        before-upgrade/savepoint    a savepoint
+        before-upgrade/operators/…
+        nightly-7/operators/…       unfinished: it has no manifest, or not yet
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+import xxhash
+
+from holdfast.backends.stored_file import MAGIC
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.savepoints.manifest import Savepoint, SourceLog, read_manifest
+from holdfast.snapshotter.savepoints.pieces import read_piece
+from holdfast.snapshotter.savepoints.saved_operator import KEY, NAME, Piece, SavedOperator
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+
+_PIECES_AT_ONCE = 32
+# What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
+_OURS = re.compile(
+    rf"{KEY}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}|operators/[^/]+/[^/]+/[0-9]{{4,}}-[0-9]+-[0-9a-f]{{16}}\.arrow"
+)
+
+
+def savepoint_folder(target: ObjectStorage, name: str) -> PrefixedStorage:
+    """Return where the objects of a savepoint are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Nothing can have this name.
+    """
+    if not NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            "a savepoint's name has up to 100 letters, digits, dots, dashes and underscores, and begins with one of "
+            "the first two",
+            name=name[:120],
+        )
+    return PrefixedStorage(target, name)
+
+
+def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
+    """Return a savepoint, or None where there is none, or one that is unfinished.
+
+    Raises
+    ------
+    CorruptionError
+        Its manifest is damaged.
+    """
+    folder = savepoint_folder(target, name)
+    try:
+        data = folder.get(KEY)
+    except NotFoundError:
+        return None
+    return read_manifest(data, name, f"{folder.url}/{KEY}")
+
+
+def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
+    """Return a savepoint.
+
+    Raises
+    ------
+    NotFoundError
+        There is none of this name, or it is unfinished.
+    CorruptionError
+        Its manifest is damaged.
+    """
+    found = find_savepoint(target, name)
+    if found is None:
+        raise NotFoundError(
+            "no savepoint of this name is here, or it was never finished; holdfast savepoint list shows what there is",
+            name=name,
+            storage=target.url,
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A folder of a directory of savepoints.
+
+    Attributes
+    ----------
+    name : str
+    objects, size_bytes : int
+        That lie there.
+    savepoint : Savepoint or None
+        None where it is unfinished, or damaged.
+    damage : str
+        What is wrong with its manifest; empty if nothing is.
+    """
+
+    name: str
+    objects: int
+    size_bytes: int
+    savepoint: Savepoint | None = None
+    damage: str = ""
+
+
+def list_savepoints(target: ObjectStorage, executor: Executor) -> list[Listed]:
+    """Return the savepoints of a directory by name, unfinished ones too; foreign folders are left out.
+
+    Notes
+    -----
+    Cost: one listing, and a request for each savepoint.
+    """
+    sizes: dict[str, list[int]] = {}
+    manifests = set()
+    for info in target.list(""):
+        name, _, rest = info.key.partition("/")
+        if NAME.fullmatch(name) and _OURS.fullmatch(rest):
+            sizes.setdefault(name, []).append(info.size_bytes)
+            if rest == KEY:
+                manifests.add(name)
+
+    def listed(name: str) -> Listed:
+        found = Listed(name, len(sizes[name]), sum(sizes[name]))
+        if name not in manifests:
+            return found
+        try:
+            return Listed(name, found.objects, found.size_bytes, find_savepoint(target, name))
+        except CorruptionError as exc:
+            return Listed(name, found.objects, found.size_bytes, damage=str(exc))
+
+    return list(executor.map(listed, sorted(sizes)))
+
+
+def verify_savepoint(
+    target: ObjectStorage,
+    savepoint: Savepoint,
+    executor: Executor,
+    on_read: Callable[[int], object] = lambda _size_bytes: None,
+) -> list[str]:
+    """Read all objects of a savepoint, and return what is wrong with it; nothing, if it can be restored whole.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+        Its threads hold one piece each.
+    on_read : callable
+        Called with the size of each object when it was read, in the calling thread.
+
+    Raises
+    ------
+    InvalidArgumentError, UnavailableError
+        An object cannot be read now; that says nothing about it.
+    """
+    folder = savepoint_folder(target, savepoint.name)
+    damages = []
+    work: list[tuple[Callable[[], object], int]] = [
+        (partial(_check_piece, folder, operator, piece), piece.size_bytes)
+        for operator in savepoint.operators
+        for piece in operator.pieces
+    ]
+    work += [
+        (partial(read_log, folder, log), log.size_bytes) for source in savepoint.query.sources for log in source.logs
+    ]
+    for start in range(0, len(work), _PIECES_AT_ONCE):
+        some = work[start : start + _PIECES_AT_ONCE]
+        for (_, size_bytes), problem in zip(some, executor.map(lambda one: _problem(one[0]), some), strict=True):
+            on_read(size_bytes)
+            if problem:
+                damages.append(problem)
+    return damages + [f"{folder.url}/{key} belongs to no savepoint" for key in unnamed(folder, savepoint)]
+
+
+def unnamed(folder: PrefixedStorage, savepoint: Savepoint) -> list[str]:
+    """Return the objects of a finished savepoint's folder that it does not name: of tasks that Spark repeated."""
+    keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key) and info.key != KEY]
+    return sorted(set(keys) - savepoint.keys.keys())
+
+
+def finish_savepoint(folder: PrefixedStorage, savepoint: Savepoint) -> None:
+    """Store the manifest, and remove what it does not name.
+
+    Raises
+    ------
+    ConflictError
+        Somebody has deleted parts of it meanwhile, or made another savepoint of the name.
+    """
+    data = savepoint.encode()
+    source = f"{folder.url}/{KEY}"
+    read_manifest(data, savepoint.name, source)  # whatever it says, it can be read
+    sizes = {info.key: info.size_bytes for info in folder.list("")}
+    missing = [key for key, size_bytes in savepoint.keys.items() if sizes.get(key) != size_bytes]
+    if missing or KEY in sizes:
+        raise ConflictError(
+            "somebody else deletes this savepoint, or makes one of its name: make it again, under another name",
+            name=savepoint.name,
+            missing=missing[0] if missing else None,
+        )
+    folder.put(KEY, data)
+    if bytes(folder.get(KEY)) != data.to_pybytes():
+        raise ConflictError("somebody else has made a savepoint of this name meanwhile", name=savepoint.name)
+    folder.delete(unnamed(folder, savepoint))
+
+
+def _check_piece(folder: PrefixedStorage, operator: SavedOperator, piece: Piece) -> None:
+    read_piece(folder, operator.name, piece, operator.tables[piece.table])
+
+
+def _problem(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except CorruptionError as exc:
+        return str(exc)
+    return ""
+
+
+def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
+    """Return a file that Spark kept of a source.
+
+    Raises
+    ------
+    CorruptionError
+        It is missing or damaged.
+    """
+    try:
+        data = folder.get(log.key, max(1, log.size_bytes))
+    except NotFoundError as exc:
+        raise CorruptionError(f"{folder.url}/{log.key} is missing: the savepoint is not whole") from exc
+    if len(data) != log.size_bytes or xxhash.xxh3_128_hexdigest(data) != log.digest:
+        raise CorruptionError(f"{folder.url}/{log.key} was altered or damaged: its checksum does not match")
+    return data
+
+
+def delete_savepoint(target: ObjectStorage, name: str) -> int:
+    """Delete a savepoint, or what is left of an unfinished one; return how many objects it had.
+
+    Raises
+    ------
+    NotFoundError
+        Nothing of this name is here.
+
+    Notes
+    -----
+    The manifest goes first: whatever happens then, nobody takes the rest for a savepoint.
+    """
+    folder = savepoint_folder(target, name)
+    keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key)]
+    if not keys:
+        raise NotFoundError("no savepoint of this name is here", name=name, storage=target.url)
+    if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
+        raise InvalidArgumentError("this file is no savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+    if KEY in keys:
+        folder.delete([KEY])
+    folder.delete(key for key in keys if key != KEY)
+    return len(keys)

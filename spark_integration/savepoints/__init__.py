@@ -1,0 +1,1 @@
+"""Savepoints of queries: made beside a running query, or after it."""

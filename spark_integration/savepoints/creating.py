@@ -1,0 +1,330 @@
+"""Makes a savepoint of a query, which may be running.
+
+::
+
+    Spark's location ──▶ logs of micro-batch N, pointers to the state after it           driver
+    checkpoint directory ──▶ each shard at its pointer ──▶ pieces                        tasks
+    what Spark keeps of sources ──▶ copies                                               driver
+    manifest                                                                             driver, last
+
+The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
+the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import xxhash
+
+from holdfast import clock
+from holdfast.backends.evolution import evolved
+from holdfast.backends.schema import TableSchema
+from holdfast.backends.stored_schema import encode_schemas
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from holdfast.settings import Settings
+from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint, SourceLog
+from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
+from holdfast.snapshotter.savepoints.savepoints import find_savepoint, finish_savepoint, savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, shard_row
+from holdfast.spark_integration.savepoints.tasks import collected, error_of_task
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger(__name__)
+
+
+def create(
+    spark: SparkSession,
+    query_checkpoint: str | Path,
+    target: str | Path,
+    name: str,
+    *,
+    batchId: int | None = None,
+    without: Collection[str] = (),
+    comment: str = "",
+) -> Savepoint:
+    """Save the state of a query as it was after a micro-batch, with the positions of its sources.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.checkpoint.dir`` and ``spark.holdfast.storage.*`` must be those of the query.
+    query_checkpoint : str or pathlib.Path
+        The query's own ``checkpointLocation``, as a URL that `holdfast.settings` allows for storage.
+    target : str or pathlib.Path
+        The directory for savepoints: any storage that ``spark.holdfast.checkpoint.dir`` may be.
+    name : str
+        Of the savepoint: up to 100 letters, digits, dots, dashes and underscores.
+    batchId : int, optional
+        The micro-batch; by default the last one that is committed.
+    without : collection of str
+        Operators with state to leave out: holdfast's by name, Spark's own by what ``state-metadata`` calls them.
+    comment : str
+        To be shown with it.
+
+    Returns
+    -------
+    Savepoint
+        What was saved.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The name cannot be, the location is none, or the query has operators with state of Spark's own.
+    ConflictError
+        There is a savepoint of this name.
+    NotFoundError
+        The micro-batch is not committed, or was purged; the query has no such operator.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged. Nothing counts that was stored; ``holdfast savepoint delete``
+        removes it.
+
+    Notes
+    -----
+    The query may run meanwhile; nothing of it is changed. A task holds the rows of one shard, up to three times.
+    """
+    if isinstance(without, str) or not isinstance(comment, str):
+        raise InvalidArgumentError("without is a list of names, and comment a text", without=without, comment=comment)
+    settings, options = configured(spark)
+    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
+        _require_free(targets, name)
+        making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        query_id, folder = making.location.query_id(), savepoint_folder(targets, name)
+        batch = making.location.batch(batchId)
+        try:
+            operators, left_out, sources = making.parts(batch, without, folder)
+        except HoldfastError as exc:
+            if batchId is not None or batch.batch_id in making.location.committed():
+                raise
+            _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
+            batch = making.location.batch()
+            operators, left_out, sources = making.parts(batch, without, folder)
+        query = SavedQuery(
+            query_id, batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms, sources
+        )
+        versions = {"holdfast": importlib.metadata.version("holdfast"), "spark": spark.version}
+        savepoint = Savepoint(name, comment, clock.now_ms(), versions, query, operators, left_out)
+        finish_savepoint(folder, savepoint)
+    return savepoint
+
+
+def stop(
+    spark: SparkSession,
+    query: StreamingQuery,
+    query_checkpoint: str | Path,
+    target: str | Path,
+    name: str,
+    *,
+    without: Collection[str] = (),
+    comment: str = "",
+) -> Savepoint:
+    """Stop a query, and save it as it was after its last committed micro-batch.
+
+    A micro-batch that was under way is not saved: a query that is restored reads its input again. A sink that is not
+    idempotent may have seen it.
+
+    Parameters
+    ----------
+    query : pyspark.sql.streaming.StreamingQuery
+    spark, query_checkpoint, target, name, without, comment
+        As of `create`, which see for what it returns and raises. A name that is taken and a location that is another
+        query's are found before the query is stopped.
+    """
+    _, options = configured(spark)
+    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
+        _require_free(targets, name)
+        query_id = QueryLocation(logs).query_id()
+    if query_id != str(query.id):
+        raise InvalidArgumentError(
+            "this is the checkpoint location of another query: the query goes on",
+            query_checkpoint=query_checkpoint,
+            query=query.id,
+            of=query_id,
+        )
+    query.stop()
+    return create(spark, query_checkpoint, target, name, without=without, comment=comment)
+
+
+def _require_free(target: ObjectStorage, name: str) -> None:
+    if find_savepoint(target, name) is not None:
+        raise ConflictError(
+            "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
+        )
+
+
+@dataclass(frozen=True)
+class _Making:
+    """A savepoint in the making: what does not depend on the micro-batch."""
+
+    spark: SparkSession
+    settings: Settings
+    options: dict[str, object]
+    location: QueryLocation
+    query_checkpoint: str
+    target: str
+    name: str
+
+    def parts(
+        self, batch: LoggedBatch, without: Collection[str], folder: ObjectStorage
+    ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], tuple[SavedSource, ...]]:
+        """Save everything after a micro-batch: operators, the names of those that are left out, and sources."""
+        steps, left_out = self._steps(batch.batch_id, without)
+        assert self.settings.checkpoint_dir is not None
+        with open_storage(self.settings.checkpoint_dir, self.options) as storage:
+            known = {name: self._described(storage, name, step) for name, step in steps.items()}
+        pieces = self._saved(known)
+        operators = tuple(replace(operator, pieces=tuple(pieces[name])) for name, (operator, _) in known.items())
+        return operators, left_out, _sources(self.location, batch, folder)
+
+    def _steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
+        """Return the operators to save by name, and the names of those that are left out."""
+        found, left_out = {}, []
+        for step in stateful_steps(self.spark, self.query_checkpoint, batch_id):
+            for name in _names_of(step):
+                if name in without:
+                    left_out.append(name)
+                elif step.is_ours:
+                    found[name] = step
+                else:
+                    raise InvalidArgumentError(
+                        "the query has an operator with state of Spark's own: name it in `without` for a savepoint "
+                        "that can be read, though not restored",
+                        operator=name,
+                        number=step.number,
+                    )
+        unknown = set(without) - set(left_out)
+        if unknown:
+            raise NotFoundError("the query has no operator with state of this name", operator=min(unknown))
+        if not found:
+            raise NotFoundError(
+                "the query has no state of holdfast to save after this micro-batch",
+                batch_id=batch_id,
+                query_checkpoint=self.query_checkpoint,
+            )
+        return found, tuple(left_out)
+
+    def _described(
+        self, storage: ObjectStorage, name: str, step: StatefulStep
+    ) -> tuple[SavedOperator, list[PointerRow]]:
+        """Return an operator without pieces, and its shards' pointers."""
+        rows = [row for directory, of in step.pointers.items() if operator_of(directory) == name for row in of]
+        record: OperatorRecord | None = None
+        tables: dict[str, TableSchema] = {}
+        declared: dict[str, TableSchema] = {}
+        is_continuous = True
+        for directory in sorted({row.directory for row in rows if row.directory}):
+            record = read_operator(storage, directory)
+            stored = stored_tables(storage, record)
+            declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
+            for table, schema in stored.held.items():
+                here = replace(schema, not_null=stored.never_null.get(table, frozenset()))
+                tables[table] = _both(tables[table], here) if table in tables else here
+        if record is None:
+            raise CorruptionError("the pointers of an operator name no directory", operator=name)
+        for row in rows:
+            row.require(name, row.shard, record.shards)
+        times = tuple(
+            ShardTimes(row.shard, row.earliest_timer_ms, row.batch_ms)
+            for row in sorted(rows, key=lambda row: row.shard)
+            if row.pointer is not None
+        )
+        operator = SavedOperator(
+            name,
+            step.number,
+            step.host,
+            step.has_timeout,
+            record.shards,
+            tables,
+            declared,
+            is_continuous,
+            record.configuration,
+            times,
+            (),
+        )
+        return operator, rows
+
+    def _saved(self, known: dict[str, tuple[SavedOperator, list[PointerRow]]]) -> dict[str, list[Piece]]:
+        """Save all shards, and return the pieces by operator."""
+        shards = [shard_row(name, row) for name, (_, rows) in known.items() for row in rows if row.pointer is not None]
+        pieces: dict[str, list[Piece]] = {name: [] for name in known}
+        if not shards:
+            return pieces
+        schemas = {name: encode_schemas(operator.tables) for name, (operator, _) in known.items()}
+        saver = ShardSaver(self.settings, self.target, self.name, schemas)
+        frame = self.spark.createDataFrame(shards, SHARD).repartition(len(shards))
+        for row in collected(frame.mapInArrow(saver, SAVED)):
+            if row["error"] is not None:
+                raise error_of_task(row["error"], row["operator"], row["shard"])
+            source = f"a piece of {row['operator']}"
+            pieces[row["operator"]].append(Piece.read(Fields(json.loads(row["piece"]), source, *Piece.FIELDS)))
+        for name, (operator, _) in known.items():
+            order = {table: place for place, table in enumerate(operator.tables)}
+            pieces[name].sort(key=lambda piece, order=order: (order[piece.table], piece.shard))  # type: ignore[misc]
+        return pieces
+
+
+def _both(one: TableSchema, other: TableSchema) -> TableSchema:
+    """Return the table that holds what a table holds in two directories of an operator."""
+    return replace(evolved(one, other), not_null=one.not_null & other.not_null)
+
+
+def _names_of(step: StatefulStep) -> list[str]:
+    """Return the operators that a step of the query is: holdfast's by name, Spark's own by Spark's name of it."""
+    if not step.is_ours:
+        return [step.host]
+    if not step.pointers:
+        raise InvalidArgumentError(
+            "an operator of the query has had no rows yet, so that nothing says its name: wait for its first rows",
+            number=step.number,
+        )
+    if "" in step.pointers:
+        raise InvalidArgumentError(
+            "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir: a savepoint "
+            "cannot hold it",
+            number=step.number,
+        )
+    return sorted({name for directory in step.pointers if (name := operator_of(directory))})
+
+
+def _sources(location: QueryLocation, batch: LoggedBatch, folder: ObjectStorage) -> tuple[SavedSource, ...]:
+    """Copy what Spark keeps of the sources, and return where they were."""
+    return tuple(SavedSource(name, offset, _logs(location, folder, name, offset)) for name, offset in batch.sources)
+
+
+def _logs(location: QueryLocation, folder: ObjectStorage, source: str, offset: str) -> tuple[SourceLog, ...]:
+    logs = []
+    for file in location.source_logs(source, offset):
+        try:
+            data = location.source_log(source, file)
+        except NotFoundError as exc:
+            raise UnavailableError("Spark has cleaned up what it keeps of a source: try again", source=source) from exc
+        key = f"sources/{source}/{quote(file, safe='')}-{clock.new_id()}"
+        folder.put(key, data)
+        logs.append(SourceLog(key, file, len(data), xxhash.xxh3_128_hexdigest(data)))
+    return tuple(logs)

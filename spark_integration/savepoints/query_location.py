@@ -1,0 +1,217 @@
+"""What Spark keeps of a query in its checkpoint location, read without Spark.
+
+::
+
+    metadata            {"id": "<query id>"}
+    offsets/7           v1
+                        {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": {…}}
+                        {"logOffset": 3}          of each source the end of micro-batch 7, "-" for none;
+                                                  from v2 on  <name>:{"logOffset": 3}
+    commits/7           v1
+                        {"nextBatchWatermarkMs": …}
+    sources/0/3         what source 0 keeps; of files also 9.compact, which holds 0 to 9
+    state/…             Spark's state, which has our pointers
+
+A micro-batch counts once it is in both logs. Names that are not numbers are leftovers, checksums or of later releases.
+
+Source: Spark 4.3's ``OffsetSeqLog``, ``CommitLog`` and ``HDFSMetadataLog``, and locations that it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+
+_LOG_BYTES_MAX = 256 << 20
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_VERSION = re.compile(r"v[0-9]{1,3}")
+_COMPACT = ".compact"
+_FILE_LOG = re.compile(rf"([0-9]{{1,18}})({re.escape(_COMPACT)})?")
+# Checksums, and files that were being written.
+_LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
+_NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
+#: The version of an offset log whose sources have names.
+NAMED_SOURCES = "v2"
+
+
+@dataclass(frozen=True)
+class LoggedBatch:
+    """A committed micro-batch, as Spark logged it.
+
+    Attributes
+    ----------
+    batch_id : int
+    offsets_version : str
+        ``v1`` or ``v2``.
+    batch : str
+        JSON: watermark, time and pinned settings.
+    sources : tuple of (str, str)
+        Number or name of each source, and its offset at the end of the micro-batch.
+    next_watermark_ms : int
+    """
+
+    batch_id: int
+    offsets_version: str
+    batch: str
+    sources: tuple[tuple[str, str], ...]
+    next_watermark_ms: int
+
+
+class QueryLocation:
+    """Spark's checkpoint location of one query.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        Its root is the location.
+    """
+
+    def __init__(self, storage: ObjectStorage) -> None:
+        self._storage = storage
+
+    def query_id(self) -> str:
+        """Return the query's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            This is no checkpoint location.
+        """
+        try:
+            text = self._text("metadata")
+        except NotFoundError as exc:
+            raise InvalidArgumentError(
+                "this is not the checkpoint location of a query: it lacks the file metadata", location=self._storage.url
+            ) from exc
+        found = self._json(text, "metadata")
+        if not isinstance(found.get("id"), str):
+            raise self._damaged("metadata", "names no query")
+        query_id: str = found["id"]
+        return query_id
+
+    def committed(self) -> list[int]:
+        """Return the numbers of the committed micro-batches that are still logged, ascending."""
+        return sorted(self._numbers("commits/") & self._numbers("offsets/"))
+
+    def batch(self, batch_id: int | None = None) -> LoggedBatch:
+        """Return a committed micro-batch, by default the last one.
+
+        Raises
+        ------
+        NotFoundError
+            None is committed, or not this one, or it was purged.
+        CorruptionError
+            A log cannot be read.
+        """
+        committed = self.committed()
+        if not committed:
+            raise NotFoundError(
+                "the query has not committed a micro-batch yet: wait for its first one", location=self._storage.url
+            )
+        if batch_id is not None and batch_id not in committed:
+            raise NotFoundError(
+                "this micro-batch is not committed, or Spark has purged it: choose one that is there",
+                batch_id=batch_id,
+                first=committed[0],
+                last=committed[-1],
+                location=self._storage.url,
+            )
+        number = committed[-1] if batch_id is None else batch_id
+        offsets, commits = f"offsets/{number}", f"commits/{number}"
+        version, batch, *lines = self._log(offsets, 2)
+        if not isinstance(self._json(batch, offsets).get("conf"), dict):
+            raise self._damaged(offsets, "pins no settings")
+        _, *committed_lines = self._log(commits, 1)
+        watermark = self._json(committed_lines[0] if committed_lines else "{}", commits)
+        next_watermark_ms = watermark.get("nextBatchWatermarkMs", 0)
+        if type(next_watermark_ms) is not int or next_watermark_ms < 0:
+            raise self._damaged(commits, "has a watermark that cannot be")
+        return LoggedBatch(number, version, batch, self._sources(version, lines, offsets), next_watermark_ms)
+
+    def source_logs(self, source: str, offset: str) -> list[str]:
+        """Return the files that a source keeps, up to an offset, by their paths below its folder.
+
+        Parameters
+        ----------
+        source : str
+            Its number or name.
+        offset : str
+            Of files ``{"logOffset": 3}``: what is later than that is left out; else everything counts.
+
+        Raises
+        ------
+        UnavailableError
+            The log of a source of files has a gap: Spark is cleaning up, or it is damaged.
+        """
+        folder = f"sources/{source}/"
+        names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
+        names = [name for name in names if not _LEFTOVER.search(name)]
+        end = self._log_offset(offset)
+        if end is None:
+            return names
+        found = {name: int(match[1]) for name in names if (match := _FILE_LOG.fullmatch(name))}
+        wanted = {name: number for name, number in found.items() if number <= end}
+        compacted = max((number for name, number in wanted.items() if name.endswith(_COMPACT)), default=-1)
+        missing = set(range(compacted + 1, end + 1)) - set(wanted.values())
+        if missing:
+            raise UnavailableError(
+                "what Spark keeps of a source has a gap: if the query runs, try again",
+                source=source,
+                missing=min(missing),
+                location=self._storage.url,
+            )
+        return sorted(wanted, key=lambda name: (wanted[name], name))
+
+    def source_log(self, source: str, name: str) -> memoryview:
+        """Return a file that a source keeps; raises NotFoundError if Spark has replaced it by a newer one."""
+        return self._storage.get(f"sources/{source}/{name}", _LOG_BYTES_MAX)
+
+    def _log_offset(self, offset: str) -> int | None:
+        try:
+            found = json.loads(offset)
+        except ValueError:
+            return None
+        number = found.get("logOffset") if isinstance(found, dict) else None
+        return number if type(number) is int else None
+
+    def _sources(self, version: str, lines: list[str], key: str) -> tuple[tuple[str, str], ...]:
+        if version != NAMED_SOURCES:
+            return tuple((str(number), line) for number, line in enumerate(lines))
+        named = [_NAMED.fullmatch(line) for line in lines]
+        if not all(named):
+            raise self._damaged(key, "has a source without a name")
+        return tuple((match[1], match[2]) for match in named if match)
+
+    def _numbers(self, folder: str) -> set[int]:
+        names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
+        return {int(name) for name in names if _NUMBER.fullmatch(name)}
+
+    def _log(self, key: str, least: int) -> list[str]:
+        """Return the lines of a log, at least so many; the first one is its version."""
+        lines = [line for line in self._text(key).split("\n") if line]
+        if len(lines) < least or not _VERSION.fullmatch(lines[0]):
+            raise self._damaged(key, "is cut off, or does not begin with a version")
+        return lines
+
+    def _text(self, key: str) -> str:
+        try:
+            return bytes(self._storage.get(key, _LOG_BYTES_MAX)).decode()
+        except UnicodeDecodeError as exc:
+            raise self._damaged(key, "is no text") from exc
+
+    def _json(self, text: str, key: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise self._damaged(key, "is no JSON") from exc
+        if not isinstance(found, dict):
+            raise self._damaged(key, "is no JSON object")
+        return found
+
+    def _damaged(self, key: str, what: str) -> CorruptionError:
+        return CorruptionError(f"{self._storage.url}/{key} {what}: it is damaged, or of a later release of Spark")

@@ -1,0 +1,104 @@
+"""What a task does for a savepoint: it reads shards at their pointers and stores their rows as pieces.
+
+State goes from the checkpoint directory to the savepoint through the executors, never through the driver. Tasks may be
+repeated, and may run twice at a time: each writes objects of its own names, and only those count that the manifest
+names.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.stored_schema import decode_schemas
+from holdfast.errors import HoldfastError
+from holdfast.settings import Settings
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.savepoints.pieces import write_pieces
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.savepoints.tasks import as_text
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+
+#: What a task is given of each shard, and what it returns: a piece, or an error.
+SHARD = "operator string, directory string, shard int, version long, commit string, carried binary"
+SAVED = "operator string, shard int, piece string, error string"
+_SAVED = pa.schema([("operator", pa.string()), ("shard", pa.int32()), ("piece", pa.string()), ("error", pa.string())])
+
+
+def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
+    """Return what a task is given of a shard with state, as `SHARD` has it."""
+    assert row.pointer is not None
+    return (operator, row.directory, row.shard, row.pointer.version, row.pointer.commit_id, row.carried)
+
+
+@dataclass(frozen=True)
+class ShardSaver:
+    """Saves the shards of a task; a function for ``mapInArrow`` over rows of `SHARD`.
+
+    Attributes
+    ----------
+    settings : Settings
+        Of the session, without credentials.
+    target : str
+        URL of the directory of savepoints.
+    name : str
+        Of the savepoint.
+    tables : mapping of str to mapping
+        By operator the encoded schemas of all its tables.
+    """
+
+    settings: Settings
+    target: str
+    name: str
+    tables: Mapping[str, Mapping[str, list[str]]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the pieces of each shard, in order.
+
+        Raises
+        ------
+        UnavailableError
+            A storage did not answer; Spark repeats the task. Other errors are returned: repeating would not help.
+        """
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield pa.RecordBatch.from_pylist(list(self._save(row)), schema=_SAVED)
+
+    def _save(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        shard = {"operator": row["operator"], "shard": row["shard"]}
+        try:
+            for piece in self._pieces(row):
+                yield {**shard, "piece": json.dumps(piece), "error": None}
+        except HoldfastError as exc:
+            if exc.retryable:
+                raise
+            yield {**shard, "piece": None, "error": as_text(exc)}
+
+    def _pieces(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        assert self.settings.checkpoint_dir is not None
+        storage = storage_at(self.settings.checkpoint_dir, self.settings)
+        savepoint = savepoint_folder(storage_at(self.target, self.settings), self.name)
+        tables = decode_schemas(self.tables[row["operator"]])
+        pointer = Pointer(row["version"], row["commit"])
+        carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
+        prefix = shard_prefix(row["directory"], row["shard"])
+        disk = local_dirs.choose_root(self.settings.local_dir, in_memory=False)
+        with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
+            log = ObjectCommitLog(storage, prefix, tables, io_executor(), Path(home), carried=carried)
+            rows = read_tables(log, pointer, tables)
+        for table, schema in tables.items():
+            if table in rows:
+                run = rows.pop(table).projected(schema)
+                for piece in write_pieces(savepoint, row["operator"], row["shard"], run):
+                    yield piece.to_json()

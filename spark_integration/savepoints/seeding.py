@@ -1,0 +1,186 @@
+"""Makes a checkpoint location of Spark's from which a new query goes on with saved state and positions.
+
+::
+
+    stub's location                      new location
+        state/  ──────── copied ───────▶     state/          version 1 of each pointer
+        offsets/0  ── its settings ────▶     offsets/0       positions and watermark of the savepoint
+        commits/0  ── its form ────────▶     commits/0       the watermark of the micro-batch that comes next
+    savepoint's sources  ──────────────▶     sources/…
+                                             metadata        the new query's id: last
+
+Spark refuses a location that has no ``metadata``, so nobody starts a query from one that is half made. The query begins
+with micro-batch 1, at exactly the saved positions.
+
+Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were started from such locations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
+from holdfast.snapshotter.savepoints.manifest import SavedQuery
+from holdfast.snapshotter.savepoints.savepoints import read_log
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_STATE = "state/"
+_STATE_BYTES_MAX = 4 << 30
+_OURS = ("offsets/", "commits/", "sources/", _STATE)
+# Says that a restore is at work, or was stopped, and which id its query will have.
+_MARK = "holdfast-restoring-"
+
+
+def begin(location: ObjectStorage, query_id: str) -> set[str]:
+    """Take a checkpoint location: an empty one, or one that a restore has left that was stopped.
+
+    Parameters
+    ----------
+    query_id : str
+        That the new query will have.
+
+    Returns
+    -------
+    set of str
+        The ids that the queries of stopped restores would have had.
+
+    Raises
+    ------
+    ConflictError
+        It holds anything else: nothing of it is touched.
+    """
+    found = {info.key for info in location.list("")}
+    marks = _marks(found)
+    if found and (not marks or "metadata" in found):
+        raise ConflictError(
+            "the checkpoint location of a restored query must be new, and this one holds something",
+            location=location.url,
+            holds=min(found),
+        )
+    location.put(_MARK + query_id, b"")
+    location.delete(key for key in found if key.startswith(_OURS))
+    return marks
+
+
+def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
+    """Remove the marks of stopped restores, once all that they have left elsewhere is gone."""
+    location.delete(_MARK + query_id for query_id in stopped)
+
+
+def _marks(keys: Iterable[str]) -> set[str]:
+    return {key.removeprefix(_MARK) for key in keys if key.startswith(_MARK)}
+
+
+def finish(location: ObjectStorage, query_id: str) -> None:
+    """Let the query be started.
+
+    Raises
+    ------
+    ConflictError
+        Another restore has taken the location meanwhile.
+    """
+    _require_mine(location, query_id)
+    location.put("metadata", _json({"id": query_id}).encode())
+    try:
+        _require_mine(location, query_id)
+    except ConflictError:
+        location.delete(["metadata"])
+        raise
+    location.delete([_MARK + query_id])
+
+
+def _require_mine(location: ObjectStorage, query_id: str) -> None:
+    if _marks(info.key for info in location.list("")) != {query_id}:
+        raise ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
+
+
+def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
+    """Return the settings that the saved query's micro-batch pinned, for other partitions if asked."""
+    conf: dict[str, str] = dict(json.loads(query.batch)["conf"])
+    strange = [name for name in conf if not name.startswith("spark.sql.")]
+    if strange:
+        raise CorruptionError("the savepoint pins a setting that Spark does not pin", setting=strange[0])
+    return conf | ({_PARTITIONS: str(partitions)} if partitions is not None else {})
+
+
+def seed(
+    location: ObjectStorage,
+    stub: ObjectStorage,
+    savepoint: PrefixedStorage,
+    query: SavedQuery,
+    conf: Mapping[str, str],
+    *,
+    fresh: bool,
+) -> None:
+    """Fill a checkpoint location, between `begin` and `finish`.
+
+    Parameters
+    ----------
+    location : ObjectStorage
+        Its root is the location.
+    stub : ObjectStorage
+        The same of the stub's.
+    savepoint : PrefixedStorage
+        The savepoint's folder.
+    query : SavedQuery
+    conf : mapping of str to str
+        As of `pinned`.
+    fresh : bool
+        Let sources begin where their own options say, and the watermark anew.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The stub pinned other settings.
+    CorruptionError
+        A file of the savepoint is damaged.
+    """
+    _, batch = _text(stub, "offsets/0").split("\n")[:2]
+    stub_conf = json.loads(batch)["conf"]
+    differ = sorted(name for name in {*conf, *stub_conf} if conf.get(name) != stub_conf.get(name))
+    if differ:
+        raise InvalidArgumentError(
+            "this session's Spark pins other settings for state than the savepoint's did: restore with the release of "
+            "Spark that the savepoint was made with",
+            settings=", ".join(differ),
+        )
+    for info in stub.list(_STATE):
+        if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
+            location.put(info.key, _moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
+    for source in () if fresh else query.sources:
+        for log in source.logs:
+            location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
+    lines = [("-" if fresh else source.offset) for source in query.sources]
+    if query.offsets_version == NAMED_SOURCES:
+        lines = [f"{source.name}:{line}" for source, line in zip(query.sources, lines, strict=True)]
+    # What a source reads again from its beginning must not be late.
+    watermark_ms = 0 if fresh else query.next_watermark_ms
+    saved = json.loads(query.batch) | {"conf": dict(conf)} | ({"batchWatermarkMs": 0} if fresh else {})
+    location.put("offsets/0", _log(query.offsets_version, _json(saved), *lines))
+    commit_version, commit = _text(stub, "commits/0").split("\n")[:2]
+    committed = json.loads(commit) | {"nextBatchWatermarkMs": watermark_ms}
+    location.put("commits/0", _log(commit_version, _json(committed)))
+
+
+def _moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
+    """Return a file of Spark's state for its new place: metadata of some operators names its own files by path."""
+    text = bytes(data)
+    old, new = (url.partition("://")[2].encode() for url in (before, after))
+    return text.replace(old, new) if old in text and text[:1] in (b"{", b"v") else data
+
+
+def _text(storage: ObjectStorage, key: str) -> str:
+    return bytes(storage.get(key)).decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _log(version: str, *lines: str) -> bytes:
+    return "\n".join([version, *lines]).encode()

@@ -1,0 +1,174 @@
+"""A query of one micro-batch that puts pointers into Spark's state, by Spark's public API alone.
+
+Nothing but Spark writes Spark's state. So a restored query's state is made by a stub: the same stateful operators, on
+the same state stores, with the same settings, which keep nothing but the pointers that they are given::
+
+    one row for each shard ──▶ … ──▶ operator 1 ──▶ operator 0 ──▶ nowhere
+                                     puts its rows,  puts its rows
+                                     passes others on
+
+Its state is then version 1, that after micro-batch 0. What else the stub leaves in its location is thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.state import GroupState
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+
+from holdfast.spark_integration.hosts.group_state import StateOfGroup
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE, ValueOfGroup
+from holdfast.spark_integration.shard.pointer_row import POINTER_SCHEMA, POINTER_STATE, PointerRow
+from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.transport.routes import route_of_hash
+from holdfast.spark_integration.transport.transport import ROUTE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_OPERATOR, _ROW, _AT = "operator", "row", "at"
+_COLUMNS = [ROUTE, _OPERATOR, _ROW, _AT]
+_SCHEMA = f"{ROUTE} int, {_OPERATOR} int, {_ROW} string, {_AT} timestamp"
+# Later than the watermark that a query begins with, or the rows would be late.
+_ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
+_NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+_ARROW = pa.schema(
+    [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
+)
+
+
+@dataclass(frozen=True)
+class StubOperator:
+    """An operator of the stub.
+
+    Attributes
+    ----------
+    host : str
+        Spark's name of it, as `stateful_steps` returns it.
+    timeout_conf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
+        Of ``applyInPandasWithState``.
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+        Of ``transformWithStateInPandas``.
+    output_mode : {"append", "update"}
+        ``transformWithStateInPandas`` keeps it.
+    pointers : tuple of PointerRow
+    """
+
+    host: str
+    timeout_conf: TimeoutConf
+    time_mode: TimeMode
+    output_mode: str
+    pointers: tuple[PointerRow, ...]
+
+
+def run_stub(spark: SparkSession, operators: Sequence[StubOperator], location: str) -> None:
+    """Run the stub; its state is in `location` when this returns.
+
+    Parameters
+    ----------
+    operators : sequence of StubOperator
+        By their number in Spark's state, from 0.
+    location : str
+        A checkpoint location that does not exist yet.
+    """
+    rows = [
+        {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: json.dumps(row.columns()), _AT: _ON_TIME}
+        for number, operator in enumerate(operators)
+        for row in operator.pointers
+    ]
+    frame = _source(spark, rows)
+    for number, operator in reversed(list(enumerate(operators))):  # Spark numbers them from the end of the plan
+        frame = _step(frame, number, operator)
+    modes = {operator.output_mode for operator in operators}
+    writer = frame.writeStream.format("noop").outputMode("update" if "update" in modes else "append")
+    writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+
+
+def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
+    """Return the rows as a stream of one micro-batch."""
+    reader = spark.readStream
+    if spark.conf.get(_NAMED_SOURCES, "false") == "true":
+        reader = reader.name("stub")  # then Spark wants a name of each source
+    ticks = reader.format("rate-micro-batch").option("rowsPerBatch", max(1, len(rows))).load()
+
+    def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            wanted = [rows[number] for number in batch.column("value").to_pylist() if number < len(rows)]
+            yield pa.RecordBatch.from_pylist(wanted, schema=_ARROW)
+
+    return ticks.mapInArrow(numbered, _SCHEMA).withWatermark(_AT, "0 seconds")
+
+
+def _step(frame: DataFrame, number: int, operator: StubOperator) -> DataFrame:
+    if operator.host == "applyInPandasWithState":
+        timeout_conf = operator.timeout_conf
+
+        def put(_key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+            for row, others in _split(chunks, number):
+                if row is not None:
+                    StateOfGroup(state, timeout_conf).remember(row)
+                if len(others):
+                    yield others
+
+        grouped = frame.groupBy(ROUTE)
+        return _apart(grouped.applyInPandasWithState(put, _SCHEMA, POINTER_STATE, operator.output_mode, timeout_conf))
+    return _apart(
+        frame.groupBy(ROUTE).transformWithStateInPandas(
+            _PutPointers(number), _SCHEMA, operator.output_mode, operator.time_mode
+        )
+    )
+
+
+def _apart(frame: DataFrame) -> DataFrame:
+    # Without something computed between two of them, which no optimizer removes, Spark hands the second one the
+    # columnar rows of the first.
+    return frame.withColumn(ROUTE, F.when(F.col(_OPERATOR) >= 0, F.col(ROUTE)))
+
+
+class _PutPointers(StatefulProcessor):
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._pointer = handle.getValueState(POINTER_VARIABLE, POINTER_SCHEMA)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: TimerValues) -> Iterator[pd.DataFrame]:
+        for row, others in _split(rows, self._number):
+            if row is not None:
+                ValueOfGroup(self._pointer, self._handle, timerValues, row.batch_ms).remember(row)
+            if len(others):
+                yield others
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[pd.DataFrame]:
+        # One that is overdue fires in the stub: it is to fire in the query instead.
+        firing_ms = expiredTimerInfo.getExpiryTimeInMs()
+        group = ValueOfGroup(self._pointer, self._handle, timerValues, firing_ms, firing_ms)
+        row = group.remembered()
+        if row is not None:
+            group.remember(row)
+        return iter(())
+
+
+def _split(chunks: Iterable[pd.DataFrame], number: int) -> Iterator[tuple[PointerRow | None, pd.DataFrame]]:
+    """Yield an operator's row of a group, if it has one, and the rows of others."""
+    for chunk in chunks:
+        frame = chunk.set_axis(_COLUMNS, axis="columns")
+        mine = frame[_OPERATOR] == number
+        found = frame.loc[mine, _ROW].tolist()
+        yield PointerRow.read(tuple(json.loads(found[0]))) if found else None, frame.loc[~mine]

@@ -1,0 +1,158 @@
+"""The pointers of a query to its state, read from Spark's state as of a committed micro-batch.
+
+::
+
+    Spark's checkpoint location              spark.holdfast.checkpoint.dir
+        state store ──pointers──▶                <operator>/operator           schemas, number of shards
+        (data source "statestore")               <operator>/shard-0003/…       each shard, restored at its pointer
+
+A query may have several steps with state. Which of Spark's operators are ours, and whose directories they use, is what
+their pointers say; names and settings of the session say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.backends.registry import backend_names
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.settings import Settings
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Where the hosts keep pointers, by the name of Spark's operator: a column, and the state variable that it is of.
+_POINTERS_IN = {
+    "applyInPandasWithState": ("value.groupState.*", None),
+    "transformWithStateInPandasExec": ("value.*", POINTER_VARIABLE),
+}
+#: Spark's operators that may be hosts.
+HOSTS = frozenset(_POINTERS_IN)
+_TIMEOUT = "timeoutTimestamp"
+
+
+@dataclass(frozen=True)
+class StatefulStep:
+    """One of Spark's operators with state in a query.
+
+    Attributes
+    ----------
+    number : int
+        From 0, in the query's plan.
+    host : str
+        Spark's name of it.
+    is_ours : bool
+        Whether its state are pointers of holdfast.
+    has_timeout : bool
+        Whether Spark keeps a timeout beside each.
+    pointers : mapping of str to list of PointerRow
+        By the directory that they name; shards that never had rows have none.
+    """
+
+    number: int
+    host: str
+    is_ours: bool
+    has_timeout: bool
+    pointers: dict[str, list[PointerRow]]
+
+
+def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
+    """Return the settings of a session that reads state, and the options of its storage.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A setting is wrong, or no checkpoint directory is set.
+    """
+    configuration = dict(spark.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    if settings.checkpoint_dir is None:
+        raise InvalidArgumentError(
+            "only durable state can be read: set spark.holdfast.checkpoint.dir to the directory that the query uses"
+        )
+    return settings, parse_storage_options(settings.storage_values(configuration))
+
+
+def stateful_steps(spark: SparkSession, query_checkpoint: str, batch_id: int | None = None) -> list[StatefulStep]:
+    """Return the operators with state of a query, with their pointers.
+
+    Parameters
+    ----------
+    batch_id : int, optional
+        The micro-batch after which the state is read; by default the last one that is committed.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is not the checkpoint location of a query with state that has committed a micro-batch.
+    """
+    spark_versions.start_state_coordinator(spark)
+    return [_step(spark, query_checkpoint, batch_id, *step) for step in _hosts(spark, query_checkpoint)]
+
+
+def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, bool]]:
+    """Return number and name of Spark's operators, and whether they may hold pointers."""
+    from pyspark.errors import PySparkException
+
+    try:
+        metadata = spark.read.format("state-metadata").load(query_checkpoint)
+        known = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
+    except PySparkException as exc:
+        raise _no_query(query_checkpoint) from exc
+    if not known:
+        raise _no_query(query_checkpoint)
+    return sorted({(number, host, _may_hold_pointers(host, str(properties))) for number, host, properties in known})
+
+
+def _may_hold_pointers(host: str, properties: str) -> bool:
+    """Tell whether an operator of Spark's is a host; one with state variables names them in its properties."""
+    if host not in _POINTERS_IN:
+        return False
+    _, variable = _POINTERS_IN[host]
+    return variable is None or re.search(rf"\b{variable}\b", properties) is not None
+
+
+def _no_query(query_checkpoint: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "this is not the checkpoint location of a query with state that has committed a micro-batch",
+        query_checkpoint=query_checkpoint,
+    )
+
+
+def _step(
+    spark: SparkSession, query_checkpoint: str, batch_id: int | None, number: int, host: str, may_be_ours: bool
+) -> StatefulStep:
+    from pyspark.errors import PySparkException
+
+    if not may_be_ours:
+        return StatefulStep(number, host, False, False, {})
+    columns, variable = _POINTERS_IN[host]
+    source = spark.read.format("statestore").option("operatorId", number)
+    if variable is not None:
+        source = source.option("stateVarName", variable)
+    if batch_id is not None:
+        source = source.option("batchId", batch_id)
+    try:
+        state = source.load(query_checkpoint)
+        has_timeout = variable is None and _TIMEOUT in state.select("value.*").columns
+        rows = state.select(columns)
+        if rows.columns != list(POINTER_COLUMNS):
+            return StatefulStep(number, host, False, has_timeout, {})  # of another library, or the user's own
+        found = rows.collect()
+    except PySparkException as exc:
+        raise NotFoundError(
+            "Spark's state cannot be read: it may have purged the micro-batch meanwhile",
+            query_checkpoint=query_checkpoint,
+            batch_id=batch_id,
+            because=exc,
+        ) from exc
+    pointers: dict[str, list[PointerRow]] = {}
+    for row in map(PointerRow.read, map(tuple, found)):
+        pointers.setdefault(row.directory or "", []).append(row)
+    return StatefulStep(number, host, True, has_timeout, pointers)

@@ -1,0 +1,160 @@
+"""Queries that are saved half-way, and go on from there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+import holdfast
+from holdfast import savepoints
+from holdfast.examples.flights import data
+from holdfast.examples.flights.sessions import chains
+from holdfast.examples.stateful import sessions
+from tests.spark.conftest import Lab
+from tests.spark.processors.engines import NEEDED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FLIGHTS = data.load_flights(3000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query, and the files that it reads, the last ones after the savepoint."""
+
+    name: str
+    schema: str
+    query: Callable[[DataFrame], DataFrame]
+    operator: str
+    mode: str = "append"
+    table: str = "state"
+    has_timers: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def files(self) -> list[pa.Table]:
+        if self.schema == sessions.CLICKS:
+            schema = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+            return [
+                pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+                for rows in sessions.BATCHES
+            ]
+        with tempfile.TemporaryDirectory() as folder:
+            data.write_files(FLIGHTS, Path(folder) / "flights", 4)
+            return [pq.read_table(file) for file in sorted(Path(folder).glob("flights/*.parquet"))]
+
+
+def counts(frame: DataFrame, keys: list[str], name: str) -> DataFrame:
+    """Return how many rows each key has had."""
+
+    def count(batch: holdfast.ShardBatch) -> pa.Table:
+        n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
+        batch.state.put(n=n)
+        return batch.keys.append_column("n", n)
+
+    columns = ", ".join(f"{key} string" for key in keys)
+    grouped = holdfast.stream(frame).groupBy(*keys)
+    return grouped.applyInArrowWithState(count, f"{columns}, n long", "n long", "update", name=name)
+
+
+def totals(frame: DataFrame, name: str = "totals") -> DataFrame:
+    return counts(frame, ["carrier"], name)
+
+
+def two_operators(frame: DataFrame) -> DataFrame:
+    """Count rows, and then how often each count has changed."""
+    return counts(counts(frame, ["carrier", "origin"], "pairs"), ["origin"], "changes")
+
+
+class Appending(StatefulProcessor):
+    """Appends to a list, and gives it out as it stands."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.seen = handle.getListState("seen", "number long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        for number in sorted(row.seq for row in rows):
+            self.seen.appendValue((number,))
+        yield Row(carrier=key[0], seen=",".join(str(number) for (number,) in self.seen.get()))
+
+
+def appended(frame: DataFrame) -> DataFrame:
+    grouped = holdfast.stream(frame).groupBy("carrier")
+    output = "carrier string, seen string"
+    return grouped.transformWithState(Appending(), output, "update", "None", name="appended")
+
+
+UNCHECKED = {"spark.sql.streaming.unsupportedOperationCheck": "false"}
+CASES = [
+    Case("vectorised", data.TIMED_FLIGHT_COLUMNS, totals, "totals", "update", has_timers=False),
+    Case("by key, event-time timeouts", data.TIMED_FLIGHT_COLUMNS, chains, "chains"),
+    Case("vectorised, event-time timers", sessions.CLICKS, sessions.vectorised_sessions, "sessions"),
+    Case("processor, event-time timers", sessions.CLICKS, sessions.sessions, "sessions", table="open", settings=NEEDED),
+    Case(
+        "processor, an appended list",
+        data.TIMED_FLIGHT_COLUMNS,
+        appended,
+        "appended",
+        "update",
+        table="seen",
+        has_timers=False,
+        settings=NEEDED,
+    ),
+    Case(
+        "two operators",
+        data.TIMED_FLIGHT_COLUMNS,
+        two_operators,
+        "changes",
+        "update",
+        has_timers=False,
+        settings=UNCHECKED,
+    ),
+]
+
+
+def rows(batches: list[list[dict[str, Any]]]) -> list[list[str]]:
+    return [sorted(map(repr, batch)) for batch in batches]
+
+
+def run(lab: Lab, case: Case, query: str = "query", durable: str = "durable") -> list[list[str]]:
+    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    return rows(lab.run(case.query(lab.source(case.schema)), query, case.mode))
+
+
+def state(lab: Lab, case: Case, query: str, durable: str) -> dict[str, list[str]]:
+    """Return the rows by table, timers too."""
+    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    found = {}
+    for table in (case.table, *(["timers"] if case.has_timers else [])):
+        rows = holdfast.read_state(lab.spark, lab.folder / query, case.operator, table=table).to_pylist()
+        # The order of a list's elements is kept; the numbers that say it, and clocks, are not the same.
+        rows.sort(key=lambda row: row.get("seq", 0))
+        found[table] = sorted(repr({k: v for k, v in row.items() if k not in ("seq", "expires_ms")}) for row in rows)
+    return found
+
+
+def saved(lab: Lab, case: Case) -> list[pa.Table]:
+    """Run a query over the first files, save it, and return the others."""
+    files = case.files()
+    for file in files[:2]:
+        lab.feed(file)
+    run(lab, case)
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one", comment="half-way")
+    return files[2:]
+
+
+def restored(lab: Lab, query: str = "again", **options: Any) -> str:
+    lab.configure({"checkpoint.dir": str(lab.folder / f"durable-{query}")})
+    return savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / query, **options)

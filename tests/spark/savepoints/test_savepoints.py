@@ -1,0 +1,213 @@
+"""Savepoints in real queries: what is restored goes on as the original does, whatever became of the original."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+import holdfast
+from holdfast import savepoints
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
+from tests.repetitions import sample
+from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Case, restored, run, saved, state, totals
+
+pytestmark = pytest.mark.spark
+
+BACKENDS = ["memory", "filesystem", "rocksdb"]
+
+
+@pytest.mark.parametrize(("case", "shards"), sample(list(product(CASES, [None, 3])), quick=4), ids=str)
+def test_a_restored_query_goes_on_as_the_original(lab: Lab, case: Case, shards: int | None) -> None:
+    """Micro-batch by micro-batch: rows, late rows and timers, on another backend, with other shards."""
+    before, after = sample([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0]
+    lab.configure({"backend": before})
+    with configured(lab.spark, dict(case.settings)):
+        later = saved(lab, case)
+        for file in later:
+            lab.feed(file)
+        original = run(lab, case)
+        assert len(original) >= len(later)
+        query_id = restored(lab, shards=shards)
+        lab.configure({"backend": after})
+        assert run(lab, case, "again", "durable-again") == original
+        assert state(lab, case, "again", "durable-again") == state(lab, case, "query", "durable")
+    assert query_id in (lab.folder / "again/metadata").read_text()
+    assert not list(lab.folder.glob("again-restoring-*"))
+
+
+def test_a_savepoint_outlives_its_query(lab: Lab) -> None:
+    """It refers to nothing of the original, nor does what was restored to the savepoint."""
+    case = CASES[0]
+    later = saved(lab, case)
+    shutil.rmtree(lab.folder / "query")
+    shutil.rmtree(lab.folder / "durable")
+    (lab.folder / "savepoints").rename(lab.folder / "moved")
+    assert savepoints.verify(lab.folder / "moved", "one") == []
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    savepoints.restore(lab.spark, lab.folder / "moved", "one", lab.folder / "again")
+    shutil.rmtree(lab.folder / "moved")
+    lab.feed(later[0])
+    (batch,) = lab.run(case.query(lab.source(case.schema)), "again", case.mode)
+    expected = {
+        key: sum(table["carrier"].to_pylist().count(key) for table in case.files()[:3])
+        for key in set(later[0]["carrier"].to_pylist())
+    }
+    assert {row["carrier"]: row["n"] for row in batch} == expected
+
+
+def test_what_a_savepoint_says_of_itself(lab: Lab) -> None:
+    case = CASES[0]
+    saved(lab, case)
+    found = savepoints.read(lab.folder / "savepoints", "one")
+    (operator,) = found.operators
+    state = holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+    assert (found.comment, found.query.batch_id, operator.rows) == ("half-way", 1, {"state": state.num_rows})
+    found_host = (operator.name, operator.number, operator.host, operator.shards)
+    assert found_host == ("totals", 0, "applyInPandasWithState", 2)
+    (source,) = found.query.sources
+    assert source.offset == '{"logOffset":1}'
+    assert [log.name for log in source.logs] == ["0", "1"]
+    assert [one.name for one in savepoints.listed(lab.folder / "savepoints")] == ["one"]
+    tables = []
+    for piece in operator.pieces:
+        with ipc.open_stream(lab.folder / "savepoints/one" / piece.key) as reader:
+            tables.append(reader.read_all())
+    columns = pa.concat_tables(tables).select(["key.carrier", "value.n"]).rename_columns(["carrier", "n"])
+    assert sorted(map(repr, columns.to_pylist())) == sorted(map(repr, state.to_pylist()))
+
+
+def test_a_savepoint_is_a_table_in_spark(lab: Lab) -> None:
+    """Read by executors; errors say what there is."""
+    saved(lab, CASES[0])
+    found = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
+    expected = holdfast.read_state(lab.spark, lab.folder / "query", "totals")
+    assert found.columns == ["carrier", "n", "shard"]
+    assert sorted(map(repr, found.drop("shard").toArrow().to_pylist())) == sorted(map(repr, expected.to_pylist()))
+    assert {row["shard"] for row in found.select("shard").distinct().collect()} == {0, 1}
+    with pytest.raises(AnalysisException, match="no such table"):
+        savepoints.load(lab.spark, lab.folder / "savepoints", "one", table="timers")
+    with pytest.raises(AnalysisException, match="no savepoint of this name"):
+        savepoints.load(lab.spark, lab.folder / "savepoints", "two")
+
+
+def test_an_earlier_micro_batch_can_be_saved(lab: Lab) -> None:
+    case = CASES[0]
+    for file in case.files()[:2]:
+        lab.feed(file)
+    run(lab, case)
+    made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "first", batchId=0)
+    assert made.query.batch_id == 0
+    assert sum(made.operators[0].rows.values()) == len(set(case.files()[0]["carrier"].to_pylist()))
+
+
+def test_a_running_query_is_saved_and_stopped(lab: Lab) -> None:
+    """`create` beside a query that commits and cleans up, then `stop`: each is the state after its micro-batch."""
+    case = CASES[0]
+    files = case.files()
+    lab.feed(files[0])
+    frame = case.query(lab.source(case.schema))
+    query = (
+        frame.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(lab.folder / "query"))
+    )
+    running = query.start()
+    running.processAllAvailable()
+    beside = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "beside")
+    for file in files[1:]:
+        lab.feed(file)
+    running.processAllAvailable()
+    last = savepoints.stop(lab.spark, running, lab.folder / "query", lab.folder / "savepoints", "last")
+    assert not running.isActive
+    assert (beside.query.batch_id, last.query.batch_id) == (0, 3)
+    assert sum(last.operators[0].rows.values()) == len(set(pa.concat_tables(files)["carrier"].to_pylist()))
+    assert [savepoints.verify(lab.folder / "savepoints", name) for name in ("beside", "last")] == [[], []]
+
+
+def test_another_operator_does_not_begin_with_what_was_restored(lab: Lab) -> None:
+    """The typo in a name is an error, not a query that silently begins empty."""
+    case = CASES[0]
+    (later, *_) = saved(lab, case)
+    restored(lab)
+    lab.feed(later)
+    with pytest.raises(StreamingQueryException, match="pointer of another operator"):
+        lab.run(totals(lab.source(case.schema), "totls"), "again")
+
+
+def test_sources_may_begin_where_their_options_say(lab: Lab) -> None:
+    """Then a savepoint is initial state: all files are read again."""
+    case = CASES[0]
+    saved(lab, case)
+    restored(lab, sources="fresh")
+    batches = lab.run(case.query(lab.source(case.schema)), "again", case.mode)
+    assert len(batches) == 2
+    (first, second) = (table["carrier"].to_pylist() for table in case.files()[:2])
+    assert {row["carrier"]: row["n"] for row in batches[1]} == {
+        key: 2 * (first.count(key) + second.count(key)) for key in set(second)
+    }
+
+
+def test_operators_can_be_renamed(lab: Lab) -> None:
+    case = CASES[0]
+    saved(lab, case)
+    restored(lab, rename={"totals": "counts"})
+    assert (lab.folder / "durable-again/counts/operator").exists()
+    with pytest.raises(NotFoundError, match="no operator of this name to rename"):
+        restored(lab, "other", rename={"total": "counts"})
+
+
+def test_nothing_that_is_there_is_written_over(lab: Lab) -> None:
+    """A location that a query has used, a savepoint of the name, and a file of somebody's."""
+    case = CASES[0]
+    saved(lab, case)
+    with pytest.raises(ConflictError, match="there is a savepoint of this name"):
+        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    before = sorted((lab.folder / "query").rglob("*"))
+    with pytest.raises(ConflictError, match="must be new"):
+        restored(lab, "query")
+    assert sorted((lab.folder / "query").rglob("*")) == before
+    (lab.folder / "mine/state").mkdir(parents=True)
+    (lab.folder / "mine/state/thesis.tex").write_text("years of work")
+    with pytest.raises(ConflictError, match=r"thesis\.tex"):
+        restored(lab, "mine")
+    assert (lab.folder / "mine/state/thesis.tex").read_text() == "years of work"
+
+
+def test_a_savepoint_in_the_directory_of_other_queries(lab: Lab) -> None:
+    """The operator's name is taken there, by the original: state goes into a directory of the new query's own."""
+    case = CASES[0]
+    later = saved(lab, case)
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    query_id = savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again")
+    assert (lab.folder / f"durable/totals@{query_id}/operator").exists()
+    lab.feed(later[0])
+    original = run(lab, case)
+    assert run(lab, case, "again") == original
+
+
+def test_state_of_sparks_own_must_be_left_out_by_name(lab: Lab) -> None:
+    case = replace(CASES[0], query=lambda frame: totals(frame.dropDuplicates(["carrier", "tailnum"])))
+    lab.feed(case.files()[0])
+    with configured(lab.spark, UNCHECKED):
+        run(lab, case)
+    with pytest.raises(InvalidArgumentError, match=r"state of Spark's own.*operator=dedupe"):
+        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one", without=["dedupe"])
+    assert made.left_out == ("dedupe",)
+    with pytest.raises(InvalidArgumentError, match="cannot begin anew"):
+        restored(lab)
+    assert not (lab.folder / "again").exists() or not list(Path(lab.folder / "again").iterdir())
+
+
+def test_no_savepoint_without_a_query(lab: Lab) -> None:
+    with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
+        savepoints.create(lab.spark, lab.folder / "nowhere", lab.folder / "savepoints", "one")
+    with pytest.raises(NotFoundError, match="no savepoint of this name"):
+        restored(lab)

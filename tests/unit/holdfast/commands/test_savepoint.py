@@ -1,0 +1,97 @@
+"""The commands on savepoints that need no Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.commands.savepoint import savepoint
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[ObjectStorage]:
+    with open_storage(str(tmp_path)) as opened:
+        yield opened
+
+
+def invoke(command: str, *arguments: object, said: str = "", status: int = 0) -> Any:
+    result = CliRunner().invoke(savepoint, [command, *map(str, arguments)], input=said)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_what_is_there(target: ObjectStorage, tmp_path: Path) -> None:
+    """Finished, unfinished and damaged ones, for people and for programs."""
+    a_savepoint(target, "one")
+    a_savepoint(target, "two")
+    target.delete(["two/savepoint"])
+    shown = invoke("list", tmp_path).output
+    assert "before the upgrade" in shown
+    assert "unfinished: delete it, or make it again" in shown
+    found = json.loads(invoke("list", tmp_path, "--json").output)["savepoints"]
+    assert [(one["name"], one["finished"], one["batch_id"]) for one in found] == [
+        ("one", True, 7),
+        ("two", False, None),
+    ]
+
+
+def test_what_a_savepoint_holds(target: ObjectStorage, tmp_path: Path) -> None:
+    a_savepoint(target)
+    shown = invoke("show", tmp_path, "one").output
+    for text in ("after micro-batch 7", "totals", "200", 'source 0 at {"logOffset":3}', "not saved: dedupe"):
+        assert text in shown
+    found = json.loads(invoke("show", tmp_path, "one", "--json").output)
+    assert found["operators"][0]["rows"] == {"state": 200, "v.a/b:c": 200}
+    with pytest.raises(NotFoundError, match="no savepoint of this name"):
+        invoke("show", tmp_path, "none")
+
+
+def test_damage_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
+    made = a_savepoint(target)
+    assert "one is whole" in invoke("verify", tmp_path, "one").output
+    key = made.operators[0].pieces[0].key
+    target.delete([f"one/{key}"])
+    assert "is missing" in " ".join(invoke("verify", tmp_path, "one", status=1).output.split())
+    assert key in json.loads(invoke("verify", tmp_path, "one", "--json", status=1).output)["damages"][0]
+
+
+def test_deleting_asks(target: ObjectStorage, tmp_path: Path) -> None:
+    a_savepoint(target)
+    invoke("delete", tmp_path, "one", said="n\n", status=1)
+    with pytest.raises(InvalidArgumentError, match="pass --yes"):
+        invoke("delete", tmp_path, "one", "--json")
+    assert "one is whole" in invoke("verify", tmp_path, "one").output
+    assert "objects deleted" in invoke("delete", tmp_path, "one", said="y\n").output
+    assert not list(target.list(""))
+    with pytest.raises(NotFoundError):
+        invoke("delete", tmp_path, "one", "--yes")
+
+
+def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None:
+    a_savepoint(target, "one")
+    a_savepoint(target, "same")
+    assert "200" in invoke("diff", tmp_path, "one", "same").output
+    found = json.loads(invoke("diff", tmp_path, "one", "same", "--json").output)
+    assert [(table["table"], table["equal"], table["changed"]) for table in found["tables"]] == [
+        ("state", 200, 0),
+        ("v.a/b:c", 200, 0),
+    ]
+    made = a_savepoint(target, "other", tables=(STATE,))
+    target.delete(["other/savepoint"])
+    shard = [piece for piece in made.operators[0].pieces if piece.shard == 0]
+    part = replace(made, operators=(replace(made.operators[0], pieces=tuple(shard)),))
+    target.put("other/savepoint", part.encode())
+    shown = invoke("diff", tmp_path, "one", "other", "--keys", "1", status=1).output
+    assert "removed in totals/state: {'user': " in shown

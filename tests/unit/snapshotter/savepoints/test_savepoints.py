@@ -1,0 +1,279 @@
+"""Savepoints as stored objects: any Arrow reader opens them, what is damaged is named, and nothing else is touched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+
+from holdfast.backends import stored_file
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.savepoints.manifest import KIND, read_manifest
+from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
+from holdfast.snapshotter.savepoints.saved_operator import KEY, Piece
+from holdfast.snapshotter.savepoints.savepoints import (
+    delete_savepoint,
+    find_savepoint,
+    finish_savepoint,
+    list_savepoints,
+    read_savepoint,
+    savepoint_folder,
+    verify_savepoint,
+)
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def target() -> Iterator[ObjectStorage]:
+    with open_storage(f"memory://savepoints-{next(_numbers)}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def test_what_was_stored_is_read(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+    made = a_savepoint(target)
+    found = read_savepoint(target, "one")
+    assert found == made
+    (operator,) = found.operators
+    assert operator.rows == {"state": 200, "v.a/b:c": 200}
+    assert len(operator.pieces) > 8
+    assert verify_savepoint(target, found, threads) == []
+    folder = savepoint_folder(target, "one")
+    runs = [read_piece(folder, "totals", piece, STATE) for piece in operator.of_table("state")]
+    assert pa.Table.from_batches([run.batch for run in runs]).num_rows == 200
+    assert {info.key: info.size_bytes for info in folder.list("") if info.key != KEY} == found.keys
+
+
+def test_any_arrow_reader_opens_a_piece(target: ObjectStorage) -> None:
+    """That is what makes a savepoint the user's own: no holdfast is needed to read it."""
+    piece = a_savepoint(target).operators[0].pieces[0]
+    with ipc.open_stream(savepoint_folder(target, "one").get(piece.key, piece.size_bytes)) as reader:
+        table = reader.read_all()
+    assert table.column_names == ["hash", "deleted", "key.user", "value.n"]
+    assert table["value.n"].to_pylist() == list(range(piece.rows))
+
+
+def test_a_table_may_have_a_name_that_no_key_may_have(target: ObjectStorage) -> None:
+    assert folder_of("totals", "v.a/b:c") == "operators/totals/v.a%2Fb%3Ac"
+    assert all(piece.key.count("/") == 3 for piece in a_savepoint(target).operators[0].pieces)
+
+
+def test_a_savepoint_can_be_copied_and_renamed(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+    """Nothing in it says where it is."""
+    made = a_savepoint(target)
+    for info in savepoint_folder(target, "one").list(""):
+        target.put(f"two/{info.key}", target.get(f"one/{info.key}", 1 << 20))
+    delete_savepoint(target, "one")
+    found = read_savepoint(target, "two")
+    assert found == replace(made, name="two")
+    assert verify_savepoint(target, found, threads) == []
+
+
+def test_the_list_shows_what_is_unfinished_and_damaged(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+    made = a_savepoint(target, "whole")
+    a_savepoint(target, "cut-off")
+    target.delete([f"cut-off/{KEY}"])
+    a_savepoint(target, "damaged")
+    target.delete([f"damaged/{KEY}"])
+    target.put(f"damaged/{KEY}", b"?")
+    target.put("totals/shard-0000/commits/1-aaaaaaaaaaaaaaaa", b"of a query")
+    found = {one.name: one for one in list_savepoints(target, threads)}
+    assert list(found) == ["cut-off", "damaged", "whole"]
+    assert found["whole"].savepoint == made
+    assert found["cut-off"].savepoint is None
+    assert not found["cut-off"].damage
+    assert "its end is missing" in found["damaged"].damage
+    assert find_savepoint(target, "cut-off") is None
+    with pytest.raises(NotFoundError, match="never finished"):
+        read_savepoint(target, "cut-off")
+
+
+def test_deleting_leaves_everything_else_alone(target: ObjectStorage) -> None:
+    """Above all a query's state, if somebody names its directory."""
+    a_savepoint(target, "one")
+    a_savepoint(target, "one-more")
+    others = ["one/notes.txt", "one/shard-0000/commits/1-aaaaaaaaaaaaaaaa", "totals/operator"]
+    for key in others:
+        target.put(key, b"?")
+    with pytest.raises(NotFoundError):
+        delete_savepoint(target, "totals")
+    delete_savepoint(target, "one")
+    kept = [info.key for info in target.list("") if not info.key.startswith("one-more/")]
+    assert kept == sorted(others)
+    assert find_savepoint(target, "one-more") is not None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a" * 101, "ä", "a b"])
+def test_a_name_that_leads_elsewhere_is_refused(target: ObjectStorage, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="a savepoint's name has"):
+        savepoint_folder(target, name)
+
+
+def test_a_manifest_is_deleted_first(target: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever a deletion stops, nobody takes what is left for a savepoint."""
+    a_savepoint(target)
+    deleted: list[list[str]] = []
+    monkeypatch.setattr(target, "delete", lambda keys: deleted.append(list(keys)))
+    delete_savepoint(target, "one")
+    assert deleted[0] == [f"one/{KEY}"]
+
+
+def altered(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+@pytest.mark.parametrize("of_log", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(None, "is missing"), (altered, "checksum does not match"), (lambda data: data[:-1], "missing|checksum")],
+)
+def test_damage_is_found_in_each_part(
+    target: ObjectStorage,
+    threads: ThreadPoolExecutor,
+    damage: Callable[[bytes], bytes] | None,
+    said: str,
+    of_log: bool,
+) -> None:
+    made = a_savepoint(target)
+    key = "sources/0/3-0123456789abcdef" if of_log else made.operators[0].pieces[3].key
+    data = bytes(target.get(f"one/{key}", 1 << 20))
+    target.delete([f"one/{key}"])
+    if damage:
+        target.put(f"one/{key}", damage(data))
+    (problem,) = verify_savepoint(target, made, threads)
+    assert key in problem
+    assert any(words in problem for words in said.split("|"))
+
+
+def test_a_piece_of_another_table_or_shard_is_refused(target: ObjectStorage) -> None:
+    """Its checksum is right, and the manifest that somebody made for it too."""
+    made = a_savepoint(target)
+    folder, (first, *_, last) = savepoint_folder(target, "one"), made.operators[0].pieces
+    with pytest.raises(CorruptionError, match="belongs elsewhere"):
+        read_piece(folder, "totals", replace(last, table="state", shard=0), STATE)
+    with pytest.raises(CorruptionError, match="other rows than the savepoint says"):
+        read_piece(folder, "totals", replace(first, rows=first.rows + 1), STATE)
+    with pytest.raises(CorruptionError, match="not the object that the savepoint names"):
+        read_piece(folder, "totals", replace(first, digest="0" * 32), STATE)
+
+
+def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
+    target: ObjectStorage, threads: ThreadPoolExecutor
+) -> None:
+    """Tasks that Spark repeats leave pieces: somebody who reads the folder must not count them twice."""
+    made = a_savepoint(target)
+    folder = savepoint_folder(target, "one")
+    key = f"operators/totals/state/0000-0-{'f' * 16}.arrow"
+    folder.put(key, b"a piece of a task that was repeated")
+    folder.put("notes.txt", b"mine")
+    assert [key in line for line in verify_savepoint(target, made, threads)] == [True]
+    folder.delete([KEY])
+    finish_savepoint(folder, made)
+    assert verify_savepoint(target, made, threads) == []
+    assert {info.key for info in folder.list("")} == {KEY, "notes.txt", *made.keys}
+
+
+def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectStorage) -> None:
+    """Somebody took it for an unfinished one; nor is a second one of the name written over the first."""
+    made = a_savepoint(target)
+    folder = savepoint_folder(target, "one")
+    with pytest.raises(ConflictError, match="somebody else"):
+        finish_savepoint(folder, made)
+    folder.delete([KEY, made.operators[0].pieces[2].key])
+    with pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
+        finish_savepoint(folder, made)
+    assert find_savepoint(target, "one") is None
+
+
+def test_a_foreign_file_is_not_deleted(target: ObjectStorage) -> None:
+    target.put("mine/savepoint", b"for my holidays")
+    with pytest.raises(InvalidArgumentError, match="is no savepoint"):
+        delete_savepoint(target, "mine")
+    assert bytes(target.get("mine/savepoint")) == b"for my holidays"
+
+
+@pytest.mark.parametrize("table", ["v." + "é" * 100, "m." + "状" * 250])
+def test_a_long_name_of_a_variable_fits_into_a_key(target: ObjectStorage, table: str) -> None:
+    made = a_savepoint(target, tables=(TableSchema.of(table, STATE.key, STATE.value),))
+    assert read_savepoint(target, "one") == made
+    assert folder_of("totals", table) != folder_of("totals", table[:-1])
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.update(name="../x"),
+        lambda h: h.update(more=1),
+        lambda h: h.pop("comment"),
+        lambda h: h.update(created_ms=-1),
+        lambda h: h["query"].update(batch_id="7"),
+        lambda h: h["query"].update(query_id="a/b"),
+        lambda h: h["query"].update(offsets_version="7"),
+        lambda h: h["query"].update(batch="{}"),
+        lambda h: h["query"].update(batch='{"conf":\n{}}'),
+        lambda h: h["query"].update(batch='{"conf":{"a":1}}'),
+        lambda h: h["query"]["sources"][0].update(name="../0"),
+        lambda h: h["query"]["sources"][0].update(offset="1\n2"),
+        lambda h: h["query"]["sources"][0]["logs"][0].update(key="../../etc/passwd"),
+        lambda h: h["query"]["sources"][0]["logs"][0].update(key="/etc/passwd"),
+        lambda h: h["query"]["sources"][0]["logs"][0].update(name="../3"),
+        lambda h: h["query"]["sources"][0]["logs"].append(h["query"]["sources"][0]["logs"][0]),
+        lambda h: h["operators"].append(h["operators"][0]),
+        lambda h: h["operators"][0].update(shards=0),
+        lambda h: h["operators"][0].update(shards=1),
+        lambda h: h["operators"][0].update(has_timeout=1),
+        lambda h: h["operators"][0]["times"].pop(),
+        lambda h: h["operators"][0]["times"].append(h["operators"][0]["times"][0]),
+        lambda h: h["operators"][0]["times"][0].update(shard=2),
+        lambda h: h["operators"][0]["times"][0].update(earliest_timer_ms="now"),
+        lambda h: h["operators"][0]["times"][0].update(batch_ms=None),
+        lambda h: h["operators"][0]["pieces"].reverse(),
+        lambda h: h["operators"][0]["pieces"].append(h["operators"][0]["pieces"][0] | {"key": "x"}),
+        lambda h: h["operators"][0].update(is_continuous=None),
+        lambda h: h["operators"][0].update(declared={"state": ["?", "?"]}),
+        lambda h: h["operators"][0]["declared"].update(other=h["operators"][0]["declared"]["state"]),
+        lambda h: h["operators"][0].update(schemas={"state": ["?", "?"]}),
+        lambda h: h["operators"][0]["schemas"].pop("state"),
+        lambda h: h["operators"][0]["pieces"][0].update(key=KEY),
+        lambda h: h["operators"][0]["pieces"][0].update(key="totals/../../x"),
+        lambda h: h["operators"][0]["pieces"][0].update(rows=0),
+        lambda h: h["operators"][0]["pieces"][0].update(size_bytes=1 << 40),
+        lambda h: h["operators"][0]["pieces"][0].update(plain_bytes=1 << 50),
+        lambda h: h["operators"][0]["pieces"][0].update(first_hash="0" * 15),
+        lambda h: h["operators"][0]["pieces"][0].update(first_hash="f" * 16),
+        lambda h: h["operators"][0]["pieces"][0].update(digest="no"),
+        lambda h: h.update(left_out="dedupe"),
+        lambda h: h.update(left_out=[1]),
+    ],
+)
+def test_a_hostile_manifest_is_refused(target: ObjectStorage, change: Change) -> None:
+    """Its checksum is right: nothing it says is used before it is checked, and no key leads outside its folder."""
+    header = dict(stored_file.decode(a_savepoint(target).encode(), source="x", kind=KIND).header)
+    change(header)
+    with pytest.raises(CorruptionError, match="the manifest"):
+        read_manifest(stored_file.encode(KIND, header)[0], "one", "the manifest")
+
+
+def test_pieces_that_are_read_survive_json() -> None:
+    """A hash has more bits than a JSON number is sure of."""
+    piece = Piece("t/state/0000-0-a.arrow", "state", 0, 1, 10, 10, "0" * 32, 2**64 - 1, 2**64 - 1)
+    assert piece.to_json()["first_hash"] == "f" * 16

@@ -1,0 +1,206 @@
+"""Tasks of savepoints without Spark: what they save and restore, to any number of shards, is the same state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.arrow.rows import HashArray
+from holdfast.backends.base import Pointer
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.stored_schema import encode_schemas
+from holdfast.settings import Settings
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
+from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.savepoints import saving
+from holdfast.spark_integration.savepoints.restoring_shards import (
+    FIRST_VERSION,
+    HashRange,
+    RestoredOperator,
+    ShardRestorer,
+    shard_rows,
+)
+from holdfast.spark_integration.savepoints.saving import ShardSaver, shard_row
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
+from holdfast.spark_integration.transport.routes import shards_of
+from tests.repetitions import repetitions
+
+KEY = pa.schema([("user", pa.int64())])
+STATE = TableSchema.of("state", KEY, pa.schema([("n", pa.int64())]))
+TIMERS = timers_schema("timers_by_due", KEY)
+TABLES = {"state": STATE, "timers_by_due": TIMERS}
+
+
+def edges(shards: int) -> list[int]:
+    """Return the hashes at the ends of all shards."""
+    ranges = [HashRange.of_shard(shard, shards) for shard in range(shards)]
+    return [end for one in ranges for end in (one.first, one.last)]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 64, 200, 1000])
+def test_a_shard_has_the_hashes_that_are_sent_to_it(shards: int) -> None:
+    """At both ends of each range, as the routes compute it."""
+    ranges = [HashRange.of_shard(shard, shards) for shard in range(shards)]
+    assert (ranges[0].first, ranges[-1].last) == (0, 2**64 - 1)
+    assert all(a.last + 1 == b.first for a, b in pairwise(ranges))
+    ends = np.array(edges(shards), np.uint64)
+    assert shards_of(ends, shards).tolist() == [shard for shard in range(shards) for _ in range(2)]
+
+
+def some_hashes(seed: int) -> HashArray:
+    """Return hashes of keys: any, those at the ends of shards, and some that several keys share."""
+    chance = np.random.default_rng(seed)
+    found = chance.integers(0, 2**64, 300, np.uint64, endpoint=False)
+    at_edges = np.array([end for shards in (2, 3, 7) for end in edges(shards)], np.uint64)
+    return np.concatenate([found, at_edges, found[:20]])
+
+
+class Store:
+    """Checkpoint directory and savepoints of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "durable")})
+        self.threads = ThreadPoolExecutor(4)
+
+    def log(self, storage: ObjectStorage, directory: str, shard: int) -> ObjectCommitLog:
+        return ObjectCommitLog(storage, shard_prefix(directory, shard), TABLES, self.threads, self.folder / "home")
+
+    def write(self, hashes: HashArray, shards: int) -> dict[int, Pointer]:
+        """Write a state in as many shards, and return the pointers."""
+        users = np.arange(len(hashes))
+        pointers = {}
+        with open_storage(str(self.folder / "durable")) as storage:
+            for shard in range(shards):
+                mine = shards_of(hashes, shards) == shard
+                if not mine.any():
+                    continue
+                columns = pa.record_batch([pa.array(users[mine])], schema=KEY)
+                n = pa.record_batch([pa.array(users[mine] * 10)], schema=STATE.value)
+                of_keys = pa.record_batch([pa.array(hashes[mine])], schema=TIMERS.value)
+                due = (users[mine] % 17).astype(np.uint64)
+                runs = {
+                    "state": Run.build(STATE, Keys(hashes[mine], columns), n),
+                    "timers_by_due": Run.build(TIMERS, Keys(due, columns), of_keys),
+                }
+                pointers[shard] = Pointer(FIRST_VERSION, f"{shard:016x}")
+                self.log(storage, "totals", shard).append(pointers[shard], None, runs).wait()
+        return pointers
+
+    def save(self, name: str, directory: str, shards: int, pointers: dict[int, Pointer]) -> SavedOperator:
+        rows = [
+            shard_row("totals", PointerRow("q", directory, shard, shards, pointer, None, None, 0))
+            for shard, pointer in pointers.items()
+        ]
+        saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, {"totals": encode_schemas(TABLES)})
+        names = [column.split()[0] for column in saving.SHARD.split(", ")]
+        found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
+        pieces = [Piece.read(Fields(json.loads(row["piece"]), "a piece", *Piece.FIELDS)) for row in found]
+        times = tuple(ShardTimes(shard, None, 0) for shard in pointers)
+        return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
+
+    def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
+        operators = {"totals": RestoredOperator(directory, shards, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+        restorer = ShardRestorer(self.settings, str(self.folder / "savepoints"), name, operators)
+        names = ("operator", "shard", "pieces")
+        found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, shards)])
+        assert not [row["error"] for row in found if row["error"]]
+        return {row["shard"]: Pointer(FIRST_VERSION, row["commit"]) for row in found if row["commit"]}
+
+    def state(self, directory: str, shards: int, pointers: dict[int, Pointer]) -> dict[str, list[dict[str, Any]]]:
+        """Return all rows by table; each must be in the shard of its key."""
+        found: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
+        with open_storage(str(self.folder / "durable")) as storage:
+            for shard, pointer in pointers.items():
+                for table, run in read_tables(self.log(storage, directory, shard), pointer, TABLES).items():
+                    of_keys = run.values.column(0).to_numpy() if is_by_time(run.schema) else run.hashes
+                    assert set(shards_of(of_keys, shards).tolist()) == {shard}
+                    found[table] += run.batch.to_pylist()
+        return {table: sorted(rows, key=lambda row: row["key.user"]) for table, rows in found.items()}
+
+
+def ordered(pieces: list[Piece]) -> tuple[Piece, ...]:
+    return tuple(sorted(pieces, key=lambda piece: (list(TABLES).index(piece.table), piece.shard)))
+
+
+def outcomes(task: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for batch in task(iter([pa.RecordBatch.from_pylist(rows)])) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    found = Store(tmp_path)
+    yield found
+    found.threads.shutdown()
+
+
+@pytest.mark.parametrize("seed", repetitions(quick=3, long=50))
+def test_state_goes_through_any_numbers_of_shards(store: Store, seed: int) -> None:
+    """1, 7, 3, 1 and many more shards than keys: the same rows, each where its key is sent to."""
+    hashes = some_hashes(seed)
+    pointers = store.write(hashes, 1)
+    first, directory, shards = store.state("totals", 1, pointers), "totals", 1
+    assert len(first["state"]) == len(hashes)
+    for number, wanted in enumerate((7, 3, 100, 1)):
+        saved = store.save(f"s{number}", directory, shards, pointers)
+        assert saved.rows == {"state": len(hashes), "timers_by_due": len(hashes)}
+        directory, shards = f"totals-{number}", wanted
+        pointers = store.restore(f"s{number}", saved, directory, shards)
+        assert store.state(directory, shards, pointers) == first
+
+
+def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
+    """Exactly: a shard that is called for nothing is called in every micro-batch."""
+    hashes = some_hashes(2)
+    saved = store.save("one", "totals", 2, store.write(hashes, 2))
+    operators = {"totals": RestoredOperator("again", 5, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
+    names = ("operator", "shard", "pieces")
+    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, 5)])
+    of_shard = shards_of(hashes, 5)
+    for row in found:
+        users = np.flatnonzero(of_shard == row["shard"])
+        assert row["earliest_timer_ms"] == int((users % 17).min()) - (1 << 63)
+
+
+def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
+    """Returned, not raised: Spark would repeat the task for nothing."""
+    pointers = store.write(some_hashes(1), 2)
+    saved = store.save("one", "totals", 2, pointers)
+    with open_storage(str(store.folder / "savepoints")) as savepoints:
+        savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
+    operators = {"totals": RestoredOperator("again", 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
+    names = ("operator", "shard", "pieces")
+    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, 2)])
+    (error,) = [row["error"] for row in found if row["error"]]
+    assert error.startswith("CorruptionError: ")
+    assert saved.pieces[0].key in error
+
+
+def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
+    pointers = store.write(some_hashes(1), 2)
+    saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", {"totals": encode_schemas(TABLES)})
+    lost = PointerRow("q", "totals", 0, 2, replace_id(pointers[0]), None, None, 0)
+    names = [column.split()[0] for column in saving.SHARD.split(", ")]
+    (row,) = outcomes(saver, [dict(zip(names, shard_row("totals", lost), strict=True))])
+    assert row["error"].startswith("StateLostError: ")
+
+
+def replace_id(pointer: Pointer) -> Pointer:
+    return Pointer(pointer.version, "f" * 16)
