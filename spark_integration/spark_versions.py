@@ -140,6 +140,11 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+def version_of(spark: SparkSession) -> str:
+    """Return the version of a session's Spark, for people to read."""
+    return spark.version
+
+
 def start_state_coordinator(spark: SparkSession) -> None:
     """Start Spark's state store coordinator, which its state reader may need, in a program that runs no query.
 

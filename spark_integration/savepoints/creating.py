@@ -45,6 +45,7 @@ from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator,
 from holdfast.snapshotter.savepoints.savepoints import find_savepoint, finish_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, shard_row
 from holdfast.spark_integration.savepoints.tasks import collected, error_of_task
@@ -128,7 +129,7 @@ def create(
         query = SavedQuery(
             query_id, batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms, sources
         )
-        versions = {"holdfast": importlib.metadata.version("holdfast"), "spark": spark.version}
+        versions = {"holdfast": importlib.metadata.version("holdfast"), "spark": spark_versions.version_of(spark)}
         savepoint = Savepoint(name, comment, clock.now_ms(), versions, query, operators, left_out)
         finish_savepoint(folder, savepoint)
     return savepoint

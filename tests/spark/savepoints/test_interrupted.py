@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
-pytestmark = pytest.mark.spark
+# The long profile stops at every operation.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
 CASE = CASES[0]
 NEVER = 10_000

@@ -63,7 +63,10 @@ def a_document(
         "baseline": BASELINE if BASELINE in labels else "",
         "entries": {label: label for label in labels},
         "settings": {"jobs": {label: JOB.stored() for label in labels}},
-        "engines": {label: {"rows_per_second": 1.0, "median_batch_ms": 1.0, "runs": of} for label, of in runs.items()},
+        "engines": {
+            label: {"rows_per_second": of[0]["rows_per_second"], "median_batch_ms": 1.0, "runs": of}
+            for label, of in runs.items()
+        },
         "state_bytes": {
             label: {"live_arrow": None, "local_peak": 0, "local_final": 0, "ratio": None} for label in labels
         },
