@@ -149,6 +149,10 @@ class Fields:
         """Return a list of texts."""
         return self._texts(name, self._list(name), len(self._list(name)))
 
+    def texts_by_name(self, name: str, length: int) -> dict[str, list[str]]:
+        """Return a mapping of texts to lists of so many texts."""
+        return {key: self._texts(name, values, length) for key, values in self.mapping(name).items()}
+
     def texts(self, name: str, length: int) -> list[str]:
         """Return a list of so many texts."""
         return self._texts(name, self._values[name], length)

@@ -225,7 +225,7 @@ def _read(data: memoryview, operator: str, source: str) -> OperatorRecord:
         fields.text("run_id"),
         fields.number("shards", 1, _SHARDS_LIMIT),
         {name: _read_columns(Fields(sides, source, "key", "value")) for name, sides in tables.items()},
-        {name: Fields({"schemas": sides}, source, "schemas").texts("schemas", 2) for name, sides in schemas.items()},
+        fields.texts_by_name("schemas", 2),
         fields.number("retained_versions", 1),
         fields.mapping_of_texts("configuration"),
     )

@@ -260,7 +260,4 @@ def _read(folder: PrefixedStorage, name: str, record: OperatorRecord) -> dict[st
     whose = fields.text("operator"), fields.text("query_id")
     if whose != (record.operator, record.query_id):
         fields.refuse("belongs elsewhere: it was moved or copied", operator=whose[0], query_id=whose[1])
-    schemas = fields.mapping("schemas")
-    return decode_schemas(
-        {t: Fields({"schemas": s}, source, "schemas").texts("schemas", 2) for t, s in schemas.items()}
-    )
+    return decode_schemas(fields.texts_by_name("schemas", 2))

@@ -218,10 +218,7 @@ class SavedOperator:
 
 
 def _tables(fields: Fields, name: str) -> dict[str, TableSchema]:
-    encoded = {
-        table: Fields({"sides": sides}, fields.source, "sides").texts("sides", 2)
-        for table, sides in fields.mapping(name).items()
-    }
+    encoded = fields.texts_by_name(name, 2)
     try:
         return decode_schemas(encoded)
     except CorruptionError as exc:

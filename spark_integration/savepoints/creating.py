@@ -48,7 +48,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, shard_row
-from holdfast.spark_integration.savepoints.tasks import collected, error_of_task
+from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
@@ -274,14 +274,9 @@ class _Making:
         """Save all shards, and return the pieces by operator."""
         shards = [shard_row(name, row) for name, (_, rows) in known.items() for row in rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
-        if not shards:
-            return pieces
         schemas = {name: encode_schemas(operator.tables) for name, (operator, _) in known.items()}
         saver = ShardSaver(self.settings, self.target, self.name, schemas)
-        frame = self.spark.createDataFrame(shards, SHARD).repartition(len(shards))
-        for row in collected(frame.mapInArrow(saver, SAVED)):
-            if row["error"] is not None:
-                raise error_of_task(row["error"], row["operator"], row["shard"])
+        for row in run_tasks(self.spark, shards, SHARD, saver, SAVED):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(Fields(json.loads(row["piece"]), source, *Piece.FIELDS)))
         for name, (operator, _) in known.items():

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructField, StructType
 
@@ -37,6 +36,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.shard.task_storage import session_values
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 from holdfast.spark_integration.tables.timers import is_by_time
 
@@ -88,9 +88,7 @@ class _Place:
 
     def in_task(self) -> _Place:
         """Return the place with the credentials that the running task has from its session."""
-        context = TaskContext.get()
-        found = {name: context.getLocalProperty(STORAGE_PREFIX + name) if context else None for name in CREDENTIALS}
-        return replace(self, options={**self.options, **{name: value for name, value in found.items() if value}})
+        return replace(self, options={**self.options, **session_values(CREDENTIALS)})
 
 
 class SavepointSource(DataSource):

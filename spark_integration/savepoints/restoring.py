@@ -48,7 +48,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     shard_rows,
 )
 from holdfast.spark_integration.savepoints.stub_query import StubOperator, run_stub
-from holdfast.spark_integration.savepoints.tasks import collected, error_of_task
+from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
@@ -275,8 +275,6 @@ def _restored(
     """Restore all shards, and return them by operator and number."""
     rows = [row for saved, plan in plans for row in shard_rows(saved, plan.shards)]
     found: dict[str, dict[int, _Restored]] = {saved.name: {} for saved, _ in plans}
-    if not rows:
-        return found
     operators = {
         saved.name: RestoredOperator(
             states[saved.name].directory,
@@ -288,10 +286,7 @@ def _restored(
         for saved, plan in plans
     }
     restorer = ShardRestorer(settings, target, savepoint.name, operators)
-    frame = spark.createDataFrame(rows, SHARD).repartition(len(rows))
-    for row in collected(frame.mapInArrow(restorer, RESTORED)):
-        if row["error"] is not None:
-            raise error_of_task(row["error"], row["operator"], row["shard"])
+    for row in run_tasks(spark, rows, SHARD, restorer, RESTORED):
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
     return found

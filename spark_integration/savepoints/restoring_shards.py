@@ -12,11 +12,9 @@ for timers, which stand in the order of their times.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,10 +34,9 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.processor.state.list_state import renumbered
 from holdfast.spark_integration.processor.state.variables import is_of_elements
-from holdfast.spark_integration.savepoints.tasks import as_text
+from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
@@ -157,10 +154,9 @@ class ShardRestorer:
             return None, None
         storage = storage_at(self.settings.checkpoint_dir, self.settings)
         pointer = Pointer(FIRST_VERSION, clock.new_id())
-        disk = local_dirs.choose_root(self.settings.local_dir, in_memory=False)
-        with tempfile.TemporaryDirectory(prefix="holdfast-restore-", dir=disk) as home:
+        with working_folder(self.settings) as home:
             log = ObjectCommitLog(
-                storage, shard_prefix(operator.directory, shard), tables, io_executor(), Path(home), carried_bytes=0
+                storage, shard_prefix(operator.directory, shard), tables, io_executor(), home, carried_bytes=0
             )
             try:
                 pending = log.append(pointer, None, runs)

@@ -8,10 +8,8 @@ names.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +23,7 @@ from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.savepoints.tasks import as_text
+from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 
@@ -93,9 +90,8 @@ class ShardSaver:
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
-        disk = local_dirs.choose_root(self.settings.local_dir, in_memory=False)
-        with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
-            log = ObjectCommitLog(storage, prefix, tables, io_executor(), Path(home), carried=carried)
+        with working_folder(self.settings) as home:
+            log = ObjectCommitLog(storage, prefix, tables, io_executor(), home, carried=carried)
             rows = read_tables(log, pointer, tables)
         for table, schema in tables.items():
             if table in rows:

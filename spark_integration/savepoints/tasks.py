@@ -1,30 +1,68 @@
-"""What tasks of savepoints return, and what becomes of their errors on the driver."""
+"""Tasks of savepoints: run for shards, with what becomes of their errors, and a folder to work in."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from holdfast import errors
 from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
+from holdfast.settings import Settings
+from holdfast.spark_integration.executor import local_dirs
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row, SparkSession
 
 
-def collected(frame: DataFrame) -> list[Row]:
-    """Run the tasks, and return what they return.
+def run_tasks(
+    spark: SparkSession,
+    shards: Sequence[tuple[Any, ...]],
+    given: str,
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    returned: str,
+) -> list[Row]:
+    """Run a task for some shards, in as many tasks of Spark's, and return what they return.
+
+    Parameters
+    ----------
+    shards : sequence of tuple
+        A row for each; none, and nothing runs.
+    given, returned : str
+        The columns of these rows, and of what comes back: ``operator``, ``shard`` and ``error`` among them.
 
     Raises
     ------
     UnavailableError
-        They failed, as often as Spark repeats tasks.
+        A task failed, as often as Spark repeats tasks.
+    HoldfastError
+        That a task returned.
     """
     from pyspark.errors import PySparkException
 
+    if not shards:
+        return []
+    frame = spark.createDataFrame(shards, given).repartition(len(shards))
     try:
-        return frame.collect()
+        found = frame.mapInArrow(task, returned).collect()
     except PySparkException as exc:
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
+    for row in found:
+        if row["error"] is not None:
+            raise _error_of(row["error"], row["operator"], row["shard"])
+    return found
+
+
+@contextmanager
+def working_folder(settings: Settings) -> Iterator[Path]:
+    """Give a folder where executors keep what is large; it is gone after the context."""
+    disk = local_dirs.choose_root(settings.local_dir, in_memory=False)
+    with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
+        yield Path(home)
 
 
 def as_text(error: HoldfastError) -> str:
@@ -32,7 +70,7 @@ def as_text(error: HoldfastError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def error_of_task(text: str, operator: str, shard: int) -> HoldfastError:
+def _error_of(text: str, operator: str, shard: int) -> HoldfastError:
     """Return the error that a task returned as text."""
     kind, _, message = text.partition(": ")
     found = getattr(errors, kind, CorruptionError)

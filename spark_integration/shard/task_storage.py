@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from pyspark import TaskContext
@@ -21,9 +22,14 @@ def storage_options(settings: Settings) -> dict[str, str]:
     They may be credentials, so they are not pickled with the operator. Spark Connect hides credentials from the client
     program, so the usual names of credentials are always tried.
     """
+    return session_values({*settings.storage_names, *CREDENTIALS})
+
+
+def session_values(names: Collection[str]) -> dict[str, str]:
+    """Return those of ``spark.holdfast.storage.*`` that the session of this task has; none outside a task."""
     context = TaskContext.get()
     values = {}
-    for name in {*settings.storage_names, *CREDENTIALS}:
+    for name in names:
         value = context.getLocalProperty(STORAGE_PREFIX + name) if context else None
         if value is not None:
             values[name] = value
