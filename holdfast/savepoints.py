@@ -27,6 +27,8 @@ from holdfast.spark_integration.savepoints.creating import create, stop
 from holdfast.spark_integration.savepoints.data_source import SavepointSource, load
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
 from holdfast.spark_integration.savepoints.restoring import Sources, restore
+from holdfast.spark_integration.savepoints.writing.from_spark import from_spark
+from holdfast.spark_integration.savepoints.writing.write import edit, write
 
 __all__ = [
     "Listed",
@@ -37,12 +39,15 @@ __all__ = [
     "create",
     "delete",
     "diff",
+    "edit",
+    "from_spark",
     "listed",
     "load",
     "read",
     "restore",
     "stop",
     "verify",
+    "write",
 ]
 
 _THREADS = 8

@@ -27,10 +27,12 @@ from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, Pointe
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Spark's names of the hosts.
+GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
 #: Where the hosts keep pointers, by the name of Spark's operator: a column, and the state variable that it is of.
 _POINTERS_IN = {
-    "applyInPandasWithState": ("value.groupState.*", None),
-    "transformWithStateInPandasExec": ("value.*", POINTER_VARIABLE),
+    GROUP_STATE: ("value.groupState.*", None),
+    STATE_VARIABLES: ("value.*", POINTER_VARIABLE),
 }
 #: Spark's operators that may be hosts.
 HOSTS = frozenset(_POINTERS_IN)
@@ -104,9 +106,9 @@ def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, b
         metadata = spark.read.format("state-metadata").load(query_checkpoint)
         known = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
     except PySparkException as exc:
-        raise _no_query(query_checkpoint) from exc
+        raise no_query(query_checkpoint) from exc
     if not known:
-        raise _no_query(query_checkpoint)
+        raise no_query(query_checkpoint)
     return sorted({(number, host, _may_hold_pointers(host, str(properties))) for number, host, properties in known})
 
 
@@ -118,7 +120,8 @@ def _may_hold_pointers(host: str, properties: str) -> bool:
     return variable is None or re.search(rf"\b{variable}\b", properties) is not None
 
 
-def _no_query(query_checkpoint: str) -> InvalidArgumentError:
+def no_query(query_checkpoint: str) -> InvalidArgumentError:
+    """Return the error that a location is not one of a query with state."""
     return InvalidArgumentError(
         "this is not the checkpoint location of a query with state that has committed a micro-batch",
         query_checkpoint=query_checkpoint,

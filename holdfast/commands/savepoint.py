@@ -308,7 +308,10 @@ def _print(made: Savepoint, as_json: bool) -> None:
     comment = f": {plain(made.comment)}" if made.comment else ""
     console.print(f"[bold]{plain(made.name)}[/], {moment(made.created_ms)}, {size(made.size_bytes)}{comment}")
     watermark = f", watermark {moment(made.query.next_watermark_ms)}" if made.query.next_watermark_ms else ""
-    console.print(f"query {plain(made.query.query_id)} after micro-batch {made.query.batch_id}{watermark}")
+    if made.query.query_id:
+        console.print(f"query {plain(made.query.query_id)} after micro-batch {made.query.batch_id}{watermark}")
+    else:
+        console.print("initial state of a query that has not begun")
     shown = table("operator", "shards", "table", "rows", right=("shards", "rows"), whole=("operator",))
     for operator in made.operators:
         for name, rows in operator.rows.items():

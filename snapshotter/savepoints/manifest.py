@@ -26,12 +26,13 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends import stored_file
+from holdfast.errors import NotFoundError
 from holdfast.snapshotter.fields import DIGEST, NUMBER_LIMIT, Fields
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator, read_key
 from holdfast.snapshotter.storage.keys import key_problem
 
 KIND = "savepoint"
-_QUERY_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_QUERY_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
 _SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
 _LINE = re.compile(r"[^\n\r]+")
 _OFFSETS_VERSION = re.compile(r"v[0-9]{1,3}")
@@ -106,7 +107,7 @@ class SavedQuery:
     Attributes
     ----------
     query_id : str
-        Spark's.
+        Spark's; empty if the state is that of a query which has not begun.
     batch_id : int
         The last micro-batch whose writes the state holds.
     offsets_version : str
@@ -179,6 +180,22 @@ class Savepoint:
         """The objects that it names, and their sizes."""
         logs = {log.key: log.size_bytes for source in self.query.sources for log in source.logs}
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
+
+    def find_operator(self, name: str | None) -> SavedOperator:
+        """Return an operator by its name; None will do if there is one.
+
+        Raises
+        ------
+        NotFoundError
+            There is none of this name, or there are several.
+        """
+        names = [operator.name for operator in self.operators]
+        if name is None and len(names) == 1:
+            return self.operators[0]
+        if name not in names:
+            what = "no such operator" if name else "the savepoint has several operators"
+            raise NotFoundError(f"{what}: choose one by the option operator", operator=name, operators=", ".join(names))
+        return self.operators[names.index(name)]
 
     def encode(self) -> pa.Buffer:
         """Return the stored file.

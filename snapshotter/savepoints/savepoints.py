@@ -66,6 +66,20 @@ def find_savepoint(target: ObjectStorage, name: str) -> Savepoint | None:
     return read_manifest(data, name, f"{folder.url}/{KEY}")
 
 
+def require_free(target: ObjectStorage, name: str) -> None:
+    """Check that there is no savepoint of a name.
+
+    Raises
+    ------
+    ConflictError
+        There is one.
+    """
+    if find_savepoint(target, name) is not None:
+        raise ConflictError(
+            "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
+        )
+
+
 def read_savepoint(target: ObjectStorage, name: str) -> Savepoint:
     """Return a savepoint.
 

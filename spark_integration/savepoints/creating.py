@@ -13,40 +13,34 @@ the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begi
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
-
-import xxhash
 
 from holdfast import clock
 from holdfast.backends.evolution import evolved
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
-    ConflictError,
     CorruptionError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
-    UnavailableError,
 )
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint, SourceLog
+from holdfast.snapshotter.savepoints.manifest import SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
-from holdfast.snapshotter.savepoints.savepoints import find_savepoint, finish_savepoint, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, shard_row
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
@@ -114,7 +108,7 @@ def create(
         raise InvalidArgumentError("without is a list of names, and comment a text", without=without, comment=comment)
     settings, options = configured(spark)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
-        _require_free(targets, name)
+        require_free(targets, name)
         making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
         query_id, folder = making.location.query_id(), savepoint_folder(targets, name)
         batch = making.location.batch(batchId)
@@ -126,11 +120,8 @@ def create(
             _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
             batch = making.location.batch()
             operators, left_out, sources = making.parts(batch, without, folder)
-        query = SavedQuery(
-            query_id, batch.batch_id, batch.offsets_version, batch.batch, batch.next_watermark_ms, sources
-        )
-        versions = {"holdfast": importlib.metadata.version("holdfast"), "spark": spark_versions.version_of(spark)}
-        savepoint = Savepoint(name, comment, clock.now_ms(), versions, query, operators, left_out)
+        query = saved_query(query_id, batch, sources)
+        savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, operators, left_out)
         finish_savepoint(folder, savepoint)
     return savepoint
 
@@ -159,7 +150,7 @@ def stop(
     """
     _, options = configured(spark)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
-        _require_free(targets, name)
+        require_free(targets, name)
         query_id = QueryLocation(logs).query_id()
     if query_id != str(query.id):
         raise InvalidArgumentError(
@@ -170,13 +161,6 @@ def stop(
         )
     query.stop()
     return create(spark, query_checkpoint, target, name, without=without, comment=comment)
-
-
-def _require_free(target: ObjectStorage, name: str) -> None:
-    if find_savepoint(target, name) is not None:
-        raise ConflictError(
-            "there is a savepoint of this name: choose another, or delete it first", name=name, storage=target.url
-        )
 
 
 @dataclass(frozen=True)
@@ -201,7 +185,7 @@ class _Making:
             known = {name: self._described(storage, name, step) for name, step in steps.items()}
         pieces = self._saved(known)
         operators = tuple(replace(operator, pieces=tuple(pieces[name])) for name, (operator, _) in known.items())
-        return operators, left_out, _sources(self.location, batch, folder)
+        return operators, left_out, saved_sources(self.location, batch, folder)
 
     def _steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""
@@ -306,21 +290,3 @@ def _names_of(step: StatefulStep) -> list[str]:
             number=step.number,
         )
     return sorted({name for directory in step.pointers if (name := operator_of(directory))})
-
-
-def _sources(location: QueryLocation, batch: LoggedBatch, folder: ObjectStorage) -> tuple[SavedSource, ...]:
-    """Copy what Spark keeps of the sources, and return where they were."""
-    return tuple(SavedSource(name, offset, _logs(location, folder, name, offset)) for name, offset in batch.sources)
-
-
-def _logs(location: QueryLocation, folder: ObjectStorage, source: str, offset: str) -> tuple[SourceLog, ...]:
-    logs = []
-    for file in location.source_logs(source, offset):
-        try:
-            data = location.source_log(source, file)
-        except NotFoundError as exc:
-            raise UnavailableError("Spark has cleaned up what it keeps of a source: try again", source=source) from exc
-        key = f"sources/{source}/{quote(file, safe='')}-{clock.new_id()}"
-        folder.put(key, data)
-        logs.append(SourceLog(key, file, len(data), xxhash.xxh3_128_hexdigest(data)))
-    return tuple(logs)

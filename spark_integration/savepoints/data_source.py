@@ -27,7 +27,6 @@ from holdfast.backends.arrow.values import cast
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
-from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
@@ -105,7 +104,7 @@ class SavepointSource(DataSource):
         place = _Place.of(options)
         with place.open() as storage:
             savepoint = read_savepoint(storage, place.name)
-        operator = _operator_of(savepoint, options.get("operator"))
+        operator = savepoint.find_operator(options.get("operator"))
         return place, operator, _table_of(operator, options.get("table", "state"))
 
     def schema(self) -> StructType:
@@ -155,16 +154,6 @@ def load(
     options = {"table": table} | ({} if operator is None else {"operator": operator})
     storage = {k.removeprefix(PREFIX): v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
     return spark.read.format(SavepointSource.name()).options(**options, **storage).load(f"{target}/{name}")
-
-
-def _operator_of(savepoint: Savepoint, name: str | None) -> SavedOperator:
-    names = [operator.name for operator in savepoint.operators]
-    if name is None and len(names) == 1:
-        return savepoint.operators[0]
-    if name not in names:
-        what = "no such operator" if name else "the savepoint has several operators"
-        raise NotFoundError(f"{what}: choose one by the option operator", operator=name, operators=", ".join(names))
-    return savepoint.operators[names.index(name)]
 
 
 def _table_of(operator: SavedOperator, name: str) -> TableSchema:

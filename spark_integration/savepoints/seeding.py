@@ -28,7 +28,8 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
 
-_PARTITIONS = "spark.sql.shuffle.partitions"
+#: The setting that says into how many partitions Spark divides the state.
+PARTITIONS = "spark.sql.shuffle.partitions"
 _STATE = "state/"
 _STATE_BYTES_MAX = 4 << 30
 _OURS = ("offsets/", "commits/", "sources/", _STATE)
@@ -105,7 +106,7 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
     strange = [name for name in conf if not name.startswith("spark.sql.")]
     if strange:
         raise CorruptionError("the savepoint pins a setting that Spark does not pin", setting=strange[0])
-    return conf | ({_PARTITIONS: str(partitions)} if partitions is not None else {})
+    return conf | ({PARTITIONS: str(partitions)} if partitions is not None else {})
 
 
 def seed(
@@ -142,6 +143,8 @@ def seed(
     """
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf = json.loads(batch)["conf"]
+    if not query.query_id:  # it has not begun: what it does not pin this session's Spark does
+        conf = {**stub_conf, **conf}
     differ = sorted(name for name in {*conf, *stub_conf} if conf.get(name) != stub_conf.get(name))
     if differ:
         raise InvalidArgumentError(

@@ -44,7 +44,8 @@ _COLUMNS = [ROUTE, _OPERATOR, _ROW, _AT]
 _SCHEMA = f"{ROUTE} int, {_OPERATOR} int, {_ROW} string, {_AT} timestamp"
 # Later than the watermark that a query begins with, or the rows would be late.
 _ON_TIME = datetime(2000, 1, 1, tzinfo=UTC)
-_NAMED_SOURCES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+#: The setting with which a query's sources have names.
+NAMED_SOURCES_SETTING = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
@@ -100,7 +101,7 @@ def run_stub(spark: SparkSession, operators: Sequence[StubOperator], location: s
 def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
     """Return the rows as a stream of one micro-batch."""
     reader = spark.readStream
-    if spark.conf.get(_NAMED_SOURCES, "false") == "true":
+    if spark.conf.get(NAMED_SOURCES_SETTING, "false") == "true":
         reader = reader.name("stub")  # then Spark wants a name of each source
     ticks = reader.format("rate-micro-batch").option("rowsPerBatch", max(1, len(rows))).load()
 

@@ -16,7 +16,7 @@ from holdfast.settings import Settings
 from holdfast.spark_integration.executor import local_dirs
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 
 def run_tasks(
@@ -42,11 +42,17 @@ def run_tasks(
     HoldfastError
         That a task returned.
     """
-    from pyspark.errors import PySparkException
-
     if not shards:
         return []
-    frame = spark.createDataFrame(shards, given).repartition(len(shards))
+    return run_frame(spark.createDataFrame(shards, given).repartition(len(shards)), task, returned)
+
+
+def run_frame(
+    frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], returned: str
+) -> list[Row]:
+    """Run a task for each partition of a DataFrame; see `run_tasks`."""
+    from pyspark.errors import PySparkException
+
     try:
         found = frame.mapInArrow(task, returned).collect()
     except PySparkException as exc:

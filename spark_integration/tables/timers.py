@@ -55,6 +55,15 @@ def hashes_of_keys(run: Run) -> HashArray:
     return hashes
 
 
+def timers_run(schema: TableSchema, keys: Keys, due_ms: IntArray) -> Run:
+    """Return a table of timers with these keys and times, each once."""
+    return Run.build(schema, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
+
+
+def _values_of(keys: Keys) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(keys.hashes, pa.uint64())], schema=_VALUES)
+
+
 @dataclass(frozen=True)
 class DueTimers:
     """Some timers.
@@ -89,8 +98,7 @@ class Timers:
     def add(self, keys: Keys, due_ms: IntArray) -> None:
         """Add a timer for each key, beside those it has."""
         if len(keys):
-            values = pa.table({_KEY_HASH: pa.array(keys.hashes, pa.uint64())})
-            self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), values)
+            self._transaction.put(self._table, Keys(_to_hash(due_ms), keys.columns), _values_of(keys))
 
     def remove(self, keys: Keys, due_ms: IntArray) -> None:
         """Remove each key's timer at its time, if there is one."""

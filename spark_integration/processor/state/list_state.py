@@ -30,13 +30,18 @@ _NUMBERS_PER_VERSION = 1 << 32
 _READ_AT_ONCE = 10_000
 
 
+def first_number(version: int) -> int:
+    """Return the number of the first element that a version appends."""
+    return version * _NUMBERS_PER_VERSION
+
+
 def renumbered(run: Run, versions: int) -> Run:
     """Return elements, or the index of their expiry, with numbers of so many versions earlier; their order stays.
 
     A restored query counts its versions anew: elements that it appends must come after those that it was given.
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
-    numbers = pc.subtract(run.batch.column(place), versions * _NUMBERS_PER_VERSION)
+    numbers = pc.subtract(run.batch.column(place), first_number(versions))
     return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 
 
@@ -61,7 +66,7 @@ class ProcessorListState(ListState):
         self._rows = rows
         self._slab: Slab = slab
         self._windows = SlabEntries(entries, slab)
-        self._numbers = count(version * _NUMBERS_PER_VERSION)
+        self._numbers = count(first_number(version))
         self.begin()
 
     def begin(self) -> None:

@@ -98,6 +98,11 @@ class StateVariable:
         return pa.schema([field.with_name(free_name(_ENTRY + field.name, key_types)) for field in types])
 
 
+def is_of_entry(column: str) -> bool:
+    """Tell whether a key column of a map's table is of an entry's key, and not one of the grouping columns."""
+    return column.lstrip("_").startswith(_ENTRY)
+
+
 def free_name(name: str, key_types: pa.Schema) -> str:
     """Return a name for a key column beside the grouping columns, which may have any names."""
     while name in key_types.names:

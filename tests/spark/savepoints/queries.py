@@ -90,6 +90,33 @@ class Appending(StatefulProcessor):
         yield Row(carrier=key[0], seen=",".join(str(number) for (number,) in self.seen.get()))
 
 
+class Everything(StatefulProcessor):
+    """Has a variable of each kind, with and without a time to live, and timers."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        hour_ms = 3_600_000
+        self.values = [handle.getValueState("v", "n int, s string"), handle.getValueState("vt", "n int", hour_ms)]
+        self.lists = [handle.getListState("l", "n int"), handle.getListState("lt", "n int", hour_ms)]
+        self.maps = [
+            handle.getMapState("m", "u string", "n int, parts array<int>"),
+            handle.getMapState("mt", "u string", "n int", hour_ms),
+        ]
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        numbers = [row.v for row in rows]
+        for n in numbers:
+            self.lists[0].appendValue((n,))
+            self.lists[1].appendValue((n,))
+            self.maps[0].updateValue((f"u{n}",), (n, [n, n + 1]))
+            self.maps[1].updateValue((f"u{n}",), (n,))
+        self.values[0].update((numbers[-1], "last"))
+        self.values[1].update((numbers[-1],))
+        self.handle.registerTimer(4_102_444_800_000 + numbers[-1])
+        seen = [list(self.lists[0].get()), list(self.lists[1].get()), sorted(self.maps[0].keys()), self.values[1].get()]
+        yield Row(key=key[0], seen=repr(seen), timers=repr(sorted(self.handle.listTimers())))
+
+
 def appended(frame: DataFrame) -> DataFrame:
     grouped = holdfast.stream(frame).groupBy("carrier")
     output = "carrier string, seen string"

@@ -1,0 +1,328 @@
+"""Makes a savepoint of a query that ran on Spark's own operators: the way from them to holdfast's.
+
+::
+
+    Spark's location ──▶ logs of micro-batch N                                     driver
+    Spark's state    ──▶ a DataFrame for each state variable, and for timers       data source "statestore"
+                     ──▶ pieces                                                    tasks
+    manifest                                                                       driver, last
+
+Restored, the same function or processor goes on with holdfast: from the same positions, with the same watermark.
+
+Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and states that its operators wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from holdfast import clock
+from holdfast.backends.registry import backend_names
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
+from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
+from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.processor.state.list_state import first_number
+from holdfast.spark_integration.processor.state.timers import timer_tables
+from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
+from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
+from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.writing.tables import TableRows
+from holdfast.spark_integration.savepoints.writing.write import TableSetWriter
+from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
+from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.stored_pointers import GROUP_STATE, STATE_VARIABLES, no_query
+from holdfast.spark_integration.tables.key_rows import index_of
+from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Spark's operators that keep what a function of the user's declares, in Python.
+_PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
+_KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
+_TIME_MODES: Mapping[str, TimeMode] = {
+    "notime": "None",
+    "none": "None",
+    "processingtime": "ProcessingTime",
+    "eventtime": "EventTime",
+}
+_NO_TIMEOUT = -1
+
+
+def from_spark(
+    spark: SparkSession,
+    query_checkpoint: str | Path,
+    target: str | Path,
+    name: str,
+    operators: str | Mapping[int, str],
+    *,
+    timeoutConf: TimeoutConf | None = None,
+    batchId: int | None = None,
+    shards: int | None = None,
+    comment: str = "",
+) -> Savepoint:
+    """Save a query whose state is that of Spark's own Python operators, for holdfast's.
+
+    Reads ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``: state, timeouts,
+    timers, expiry. `restore` makes a location of it from which the same function or processor goes on with holdfast.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    query_checkpoint : str or pathlib.Path
+        The query's ``checkpointLocation``. Stop the query first, or what it does from then on is not saved.
+    target : str or pathlib.Path
+        The directory for savepoints.
+    name : str
+        Of the savepoint.
+    operators : str, or mapping of int to str
+        What the operator is to be called; if the query has several, by their numbers in ``state-metadata``.
+    timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
+        Of ``applyInPandasWithState``, if the query has timeouts: Spark does not keep it.
+    batchId : int, optional
+        The micro-batch; by default the last one that is committed.
+    shards : int, optional
+        By default as many as the query has partitions.
+    comment : str
+        To be shown with it.
+
+    Returns
+    -------
+    Savepoint
+
+    Raises
+    ------
+    InvalidArgumentError
+        The location is none, the state is holdfast's already or another operator's, or an argument is wrong.
+    ConflictError
+        There is a savepoint of this name.
+    NotFoundError
+        The micro-batch is not committed, or was purged.
+
+    Notes
+    -----
+    Nothing of the query is changed. The order of a list's elements is kept.
+    """
+    configuration = dict(spark.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    options = parse_storage_options(settings.storage_values(configuration))
+    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
+        require_free(targets, name)
+        location = QueryLocation(logs)
+        query_id, batch = location.query_id(), location.batch(batchId)
+        wanted = shards or int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
+        steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
+        writer = TableSetWriter(spark, settings, str(target), name)
+        saved = tuple(_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps)
+        folder = savepoint_folder(targets, name)
+        query = saved_query(query_id, batch, saved_sources(location, batch, folder))
+        savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, saved)
+        finish_savepoint(folder, savepoint)
+    return savepoint
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One of Spark's operators with state.
+
+    Attributes
+    ----------
+    number : int
+    host : str
+        Spark's name of it.
+    properties : dict
+        What Spark keeps of ``transformWithState``: modes, and variables.
+    location : str
+    batch_id : int
+    spark : SparkSession
+    """
+
+    number: int
+    host: str
+    properties: dict[str, Any]
+    location: str
+    batch_id: int
+    spark: SparkSession
+
+    @property
+    def variables(self) -> list[dict[str, Any]]:
+        """What a processor declared, as Spark keeps it."""
+        return list(self.properties.get("stateVariables", []))
+
+    def read(self, **options: object) -> DataFrame:
+        """Return a table of its state."""
+        source = self.spark.read.format("statestore").option("operatorId", self.number).option("batchId", self.batch_id)
+        return source.options(**{name: str(value) for name, value in options.items()}).load(self.location)
+
+
+def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step]:
+    from pyspark.errors import PySparkException
+
+    spark_versions.start_state_coordinator(spark)
+    try:
+        metadata = spark.read.format("state-metadata").load(location)
+        found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
+    except PySparkException as exc:
+        raise no_query(location) from exc
+    steps = [
+        _Step(number, host, json.loads(properties or "{}"), location, batch.batch_id, spark)
+        for number, host, properties in sorted(found, key=lambda row: row[0])
+    ]
+    if not steps:
+        raise no_query(location)
+    for step in steps:
+        if step.host != GROUP_STATE and step.host not in _PROCESSORS:
+            raise InvalidArgumentError(
+                "the query has an operator with state that holdfast has no like of: only applyInPandasWithState and "
+                "transformWithState in Python can be taken over",
+                operator=step.host,
+                number=step.number,
+            )
+    return steps
+
+
+def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple[str, _Step]]:
+    """Return the operators with their new names."""
+    names = {steps[0].number: operators} if isinstance(operators, str) and len(steps) == 1 else operators
+    numbers = [step.number for step in steps]
+    if isinstance(names, str) or sorted(names) != numbers:
+        raise InvalidArgumentError(
+            "name each operator of the query by its number: operators={0: 'totals', …}",
+            numbers=numbers,
+            given=operators,
+        )
+    found = [(operator_name(None, names[step.number]), step) for step in steps]
+    if len({name for name, _ in found}) < len(found):
+        raise InvalidArgumentError("each operator needs a name of its own", given=operators)
+    return found
+
+
+def _saved(
+    step: _Step, name: str, writer: TableSetWriter, timeout_conf: TimeoutConf | None, shards: int
+) -> SavedOperator:
+    if step.host == GROUP_STATE:
+        tables, has_timeout = _group_state(step, timeout_conf)
+        host, configuration = GROUP_STATE, {}
+    else:
+        configuration = _configuration(step)
+        tables, host, has_timeout = list(_processor(step)), STATE_VARIABLES, False
+    empty = SavedOperator(name, step.number, host, has_timeout, shards, {}, {}, True, configuration, (), ())
+    return writer.written(empty, tables)
+
+
+def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[TableRows], bool]:
+    """Return the tables of ``applyInPandasWithState``, and whether it has timeouts."""
+    rows = step.read()
+    keys, value = _struct(rows, "key"), _struct(rows, "value")
+    state = value["groupState"].dataType
+    assert isinstance(state, StructType)
+    if state.names == list(POINTER_COLUMNS):
+        raise _is_ours(step)
+    has_timeout = "timeoutTimestamp" in value.names
+    if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):
+        raise InvalidArgumentError(
+            "the query has timeouts: pass the timeoutConf that it has, which Spark does not keep"
+            if has_timeout
+            else "the query has no timeouts: leave timeoutConf out",
+            timeoutConf=timeout_conf,
+        )
+    key_types = arrow_schema(keys, "the keys")
+    values = arrow_schema(state, "the state", keep_not_null=True)
+    group, due = F.col("value.groupState"), F.col("value.timeoutTimestamp")
+    # A key may have a timeout without state.
+    stored = rows.where(group.isNotNull()).select(*_fields("key", keys), *_fields("value.groupState", state))
+    tables = [TableRows(TableSchema.of(STATE_TABLE, key_types, values), stored, len(keys))]
+    if timeout_conf is not None and timeout_conf in DUE:
+        timers = KeyTimers.tables(key_types, timeout_conf)
+        waiting = rows.where(due.isNotNull() & (due != _NO_TIMEOUT)).select(*_fields("key", keys), due)
+        tables.append(TableRows(timers[TIMERS], waiting, len(keys), timers[TIMERS_BY_DUE]))
+    return tables, has_timeout
+
+
+def _configuration(step: _Step) -> dict[str, str]:
+    """Return what `TransformWithState` keeps of a processor's modes."""
+    modes = {name: str(step.properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
+    if modes["timeMode"] not in _TIME_MODES:
+        raise InvalidArgumentError("Spark's metadata has a time mode that no release has", number=step.number, **modes)
+    return modes | {"timeMode": _TIME_MODES[modes["timeMode"]]}
+
+
+def _processor(step: _Step) -> Iterator[TableRows]:
+    """Yield the tables of a processor: one for each variable, and timers."""
+    declared = [(one["stateName"], one["stateVariableType"], one["ttlEnabled"]) for one in step.variables]
+    if POINTER_VARIABLE in [name for name, _, _ in declared]:
+        raise _is_ours(step)
+    keys = StructType([])
+    for name, kind, has_ttl in declared:
+        if kind in _KINDS:
+            keys, table = _variable(step, name, _KINDS[kind], has_ttl=has_ttl)
+            yield table
+    time_mode: TimeMode = _configuration(step)["timeMode"]  # type: ignore[assignment]
+    if time_mode == "None":
+        return
+    rows = step.read(readRegisteredTimers="true")
+    keys = _struct(rows, "key")
+    timers = timer_tables(arrow_schema(keys, "the keys"), time_mode)
+    frame = rows.select(*_fields("key", keys), F.col("expiration_timestamp_ms"))
+    yield TableRows(timers[TIMERS], frame, len(keys), timers[TIMERS_BY_DUE])
+
+
+def _variable(step: _Step, name: str, kind: Kind, *, has_ttl: bool) -> tuple[StructType, TableRows]:
+    """Return the grouping columns, and the table of a state variable."""
+    rows = step.read(stateVarName=name, flattenCollectionTypes=str(kind == "map").lower())
+    keys = _struct(rows, "key")
+    own: list[Column] = []
+    user_key, value = None, "value"
+    if kind == "list":
+        elements = F.posexplode("list_value").alias("place", "value")
+        rows = rows.select("key", elements)
+        # The order of its elements is that of their numbers, which count on from the version.
+        own = [F.col("place").cast("long") + F.lit(first_number(step.batch_id))]
+    elif kind == "map":
+        user_key, value = _struct(rows, "user_map_key"), "user_map_value"
+        own = _fields("user_map_key", user_key)
+    schema, expires = _struct(rows, value), []
+    if has_ttl:
+        expires = [F.col(value)["ttlExpirationMs"]]
+        inner, value = schema["value"].dataType, f"{value}.value"
+        assert isinstance(inner, StructType)
+        schema = inner
+    variable = StateVariable(name, kind, schema, user_key, ttl_ms=1 if has_ttl else None)
+    tables = variable.tables(arrow_schema(keys, "the keys"))
+    frame = rows.select(*_fields("key", keys), *own, *_fields(value, schema), *expires)
+    return keys, TableRows(tables[variable.table], frame, len(keys), tables.get(index_of(variable.table)))
+
+
+def _struct(rows: DataFrame, column: str) -> StructType:
+    found = rows.schema[column].dataType
+    assert isinstance(found, StructType)
+    return found
+
+
+def _fields(column: str, struct: StructType) -> list[Column]:
+    """Return the fields of a struct, by place: their names do not matter, and may be anything."""
+    return [F.col(column)[field.name].alias(f"{column}.{place}") for place, field in enumerate(struct)]
+
+
+def _is_ours(step: _Step) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the state of this query is holdfast's already: holdfast.savepoints.create saves it", number=step.number
+    )

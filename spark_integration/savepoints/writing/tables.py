@@ -1,0 +1,218 @@
+"""State tables made of DataFrames: which columns they have, and how their rows reach the tasks that store them.
+
+::
+
+    carrier   n         ──▶   hash   shard   carrier   n     ═shuffle═▶  one task for each shard
+    "AA"      42              …      3       "AA"      42
+
+The hash is Spark's ``xxhash64`` of the grouping columns, as a query computes it. A table that another one is sorted by,
+such as timers in the order in which they are due, is made from that one: nobody has to give it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructType
+
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
+from holdfast.spark_integration.processor.state.variables import is_of_entry
+from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
+from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE, KeyTimers
+from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.transport.routes import route_column, shard_column
+from holdfast.spark_integration.transport.transport import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+HASH, SHARD = "hash", "shard"
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table, as a DataFrame has them.
+
+    Attributes
+    ----------
+    schema : TableSchema
+    frame : DataFrame
+        The key columns, then the value columns, in the order of the schema; their names do not matter.
+    grouping : int
+        How many of the key columns are those by which the operator groups.
+    index : TableSchema or None
+        Of the table that has the same keys in the order of a time.
+    """
+
+    schema: TableSchema
+    frame: DataFrame
+    grouping: int
+    index: TableSchema | None = None
+
+    def by_shard(self, shards: int) -> DataFrame:
+        """Return the rows with hash and shard before them, each shard in a partition of its own."""
+        names = [f"c{place}" for place in range(len(self.frame.columns))]
+        frame = self.frame.toDF(*names)
+        hashed = frame.select(F.xxhash64(*names[: self.grouping]).alias(HASH), *names)
+        routed = hashed.repartition(shards, route_column(F.col(HASH), shards))
+        return routed.select(HASH, shard_column(F.col(HASH), shards).alias(SHARD), *names)
+
+
+def tables_of_frames(
+    frames: Mapping[str, DataFrame],
+    keys: Sequence[str | Column],
+    time_mode: TimeMode,
+    expiring: Collection[str] = (),
+) -> list[TableRows]:
+    """Return the tables of a new operator, whose functions declare their state as these frames have it.
+
+    Parameters
+    ----------
+    frames : mapping of str to DataFrame
+        By table: the key columns, and those of the state. In the table "timers" the only other column says when the
+        key's timer is due, in ms since 1970.
+    keys : sequence of str or Column
+        As for ``groupBy``.
+    time_mode : {"None", "ProcessingTime", "EventTime"}
+        The clock of the timers.
+    expiring : collection of str
+        Tables with a column `EXPIRES`, a bigint: when a row expires, in ms since 1970; null for never.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The frames have other keys, or columns that no state can have.
+    """
+    found: list[TableRows] = []
+    key_types: pa.Schema | None = None
+    for name, frame in frames.items():
+        grouping = resolve_keys(frame, keys)
+        types = arrow_schema(StructType([key.field for key in grouping.keys]), "the keys")
+        if key_types is not None and not key_types.equals(types):
+            raise InvalidArgumentError("all tables of an operator have the same keys", table=name, keys=types.names)
+        key_types = types
+        if name == TIMERS:
+            found.append(_timers(frame, grouping, types, time_mode))
+        else:
+            found.append(_state(name, frame, grouping, expires=name in expiring))
+    unknown = set(expiring) - (frames.keys() - {TIMERS})
+    if unknown:
+        raise InvalidArgumentError("there is no such table whose rows could expire", table=min(unknown))
+    if time_mode != "None" and TIMERS not in frames:
+        found.append(_no_timers(found[0], time_mode))
+    return found
+
+
+def _state(name: str, frame: DataFrame, grouping: Grouping, *, expires: bool) -> TableRows:
+    values = [value for value in _others(frame, grouping) if not (expires and value == EXPIRES)]
+    if not values:
+        raise InvalidArgumentError("a state table needs a column besides its keys", table=name)
+    key_types = arrow_schema(StructType([key.field for key in grouping.keys]), "the keys")
+    own = arrow_schema(StructType([frame.schema[value] for value in values]), name)
+    if not expires:
+        return TableRows(TableSchema.of(name, key_types, own), _selected(frame, grouping, values), len(key_types))
+    if EXPIRES not in frame.columns or not isinstance(frame.schema[EXPIRES].dataType, LongType):
+        raise InvalidArgumentError(f"a table whose rows expire needs a bigint column {EXPIRES}", table=name)
+    tables = expiring_tables(name, key_types, own)
+    return TableRows(
+        tables[name], _selected(frame, grouping, [*values, EXPIRES]), len(key_types), tables[index_of(name)]
+    )
+
+
+def _timers(frame: DataFrame, grouping: Grouping, key_types: pa.Schema, time_mode: TimeMode) -> TableRows:
+    if time_mode == "None":
+        raise InvalidArgumentError("timers need a clock: timeMode is ProcessingTime or EventTime")
+    tables = KeyTimers.tables(key_types, TIMEOUT_CONF[time_mode])
+    values, expected = _others(frame, grouping), tables[TIMERS].value.names
+    if values != expected:
+        raise InvalidArgumentError(
+            "timers have the keys, and a column that says when one is due", columns=values, expected=expected
+        )
+    return TableRows(tables[TIMERS], _selected(frame, grouping, values), len(key_types), tables[TIMERS_BY_DUE])
+
+
+def _no_timers(table: TableRows, time_mode: TimeMode) -> TableRows:
+    tables = KeyTimers.tables(table.schema.key, TIMEOUT_CONF[time_mode])
+    keys = table.frame.columns[: table.grouping]
+    none = table.frame.select(*map(quoted, keys), F.lit(0).cast("long")).limit(0)
+    return TableRows(tables[TIMERS], none, table.grouping, tables[TIMERS_BY_DUE])
+
+
+def _others(frame: DataFrame, grouping: Grouping) -> list[str]:
+    keys = {key.column for key in grouping.keys}
+    return [name for name in frame.columns if name not in keys]
+
+
+def _selected(frame: DataFrame, grouping: Grouping, values: list[str]) -> DataFrame:
+    return frame.select(*[key.expression for key in grouping.keys], *map(quoted, values))
+
+
+def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSchema]) -> list[TableRows]:
+    """Return tables that take the place of an operator's stored ones.
+
+    Parameters
+    ----------
+    frames : mapping of str to DataFrame
+        By table, with the columns that `holdfast.savepoints.load` shows, in any order; ``shard`` may be left out.
+    tables : mapping of str to TableSchema
+        All of the operator's.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The operator has no such table, or it has other columns.
+    """
+    found = []
+    for name, frame in frames.items():
+        shown = {table: shown_columns(schema).names for table, schema in tables.items() if not is_by_time(schema)}
+        if name not in shown:
+            raise InvalidArgumentError("the operator has no such table", table=name, tables=", ".join(shown))
+        given = [column for column in frame.columns if column in shown[name] or column != SHARD]
+        if sorted(given) != sorted(shown[name]):
+            raise InvalidArgumentError(
+                "the columns are not those of the stored table", table=name, columns=given, expected=shown[name]
+            )
+        selected = frame.select(*map(quoted, shown[name]))
+        _require_same_keys(tables[name], selected)
+        index = TIMERS_BY_DUE if name == TIMERS else index_of(name)
+        found.append(TableRows(tables[name], selected, grouping_width(tables[name], tables), tables.get(index)))
+    return found
+
+
+def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
+    """Check the types of the keys: the same number has another hash as another type."""
+    fields = StructType(frame.schema.fields[: len(table.key)])
+    given = TableSchema.of(table.name, arrow_schema(fields, table.name), pa.schema([])).key
+    differ = [
+        f"{own.name}: {own.type} → {other.type}"
+        for own, other in zip(table.key, given, strict=True)
+        if own.type != other.type
+    ]
+    if differ:
+        raise InvalidArgumentError("the keys have other types than the stored ones", table=table.name, changed=differ)
+
+
+def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
+    """Return how many key columns of an operator's table are those by which it groups.
+
+    Lists have a column for the number of an element behind them, timers of processors for their time, and maps have
+    the columns of an entry's key.
+    """
+    by_due = tables.get(TIMERS_BY_DUE)
+    if by_due is not None:
+        return len(by_due.key)
+    if re.match(r"v\.|[^.]*$", table.name):
+        return len(table.key)
+    if table.name.startswith("l."):
+        return len(table.key) - 1
+    return next(place for place, name in enumerate(table.key.names) if is_of_entry(name))

@@ -1,0 +1,294 @@
+"""Makes a savepoint of DataFrames: the initial state of a new query, or an edited copy of another savepoint.
+
+::
+
+    a DataFrame for each table ──▶ pieces                     tasks, one for each shard
+    what the base has besides  ──▶ copies                     tasks
+    manifest                                                  driver, last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast import clock
+from holdfast.backends.registry import backend_names
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint
+from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
+from holdfast.snapshotter.savepoints.savepoints import (
+    finish_savepoint,
+    read_log,
+    read_savepoint,
+    require_free,
+    savepoint_folder,
+)
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.plan.arguments import operator_name
+from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
+from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
+from holdfast.spark_integration.savepoints.saved_query import versions_of
+from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.stub_query import NAMED_SOURCES_SETTING
+from holdfast.spark_integration.savepoints.writing.copying import copy_pieces
+from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
+from holdfast.spark_integration.savepoints.writing.task import write_table
+from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.stored_pointers import GROUP_STATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def write(
+    tables: DataFrame | Mapping[str, DataFrame],
+    target: str | Path,
+    name: str,
+    operator: str,
+    *,
+    keys: str | Column | Sequence[str | Column],
+    timeMode: TimeMode = "None",
+    expiring: Collection[str] = (),
+    shards: int | None = None,
+    sources: int | Sequence[str] = 1,
+    comment: str = "",
+) -> Savepoint:
+    """Make a savepoint of state that DataFrames hold: the initial state of a new query.
+
+    The query has one operator, of ``applyInArrowWithState`` or ``applyInPandasWithState``; a processor has
+    ``initialState`` instead. Its sources begin where their own options say.
+
+    Parameters
+    ----------
+    tables : DataFrame, or mapping of str to DataFrame
+        One row for each key: the key columns, and those of the state. One DataFrame is the table "state". In "timers" a
+        column ``due_ms`` (of timers in processing time ``due_processing_ms``) has the time in ms since 1970.
+    target : str or pathlib.Path
+        The directory of savepoints.
+    name : str
+        Of the savepoint.
+    operator : str
+        Its name in the query.
+    keys : str, Column, or sequence of these
+        As for the operator's ``groupBy``, and of the same types.
+    timeMode : {"None", "ProcessingTime", "EventTime"}
+        The clock of its timers, or of its timeouts.
+    expiring : collection of str
+        Tables with a time to live: in a bigint column ``expires_ms`` they say when a row expires, in ms since 1970;
+        null for never.
+    shards : int, optional
+        By default ``spark.holdfast.shards``, or as many as Spark has shuffle partitions.
+    sources : int or sequence of str
+        How many sources the query reads; or their names, if it names them.
+    comment : str
+        To be shown with it.
+
+    Returns
+    -------
+    Savepoint
+
+    Raises
+    ------
+    InvalidArgumentError
+        An argument, a column or a type is wrong; a key stands twice.
+    SchemaMismatchError
+        A value cannot be stored without loss.
+    ConflictError
+        There is a savepoint of this name.
+
+    Notes
+    -----
+    A task holds the rows of one shard, up to three times. Spark may compute a DataFrame more than once: it should give
+    the same rows.
+    """
+    frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
+    rows = tables_of_frames(frames, _as_list(keys), _known(timeMode), expiring)
+    with _begun(frames, target, name) as (writer, targets):
+        count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
+        if type(count) is not int or count < 1:
+            raise InvalidArgumentError("shards is at least 1", shards=shards)
+        empty = SavedOperator(
+            name=operator_name(None, operator),
+            number=0,
+            host=GROUP_STATE,
+            has_timeout=timeMode != "None",
+            shards=count,
+            tables={},
+            declared={},
+            is_continuous=True,
+            configuration={},
+            times=(),
+            pieces=(),
+        )
+        query = _no_query(sources, count)
+        made = Savepoint(
+            name, comment, clock.now_ms(), versions_of(writer.spark), query, (writer.written(empty, rows),)
+        )
+        finish_savepoint(savepoint_folder(targets, name), made)
+    return made
+
+
+def edit(
+    tables: DataFrame | Mapping[str, DataFrame],
+    target: str | Path,
+    base: str,
+    name: str,
+    operator: str | None = None,
+    *,
+    comment: str = "",
+) -> Savepoint:
+    """Make a savepoint that is another one, but for some tables of an operator.
+
+    Parameters
+    ----------
+    tables : DataFrame, or mapping of str to DataFrame
+        By table all of its rows, with the columns that `holdfast.savepoints.load` shows; a DataFrame is the table
+        "state". What the table is also kept by, such as the order in which timers are due, follows from it.
+    target : str or pathlib.Path
+        The directory of both savepoints.
+    base : str
+        The savepoint from which the rest is copied, the positions of sources too.
+    name : str
+        Of the new savepoint.
+    operator : str, optional
+        Needed where the base has several.
+    comment : str
+        To be shown with it.
+
+    Returns
+    -------
+    Savepoint
+
+    Raises
+    ------
+    NotFoundError
+        There is no such base, or no such operator in it.
+    CorruptionError
+        A part of the base is damaged.
+    InvalidArgumentError, SchemaMismatchError, ConflictError
+        As of `write`.
+    """
+    frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
+    with _begun(frames, target, name) as (writer, targets):
+        read = read_savepoint(targets, base)
+        edited = read.find_operator(operator)
+        rows = edited_tables(frames, edited.tables)
+        folders = savepoint_folder(targets, base), savepoint_folder(targets, name)
+        _copy_rest(writer, read, edited, rows, folders)
+        operators = tuple(writer.written(one, rows) if one is edited else one for one in read.operators)
+        made = replace(
+            read,
+            name=name,
+            comment=comment,
+            created_ms=clock.now_ms(),
+            versions=versions_of(writer.spark),
+            operators=operators,
+        )
+        finish_savepoint(folders[1], made)
+    return made
+
+
+@contextmanager
+def _begun(
+    frames: Mapping[str, DataFrame], target: str | Path, name: str
+) -> Iterator[tuple[TableSetWriter, ObjectStorage]]:
+    """Give what writes tables into a new savepoint, and the directory of savepoints."""
+    if not frames:
+        raise InvalidArgumentError("name at least one table to write")
+    spark = next(iter(frames.values())).sparkSession
+    configuration = dict(spark.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    with open_storage(str(target), parse_storage_options(settings.storage_values(configuration))) as targets:
+        require_free(targets, name)
+        yield TableSetWriter(spark, settings, str(target), name), targets
+
+
+def _as_list(keys: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
+    return keys if isinstance(keys, Sequence) and not isinstance(keys, str) else [keys]
+
+
+def _known(time_mode: TimeMode) -> TimeMode:
+    if time_mode not in TIMEOUT_CONF:
+        raise InvalidArgumentError(f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}", given=time_mode)
+    return time_mode
+
+
+@dataclass(frozen=True)
+class TableSetWriter:
+    """Writes the tables of an operator into a savepoint that is not finished.
+
+    Attributes
+    ----------
+    spark : SparkSession
+    settings : Settings
+        Of the session, without credentials.
+    target, name : str
+        URL of the directory of savepoints, and the savepoint's name.
+    """
+
+    spark: SparkSession
+    settings: Settings
+    target: str
+    name: str
+
+    def written(self, operator: SavedOperator, tables: Sequence[TableRows]) -> SavedOperator:
+        """Return an operator with these tables in place of those it has of their names."""
+        schemas, pieces = dict(operator.tables), list(operator.pieces)
+        earliest_ms: dict[int, int | None] = {times.shard: times.earliest_timer_ms for times in operator.times}
+        for rows in tables:
+            found = write_table(rows, self.settings, self.target, self.name, operator.name, operator.shards)
+            schemas |= found.schemas
+            pieces = [piece for piece in pieces if piece.table not in found.schemas]
+            pieces += found.pieces
+            for shard, due_ms in found.earliest_ms.items():
+                known = [ms for ms in (earliest_ms.get(shard), due_ms) if ms is not None]
+                earliest_ms[shard] = min(known, default=None)
+        places = {table: place for place, table in enumerate(schemas)}
+        pieces.sort(key=lambda piece: (places[piece.table], piece.shard))
+        # The times of the last calls say what was evicted before them: of rows that are written here, nothing is known.
+        times = tuple(ShardTimes(shard, due_ms, 0) for shard, due_ms in sorted(earliest_ms.items()))
+        declared = operator.declared or schemas
+        return replace(operator, tables=schemas, declared=declared, times=times, pieces=tuple(pieces))
+
+
+def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
+    """Return what a savepoint says of a query that has not begun: each source is at its own beginning."""
+    names = [f"{number}" for number in range(sources)] if isinstance(sources, int) else list(sources)
+    if isinstance(sources, str) or len(set(names)) < len(names) or not names:
+        raise InvalidArgumentError("sources is a number, at least 1, or a list of names", sources=sources)
+    named = not isinstance(sources, int)
+    conf = {PARTITIONS: f"{partitions}"} | ({NAMED_SOURCES_SETTING: "true"} if named else {})
+    batch = {"batchWatermarkMs": 0, "batchTimestampMs": clock.now_ms(), "conf": conf}
+    positions = tuple(SavedSource(name, "-", ()) for name in names)
+    return SavedQuery("", 0, NAMED_SOURCES if named else "v1", json.dumps(batch), 0, positions)
+
+
+def _copy_rest(
+    writer: TableSetWriter,
+    base: Savepoint,
+    edited: SavedOperator,
+    rows: Sequence[TableRows],
+    folders: tuple[PrefixedStorage, PrefixedStorage],
+) -> None:
+    """Copy what a savepoint has besides some tables of an operator: from the first folder to the second."""
+    replaced = {schema.name for table in rows for schema in (table.schema, table.index) if schema is not None}
+    kept = [
+        (operator.name, piece)
+        for operator in base.operators
+        for piece in operator.pieces
+        if operator is not edited or piece.table not in replaced
+    ]
+    copy_pieces(writer.spark, writer.settings, writer.target, base.name, writer.name, kept)
+    for source in base.query.sources:
+        for log in source.logs:
+            folders[1].put(log.key, read_log(folders[0], log))
