@@ -12,6 +12,7 @@ from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, DurableJob, Requests, server_of_environment
+from holdfast.benches.jobs.savepoints import Savepoints
 from holdfast.benches.jobs.snapshots import Restore, Size, Snapshots
 from holdfast.benches.report.results import WITH_SNAPSHOTS, WITHOUT
 from holdfast.benches.runs.by_name import engines_for
@@ -46,7 +47,7 @@ def snapshots(engines: str, **options: Any) -> None:
 @engines_option(Restore, "store-rocksdb,store-filesystem,store-memory")
 @options_of(Restore(), repeats=1, without="keys")
 def restore(engines: str, **options: Any) -> None:
-    """State that is in the storage only, against a plain download: --serves --checkpoint s3://bucket/bench for S3."""
+    """State that is in the storage only, against a plain download: --serves true --checkpoint s3://bucket/bench for S3."""
     compare("restore", Restore(), engines, options)
 
 
@@ -81,6 +82,14 @@ waiting_a = _waiting("waiting-a", DurableA())
 waiting_b = _waiting("waiting-b", DurableB())
 
 
+@click.command("savepoints")
+@engines_option(Savepoints, "store-memory")
+@options_of(Savepoints(), repeats=1, without="keys")
+def savepoints(engines: str, **options: Any) -> None:
+    """Savepoints in Spark, against a plain copy: --serves true --checkpoint s3://bucket/bench for S3."""
+    compare("savepoints", Savepoints(), engines, options)
+
+
 @click.command("size")
 @engines_option(Size, "store-memory,store-filesystem,store-rocksdb")
 @options_of(Size(), repeats=1)
@@ -89,4 +98,4 @@ def size(engines: str, **options: Any) -> None:
     compare("size", Size(), engines, options)
 
 
-COMMANDS = (stalls, requests, waiting_a, waiting_b, snapshots, restore, size, uploads_a, uploads_b)
+COMMANDS = (stalls, requests, waiting_a, waiting_b, snapshots, restore, savepoints, size, uploads_a, uploads_b)

@@ -12,6 +12,7 @@ from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA, JobAOnCluster
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, Requests
+from holdfast.benches.jobs.savepoints import Savepoints
 from holdfast.benches.jobs.sessions import Sessions
 from holdfast.benches.jobs.snapshots import Restore, Size, Snapshots
 from holdfast.benches.jobs.ttl import Ttl
@@ -23,7 +24,7 @@ JOBS: dict[str, type[Job]] = {
     for job in (
         *(JobA, JobAOnCluster, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Nexmark, FromFiles),
         *(Requests, DurableA, DurableB),
-        *(Commits, Snapshots, Restore, Size),
+        *(Commits, Snapshots, Restore, Size, Savepoints),
     )
 }
 

@@ -105,7 +105,7 @@ class Restore(StoreJob):
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Restore again and again, each time in a new directory."""
         chance, watch = np.random.default_rng(0), StoreWatch()
-        with self._server(), _shard(self, backend_name, options, places, self.checkpoint) as shard:
+        with serving(self.serves), _shard(self, backend_name, options, places, self.checkpoint) as shard:
             pointer = shard.commit(shard.store, shard.fill(self.keys, chance), np.arange(1), chance)
             _, manifest = shard.log.write_snapshot(shard.backend, pointer)
             watch.look(shard.backend.statistics().local_bytes)
@@ -120,15 +120,6 @@ class Restore(StoreJob):
             storage = {FULL_BYTES: manifest.stored_bytes * len(self.counted)}
             restore_ms = [phases["restore"] for phases in phases_ms]
             return watch.measured(phases_ms, restore_ms, {"backend": backend_name, **options}, **storage)
-
-    @contextmanager
-    def _server(self) -> Iterator[None]:
-        if not self.serves or server_of_environment():
-            yield
-            return
-        with ObjectStore() as store:
-            os.environ |= store.environment  # of this process, which is for this run
-            yield
 
 
 @dataclass(frozen=True)
@@ -235,7 +226,7 @@ class _Shard:
         try:
             with self._open_backend(self._home) as backend:
                 store = VersionedStore(backend, self._open_log(self._home))
-                taken_ms = _timed_ms(lambda: store.read_at(pointer).close())
+                taken_ms = timed_ms(lambda: store.read_at(pointer).close())
                 with store.read_at(pointer) as view:
                     found = sum(len(run) for run in view.scan(TABLE))
                 if found != keys:
@@ -253,7 +244,7 @@ class _Shard:
 
         folder.mkdir()
         try:
-            return _timed_ms(lambda: list(self.executor.map(fetch, self.storage.list(""))))
+            return timed_ms(lambda: list(self.executor.map(fetch, self.storage.list(""))))
         finally:
             shutil.rmtree(folder)
 
@@ -285,6 +276,17 @@ def _shard(
             storage.delete([found.key for found in storage.list("")])
 
 
+@contextmanager
+def serving(serves: bool) -> Iterator[None]:
+    """Serve S3 for this process, which is for this run, unless the environment names a server."""
+    if not serves or server_of_environment():
+        yield
+        return
+    with ObjectStore() as store:
+        os.environ |= store.environment
+        yield
+
+
 def _commit(store: VersionedStore, pointer: Pointer | None, keys: Keys, values: pa.RecordBatch) -> Pointer:
     with store.begin(pointer) as transaction:
         if pointer is not None:
@@ -295,7 +297,8 @@ def _commit(store: VersionedStore, pointer: Pointer | None, keys: Keys, values: 
     return committed
 
 
-def _timed_ms(work: Callable[[], object]) -> float:
+def timed_ms(work: Callable[[], object]) -> float:
+    """Return what some work takes."""
     start = time.perf_counter()
     work()
     return round((time.perf_counter() - start) * 1000, 2)

@@ -170,7 +170,7 @@ def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
     others = [[[row for row in batch if "'bob'" not in row] for batch in batches] for batches in (original, edited)]
     assert others[0] == others[1]
     (before, after) = ([row for batch in batches for row in batch if "'bob'" in row] for batches in (original, edited))
-    assert ("'clicks': 3" in before[0], "'clicks': 1" in after[0]) == (True, True)
+    assert (len(before), len(after)) == (2, 1)
 
 
 @dataclass(frozen=True)
