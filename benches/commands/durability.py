@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from holdfast.benches.commands.single import compare, compare_with_change, engines_option, options_of
-from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import SparkJob
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, DurableJob, Requests, server_of_environment
-from holdfast.benches.jobs.savepoints import Savepoints
-from holdfast.benches.jobs.snapshots import Restore, Size, Snapshots
+from holdfast.benches.jobs.store.commits import Commits
+from holdfast.benches.jobs.store.savepoints import Savepoints
+from holdfast.benches.jobs.store.snapshots import Restore, Size, Snapshots
 from holdfast.benches.report.results import WITH_SNAPSHOTS, WITHOUT
 from holdfast.benches.runs.by_name import engines_for
 
@@ -47,7 +47,7 @@ def snapshots(engines: str, **options: Any) -> None:
 @engines_option(Restore, "store-rocksdb,store-filesystem,store-memory")
 @options_of(Restore(), repeats=1, without="keys")
 def restore(engines: str, **options: Any) -> None:
-    """State that is in the storage only, against a plain download: --serves true --checkpoint s3://bucket/bench for S3."""
+    """State that is in the storage only, against a plain download; S3: --serves true --checkpoint s3://bucket/bench."""
     compare("restore", Restore(), engines, options)
 
 
@@ -86,7 +86,7 @@ waiting_b = _waiting("waiting-b", DurableB())
 @engines_option(Savepoints, "store-memory")
 @options_of(Savepoints(), repeats=1, without="keys")
 def savepoints(engines: str, **options: Any) -> None:
-    """Savepoints in Spark, against a plain copy: --serves true --checkpoint s3://bucket/bench for S3."""
+    """Savepoints in Spark, against a plain copy; S3: --serves true --checkpoint s3://bucket/bench."""
     compare("savepoints", Savepoints(), engines, options)
 
 

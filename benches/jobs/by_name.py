@@ -7,14 +7,14 @@ from typing import Any
 
 from holdfast.benches.jobs.by_key import DropIn, Timers
 from holdfast.benches.jobs.by_processor import ByProcessor
-from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA, JobAOnCluster
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, Requests
-from holdfast.benches.jobs.savepoints import Savepoints
 from holdfast.benches.jobs.sessions import Sessions
-from holdfast.benches.jobs.snapshots import Restore, Size, Snapshots
+from holdfast.benches.jobs.store.commits import Commits
+from holdfast.benches.jobs.store.savepoints import Savepoints
+from holdfast.benches.jobs.store.snapshots import Restore, Size, Snapshots
 from holdfast.benches.jobs.ttl import Ttl
 from holdfast.benches.nexmark.job import Nexmark
 from holdfast.benches.peers.job import FromFiles

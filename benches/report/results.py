@@ -23,7 +23,7 @@ from typing import Any
 from holdfast.benches.jobs.by_name import read_job
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.requests import requests_of
-from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES
+from holdfast.benches.jobs.store.snapshots import FULL_BYTES, NEW_BYTES
 from holdfast.benches.runs.paired import Entry, Run, ratios
 
 Document = dict[str, Any]

@@ -8,7 +8,7 @@ from holdfast.benches.instruments.object_store import BUCKET
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, DurableJob, Requests
-from holdfast.benches.jobs.snapshots import Restore, Snapshots
+from holdfast.benches.jobs.store.snapshots import Restore, Snapshots
 from holdfast.benches.report.results import WITH_SNAPSHOTS, WITHOUT
 from holdfast.benches.runs.paired import Entry
 from holdfast.benches.suites.measurement import Measurement, Profile, Shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.benches.jobs.job_a import JobA, JobAOnCluster
 from holdfast.benches.jobs.job_b import JobB
-from holdfast.benches.jobs.snapshots import Size
+from holdfast.benches.jobs.store.snapshots import Size
 from holdfast.benches.runs.paired import Entry
 from holdfast.benches.suites.measurement import Measurement, Profile
 

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from holdfast.benches.jobs.requests import requests_of
-from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES, RESTORE_MS
+from holdfast.benches.jobs.store.snapshots import FULL_BYTES, NEW_BYTES, RESTORE_MS
 from holdfast.benches.report.answers import Answer
 from holdfast.benches.report.charts.canvas import number
 from holdfast.benches.report.charts.curves import Curve, draw_curves

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.benches.jobs.requests import requests_of
-from holdfast.benches.jobs.snapshots import FULL_BYTES, NEW_BYTES
+from holdfast.benches.jobs.store.snapshots import FULL_BYTES, NEW_BYTES
 from holdfast.benches.report.answers import FLOOR, RESTORE, SAME_IN_ONE_TURN, Answer, Ratio
 from holdfast.benches.report.directory import PLAIN_DOWNLOAD, Results
 from holdfast.benches.report.names import name_of

@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StructType
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.processor.state.variables import is_of_entry
+from holdfast.spark_integration.processor.state.variables import is_of_entry, table_of
 from holdfast.spark_integration.read_state import shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -205,14 +205,17 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
     """Return how many key columns of an operator's table are those by which it groups.
 
-    Lists have a column for the number of an element behind them, timers of processors for their time, and maps have
-    the columns of an entry's key.
+    Lists have the number of an element behind them, and maps the columns of an entry's key.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableSchema
+        All of the operator's: others may say it more surely.
     """
-    by_due = tables.get(TIMERS_BY_DUE)
-    if by_due is not None:
-        return len(by_due.key)
-    if re.match(r"v\.|[^.]*$", table.name):
-        return len(table.key)
-    if table.name.startswith("l."):
-        return len(table.key) - 1
+    for name, other in tables.items():
+        if name == TIMERS_BY_DUE or re.match(r"v\.|[^.]*$", name):
+            own = 1 if name == TIMERS and not len(other.value) else 0
+            return len(other.key) - own
+        if name.startswith(table_of("list", "")):
+            return len(other.key) - 1
     return next(place for place, name in enumerate(table.key.names) if is_of_entry(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast import cli
-from holdfast.benches.jobs.commits import Commits
+from holdfast.benches.jobs.store.commits import Commits
 from holdfast.benches.runs.paired import Entry
 from holdfast.benches.suites import by_name
 from holdfast.benches.suites.measurement import Measurement

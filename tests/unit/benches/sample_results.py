@@ -13,7 +13,7 @@ from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import Requests
-from holdfast.benches.jobs.snapshots import Restore
+from holdfast.benches.jobs.store.snapshots import Restore
 from holdfast.benches.report.results import Document, Target, document
 from holdfast.benches.runs.paired import Entry, Run, summarize
 

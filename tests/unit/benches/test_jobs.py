@@ -16,10 +16,10 @@ from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs import rows
 from holdfast.benches.jobs.by_key import DropIn, Timers
 from holdfast.benches.jobs.by_name import JOBS, read_job
-from holdfast.benches.jobs.commits import Commits
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.jobs.job_a import JobA
 from holdfast.benches.jobs.job_b import JobB
+from holdfast.benches.jobs.store.commits import Commits
 from holdfast.errors import InvalidArgumentError
 from holdfast.testing import PandasWithStateTester
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.backends.registry import backend_names
 from holdfast.benches.instruments.measured import Places
 from holdfast.benches.jobs.by_name import read_job
-from holdfast.benches.jobs.snapshots import FULL_BYTES, RESTORE_MS, Size
+from holdfast.benches.jobs.store.snapshots import FULL_BYTES, RESTORE_MS, Size
 from holdfast.benches.runs.by_name import ENGINES
 from holdfast.benches.runs.paired import run_engine
 from holdfast.benches.suites import durability, growth

@@ -29,7 +29,7 @@ from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.store_watch import StoreWatch
 from holdfast.benches.jobs.job import StoreJob, option
 from holdfast.benches.jobs.rows import keys_of, table_of, values_of
-from holdfast.benches.jobs.snapshots import serving, timed_ms
+from holdfast.benches.jobs.store.snapshots import serving, timed_ms
 from holdfast.errors import CorruptionError
 from holdfast.settings import PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectInfo

@@ -1,0 +1,1 @@
+"""Work on the store, or on savepoints of it: no streaming query."""
