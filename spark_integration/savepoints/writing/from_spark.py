@@ -43,7 +43,7 @@ from holdfast.spark_integration.savepoints.query_location import LoggedBatch, Qu
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
-from holdfast.spark_integration.savepoints.writing.write import TableSetWriter
+from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
@@ -220,11 +220,10 @@ def _saved(
 ) -> SavedOperator:
     if step.host == GROUP_STATE:
         tables, has_timeout = _group_state(step, timeout_conf)
-        host, configuration = GROUP_STATE, {}
+        empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=has_timeout)
     else:
-        configuration = _configuration(step)
-        tables, host, has_timeout = list(_processor(step)), STATE_VARIABLES, False
-    empty = SavedOperator(name, step.number, host, has_timeout, shards, {}, {}, True, configuration, (), ())
+        tables = list(_processor(step))
+        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=_configuration(step))
     return writer.written(empty, tables)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from holdfast import clock
@@ -117,19 +118,7 @@ def write(
         count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
         if type(count) is not int or count < 1:
             raise InvalidArgumentError("shards is at least 1", shards=shards)
-        empty = SavedOperator(
-            name=operator_name(None, operator),
-            number=0,
-            host=GROUP_STATE,
-            has_timeout=timeMode != "None",
-            shards=count,
-            tables={},
-            declared={},
-            is_continuous=True,
-            configuration={},
-            times=(),
-            pieces=(),
-        )
+        empty = without_rows(operator_name(None, operator), 0, GROUP_STATE, count, has_timeout=timeMode != "None")
         query = _no_query(sources, count)
         made = Savepoint(
             name, comment, clock.now_ms(), versions_of(writer.spark), query, (writer.written(empty, rows),)
@@ -196,6 +185,19 @@ def edit(
         )
         finish_savepoint(folders[1], made)
     return made
+
+
+def without_rows(
+    name: str,
+    number: int,
+    host: str,
+    shards: int,
+    *,
+    has_timeout: bool = False,
+    configuration: Mapping[str, str] = MappingProxyType({}),
+) -> SavedOperator:
+    """Return an operator to which tables can be written."""
+    return SavedOperator(name, number, host, has_timeout, shards, {}, {}, True, configuration, (), ())
 
 
 @contextmanager
