@@ -72,6 +72,14 @@ def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
     location.delete(_MARK + query_id for query_id in stopped)
 
 
+def abandon(location: ObjectStorage, query_id: str) -> None:
+    """Empty a location that was not finished, unless somebody else has taken it meanwhile."""
+    found = {info.key for info in location.list("")}
+    if _marks(found) == {query_id}:
+        location.delete(key for key in found if key.startswith(_OURS) or key == "metadata")
+        location.delete([_MARK + query_id])
+
+
 def _marks(keys: Iterable[str]) -> set[str]:
     return {key.removeprefix(_MARK) for key in keys if key.startswith(_MARK)}
 
