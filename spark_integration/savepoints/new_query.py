@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.errors import HoldfastError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, find_origin, forget_origin
-from holdfast.snapshotter.savepoints.savepoints import delete_savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.savepoints import seeding
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ class NewQuery:
     @property
     def rescaling_url(self) -> str:
         """A directory for a savepoint that has the query's id as its name, and is gone at the end."""
-        return f"{str(self.settings.checkpoint_dir).rstrip('/')}/{_RESCALING}"
+        return _rescaling_url(self.settings)
 
     def remove_stub(self) -> None:
         """Delete the stub's location, if there is one."""
@@ -80,7 +78,7 @@ class NewQuery:
 
     def remove_savepoint(self) -> None:
         """Delete the savepoint that has the query's id as its name, if there is one."""
-        _remove_savepoint(self.storage, self.query_id)
+        _remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
 
     def fill(self, origin: QueryOrigin) -> None:
         """Say which directories are filled, before they are: from then on they are known to be this query's."""
@@ -124,12 +122,14 @@ def new_query(
         stopped = seeding.begin(location, query_id)
         for other in stopped:
             _remove_folder(_stub_url(url, other), options)
+            _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
             _clear(storage, other)
         seeding.forget(location, stopped)
         try:
             yield NewQuery(spark, settings, options, url, location, storage, query_id)
         except HoldfastError:
             with suppress(HoldfastError):  # the next attempt deletes what this one does not
+                _remove_folder(f"{_rescaling_url(settings)}/{query_id}", options)
                 _clear(storage, query_id)
                 seeding.abandon(location, query_id)
             raise
@@ -137,7 +137,6 @@ def new_query(
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:
     """Delete what a query has left in the checkpoint directory whose making was stopped: none can have used it."""
-    _remove_savepoint(storage, query_id)
     origin = find_origin(storage, query_id)
     if origin is None:
         return
@@ -150,9 +149,8 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
     forget_origin(storage, query_id)
 
 
-def _remove_savepoint(storage: ObjectStorage, query_id: str) -> None:
-    with suppress(NotFoundError):
-        delete_savepoint(PrefixedStorage(storage, _RESCALING), query_id)
+def _rescaling_url(settings: Settings) -> str:
+    return f"{str(settings.checkpoint_dir).rstrip('/')}/{_RESCALING}"
 
 
 def _stub_url(url: str, query_id: str) -> str:

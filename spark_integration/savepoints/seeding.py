@@ -159,7 +159,7 @@ def seed(
         )
     for info in stub.list(_STATE):
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
-            location.put(info.key, _moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
+            location.put(info.key, moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
     for source in () if fresh else query.sources:
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
@@ -175,11 +175,13 @@ def seed(
     location.put("commits/0", _log(commit_version, _json(committed)))
 
 
-def _moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
+def moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
     """Return a file of Spark's state for its new place: metadata of some operators names its own files by path."""
+    if bytes(data[:1]) not in (b"{", b"v"):
+        return data
     text = bytes(data)
     old, new = (url.partition("://")[2].encode() for url in (before, after))
-    return text.replace(old, new) if old in text and text[:1] in (b"{", b"v") else data
+    return text.replace(old, new) if old in text else data
 
 
 def _text(storage: ObjectStorage, key: str) -> str:
