@@ -61,6 +61,7 @@ def run_tasks(
 def working_folder(settings: Settings) -> Iterator[Path]:
     """Give a folder where executors keep what is large; it is gone after the context."""
     disk = local_dirs.choose_root(settings.local_dir, in_memory=False)
+    disk.mkdir(parents=True, exist_ok=True)  # as a query's executors do
     with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
         yield Path(home)
 
