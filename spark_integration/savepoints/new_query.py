@@ -130,8 +130,9 @@ def new_query(
         except HoldfastError:
             with suppress(HoldfastError):  # the next attempt deletes what this one does not
                 _remove_folder(f"{_rescaling_url(settings)}/{query_id}", options)
-                _clear(storage, query_id)
-                seeding.abandon(location, query_id)
+                if seeding.is_mine(location, query_id):  # else what is there may be somebody else's by now
+                    _clear(storage, query_id)
+                    seeding.abandon(location, query_id)
             raise
 
 

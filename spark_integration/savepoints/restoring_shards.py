@@ -295,13 +295,14 @@ class PieceRows:
 
 def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]:
     """Yield the timers of each of some shards, in the order of their times."""
-    of_rows = shards_of(hashes_of_keys(run), shards)
-    order = np.argsort(of_rows, kind="stable")
-    order = order[slice(*np.searchsorted(of_rows[order], [wanted.start, wanted.stop]))]
-    rows, of_rows = take(run.batch, order), of_rows[order]
-    found, begins = np.unique(of_rows, return_index=True)
-    for shard, (begin, end) in zip(found.tolist(), pairwise([*begins.tolist(), len(of_rows)]), strict=True):
-        yield shard, Run(run.schema, rows.slice(begin, end - begin))
+    of_rows = shards_of(hashes_of_keys(run), shards) - wanted.start
+    mine = np.flatnonzero((of_rows >= 0) & (of_rows < len(wanted)))
+    of_mine = of_rows[mine].astype(np.min_scalar_type(len(wanted)))  # numbers of 16 bits are sorted in linear time
+    rows = take(run.batch, mine[np.argsort(of_mine, kind="stable")])
+    ends = np.cumsum(np.bincount(of_mine, minlength=len(wanted))).tolist()
+    for shard, (begin, end) in zip(wanted, pairwise([0, *ends]), strict=True):
+        if begin < end:
+            yield shard, Run(run.schema, rows.slice(begin, end - begin))
 
 
 def rows_of(

@@ -72,12 +72,16 @@ def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
     location.delete(_MARK + query_id for query_id in stopped)
 
 
+def is_mine(location: ObjectStorage, query_id: str) -> bool:
+    """Tell whether nobody else has taken a location meanwhile."""
+    return _marks(info.key for info in location.list("")) == {query_id}
+
+
 def abandon(location: ObjectStorage, query_id: str) -> None:
-    """Empty a location that was not finished, unless somebody else has taken it meanwhile."""
+    """Empty a location that was not finished, and that nobody else has taken."""
     found = {info.key for info in location.list("")}
-    if _marks(found) == {query_id}:
-        location.delete(key for key in found if key.startswith(_OURS) or key == "metadata")
-        location.delete([_MARK + query_id])
+    location.delete(key for key in found if key.startswith(_OURS) or key == "metadata")
+    location.delete([_MARK + query_id])
 
 
 def _marks(keys: Iterable[str]) -> set[str]:
@@ -103,7 +107,7 @@ def finish(location: ObjectStorage, query_id: str) -> None:
 
 
 def _require_mine(location: ObjectStorage, query_id: str) -> None:
-    if _marks(info.key for info in location.list("")) != {query_id}:
+    if not is_mine(location, query_id):
         raise ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
 
 
