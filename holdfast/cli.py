@@ -18,10 +18,12 @@ from holdfast.errors import HoldfastError
 # Command: the module and the click command in it.
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
+    "clone": "holdfast.commands.copies:clone",
     "demo": "holdfast.examples.flights.command:demo",
     "gc": "holdfast.commands.gc:gc",
     "inspect": "holdfast.commands.inspect:inspect",
     "log": "holdfast.commands.log:log",
+    "rescale": "holdfast.commands.copies:rescale",
     "savepoint": "holdfast.commands.savepoint:savepoint",
     "verify": "holdfast.commands.verify:verify",
 }

@@ -23,10 +23,13 @@ from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import Listed
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.copies.cloning import clone
+from holdfast.spark_integration.copies.rescaling import rescale
+from holdfast.spark_integration.savepoints.changes import Sources
 from holdfast.spark_integration.savepoints.creating import create, stop
 from holdfast.spark_integration.savepoints.data_source import SavepointSource, load
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
-from holdfast.spark_integration.savepoints.restoring import Sources, restore
+from holdfast.spark_integration.savepoints.restoring import restore
 from holdfast.spark_integration.savepoints.writing.from_spark import from_spark
 from holdfast.spark_integration.savepoints.writing.write import edit, write
 
@@ -36,6 +39,7 @@ __all__ = [
     "SavepointSource",
     "Sources",
     "TableDifference",
+    "clone",
     "create",
     "delete",
     "diff",
@@ -44,6 +48,7 @@ __all__ = [
     "listed",
     "load",
     "read",
+    "rescale",
     "restore",
     "stop",
     "verify",

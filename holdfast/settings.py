@@ -74,6 +74,10 @@ def _carried_bytes(value: str) -> int:
     return size_bytes
 
 
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
 def _one_of(first: str, second: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in (first, second):
@@ -106,6 +110,8 @@ class Settings:
         which the function does nothing leaves it, as Spark does.
     shards : int or None
         ``spark.holdfast.shards``: shards of each operator; None takes ``spark.sql.shuffle.partitions``.
+    allow_new : tuple of str
+        ``spark.holdfast.restore.allowNew``: operators that may begin without state in a query that was restored.
     snapshot_max_commits : int
         ``spark.holdfast.snapshot.maxCommits``: commits of a shard after which a snapshot is written.
     snapshot_max_bytes : int or None
@@ -133,6 +139,7 @@ class Settings:
     transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
     shards: int | None = _setting("shards", _count, None)
+    allow_new: tuple[str, ...] = _setting("restore.allowNew", _names, ())
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)
     snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)

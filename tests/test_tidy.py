@@ -72,6 +72,7 @@ ROOMS = {
         # The server is a program: workers start it, and import nothing of it.
         "read_state",
         "savepoints server stream",
+        "copies",
     ),
     "holdfast": ("clock errors", "settings", "savepoints", "commands testing", "cli"),
 }

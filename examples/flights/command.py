@@ -1,4 +1,4 @@
-"""``holdfast demo``: starts the query's driver, kills it half-way, starts it again, and checks the result."""
+"""``holdfast demo``: starts the query's driver, kills or stops it half-way, lets another go on, checks the result."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,13 +24,14 @@ from holdfast import clock
 from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.examples.flights import data, report
-from holdfast.examples.flights.query import Job, encode, storage_values
+from holdfast.examples.flights.query import QUERY, RESTORED, Job, committed, encode, storage_values
 from holdfast.examples.flights.starts import Start, StartWatch
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.java import ensure_java
 
+_BACKEND = "spark.holdfast.backend"
 _LOCAL_DIR = "spark.holdfast.local.dir"
 _WATCH_EVERY_S = 0.05
 # Long enough after a commit for the next micro-batch to be well on its way.
@@ -48,6 +50,11 @@ _END_OF_TIME_MS = 1 << 52
 @click.option("--flights", type=click.IntRange(min=1000), metavar="N", help="Only the first N flights.")
 @click.option("--batches", type=click.IntRange(min=2), default=24, show_default=True, help="Number of micro-batches.")
 @click.option("--kill/--no-kill", default=True, show_default=True, help="Kill the driver half-way.")
+@click.option(
+    "--savepoint",
+    is_flag=True,
+    help="Instead, stop half-way with a savepoint; restore it on another backend, resharded.",
+)
 @click.option("--lose-local", is_flag=True, help="At the kill also delete local state, as the loss of a machine would.")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts of a query that failed."
@@ -61,6 +68,7 @@ def demo(
     flights: int | None,
     batches: int,
     kill: bool,
+    savepoint: bool,
     lose_local: bool,
     restarts: int,
     work_dir: Path | None,
@@ -71,18 +79,18 @@ def demo(
 
     The flights that left New York in 2013 pass through Spark as micro-batches, in time order. Running totals of each
     aircraft, carrier and route are holdfast state. Half-way the driver is killed with SIGKILL and started again; at
-    the end state and output must equal what plain pandas computes from the whole file.
+    the end state and output must equal what plain pandas computes from the whole file. With --savepoint the query is
+    stopped with a savepoint instead, and another one goes on from it, on another backend and with twice the shards.
     """
+    if savepoint and lose_local:
+        raise InvalidArgumentError("--lose-local is for a kill: with --savepoint nothing is killed")
     console = Console(highlight=False)
-    settings = {"spark.holdfast.backend": backend, **_parse_configuration(conf)}
-    in_memory = find_backend(settings["spark.holdfast.backend"]).in_memory
+    settings = {_BACKEND: backend, **_parse_configuration(conf)}
     ensure_java()
     all_flights = data.load_flights(flights)
     with _work_directory(work_dir, keep) as folder:
         durable = f"{checkpoint.rstrip('/')}/holdfast-demo-{clock.new_id()}" if checkpoint else str(folder / "state")
-        # Files on disk outlive their executor: these go with the work dir.
-        local = {} if in_memory else {_LOCAL_DIR: str(folder / "local")}
-        job = Job(str(folder), durable, local | settings, restarts)
+        job = _job(folder, durable, settings, restarts)
         data.write_files(all_flights, folder / "flights", batches)
         console.print(
             f"[bold]{len(all_flights):,} flights[/] in {batches} micro-batches; backend {backend}, "
@@ -90,8 +98,12 @@ def demo(
             soft_wrap=True,
         )
         try:
-            drivers = _Drivers(job, batches, console, in_memory=in_memory, lose_local=lose_local)
-            killed = drivers.run(kill_after=batches // 2 if kill else None)
+            drivers = _Drivers(job, batches, console, lose_local=lose_local)
+            killed = None
+            if savepoint:
+                drivers.move(*_moving(job, settings, batches // 2))
+            else:
+                killed = drivers.run(kill_after=batches // 2 if kill else None)
             correct = _show(console, folder, all_flights, drivers.starts, killed)
         finally:
             if checkpoint and not keep:
@@ -100,6 +112,22 @@ def demo(
             console.print(f"kept: {folder} and {durable}", soft_wrap=True)
     if not correct:
         raise SystemExit(1)
+
+
+def _job(folder: Path, durable: str, settings: dict[str, str], restarts: int) -> Job:
+    # Files on disk outlive their executor: these go with the work dir.
+    in_memory = find_backend(settings[_BACKEND]).in_memory
+    local = {} if in_memory else {_LOCAL_DIR: str(folder / "local")}
+    return Job(str(folder), durable, local | settings, restarts)
+
+
+def _moving(job: Job, settings: dict[str, str], stop_after: int) -> tuple[Job, Job]:
+    """Return the job that stops with a savepoint, and the one that goes on from it, on another backend."""
+    savepoints = f"{job.checkpoint}/savepoints"
+    first = replace(job, checkpoint=f"{job.checkpoint}/first", savepoints=savepoints, stop_after=stop_after)
+    other = "memory" if settings[_BACKEND] == "filesystem" else "filesystem"
+    second = _job(job.folder, f"{job.checkpoint}/second", settings | {_BACKEND: other}, job.restarts)
+    return first, replace(second, savepoints=savepoints, from_savepoint=True)
 
 
 def _parse_configuration(given: tuple[str, ...]) -> dict[str, str]:
@@ -147,10 +175,9 @@ class _Drivers:
         How long each took to start.
     """
 
-    def __init__(self, job: Job, batches: int, console: Console, *, in_memory: bool, lose_local: bool) -> None:
+    def __init__(self, job: Job, batches: int, console: Console, *, lose_local: bool) -> None:
         self.starts: list[Start] = []
         self._job = job
-        self._local_root = local_dirs.choose_root(job.configuration.get(_LOCAL_DIR), in_memory=in_memory)
         self._batches = batches
         self._console = console
         self._lose_local = lose_local
@@ -158,15 +185,7 @@ class _Drivers:
 
     def run(self, kill_after: int | None) -> report.Kill | None:
         """Run the query to its end; kill its driver once if `kill_after` micro-batches are committed."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._console) as progress:
-            bar = progress.add_task("starting Spark", total=self._batches)
-
-            def show(committed: int) -> None:
-                progress.update(
-                    bar, completed=committed, description="micro-batches" if committed else "starting Spark"
-                )
-
+        with self._bar() as show:
             if kill_after is None:
                 with self._driver() as driver:
                     self._watch_start(driver, show)
@@ -195,6 +214,46 @@ class _Drivers:
             show(self._batches)
         return report.Kill(committed, recovery_ms, source)
 
+    def move(self, saving: Job, going_on: Job) -> None:
+        """Run the query half-way, until its driver stops it with a savepoint, and another one from there to the end."""
+        with self._bar() as show:
+            self._job = saving
+            with self._driver() as driver:
+                self._watch_start(driver, show)
+                self._watch(driver, show)
+            saved = json.loads((saving.folder / "savepoint.json").read_text())
+            self._console.print(
+                f"[yellow]stopped[/] the query with a savepoint after {saved['batches']} micro-batches: "
+                f"{saved['rows']:,} keys from {saved['shards']} shards, {saved['size_bytes']:,} bytes in "
+                f"{saving.savepoints}; another one goes on",
+                soft_wrap=True,
+            )
+            self._job = going_on
+            with self._driver() as driver:
+                self._watch_start(driver, show)
+                restored = json.loads((going_on.folder / "restored.json").read_text())
+                self._console.print(
+                    f"[green]restored[/] it with backend {going_on.configuration[_BACKEND]} and "
+                    f"{restored['shards']} shards, as query {restored['query_id']}",
+                    soft_wrap=True,
+                )
+                self._watch(driver, show)
+            show(self._batches)
+
+    @contextmanager
+    def _bar(self) -> Iterator[Callable[[int], None]]:
+        """Show a bar, and give what moves it."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self._console) as progress:
+            bar = progress.add_task("starting Spark", total=self._batches)
+
+            def show(committed: int) -> None:
+                progress.update(
+                    bar, completed=committed, description="micro-batches" if committed else "starting Spark"
+                )
+
+            yield show
+
     @contextmanager
     def _driver(self) -> Iterator[subprocess.Popen[bytes]]:
         """Start a driver in a process group of its own, and kill that group at the end, whatever happened."""
@@ -219,7 +278,10 @@ class _Drivers:
 
     def _watch_start(self, driver: subprocess.Popen[bytes], show: Callable[[int], None]) -> None:
         """Return when the first micro-batch of a driver that has just been started is committed."""
-        start = StartWatch(self._job.folder, self._local_root)
+        configuration = self._job.configuration
+        in_memory = find_backend(configuration[_BACKEND]).in_memory
+        local_root = local_dirs.choose_root(configuration.get(_LOCAL_DIR), in_memory=in_memory)
+        start = StartWatch(self._job.folder, local_root, self._job.query.name)
         committed = self._committed()
         self._watch(driver, show, until=committed + 1, look=start.look)
         if self._committed() > committed:
@@ -245,8 +307,8 @@ class _Drivers:
             self._fail(driver.returncode)
 
     def _committed(self) -> int:
-        """Count the micro-batches in Spark's own commit log."""
-        return sum(path.name.isdigit() for path in (self._job.folder / "query" / "commits").glob("*"))
+        """Count the micro-batches in Spark's own commit logs."""
+        return sum(committed(self._job.folder / query) for query in (QUERY, RESTORED))
 
     def _local_shards(self) -> list[Path]:
         """Return the directories of the query's shards whose backend keeps them on disk."""

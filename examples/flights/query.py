@@ -8,6 +8,8 @@ watches it, since it may be killed at any moment::
         query/                            Spark's checkpoint location of the query
         local/                            local state, of a backend that keeps it on disk
         output/batch=7/                   what the query returned for each micro-batch
+        restored/, output-restored/       the same of a query that goes on from a savepoint
+        savepoint.json, restored.json     what was saved, and as what it was restored
         sessions                          one line for each start: when Spark's session was up
         progress.jsonl                    one line a committed micro-batch
         state.arrow, result.json          at the end: the state, and what it takes
@@ -20,13 +22,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.feather as feather
 
-from holdfast import clock, read_state
+from holdfast import clock, read_state, savepoints
 from holdfast.examples.flights.data import FLIGHT_COLUMNS
 from holdfast.examples.flights.starts import note_session
 from holdfast.examples.flights.totals import OPERATOR, running_totals
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+QUERY, RESTORED = "query", "restored"
+SAVEPOINT = "half-way"
 _WATCH_EVERY_S = 0.1
 _SLOTS_MAX = 4
 
@@ -58,17 +63,36 @@ class Job:
         Of the Spark session, beside what this module sets.
     restarts : int
         How often the query is started again after it failed.
+    savepoints : str or None
+        URL of the directory of savepoints, where there is to be one.
+    stop_after : int or None
+        Stop the query with a savepoint as soon as so many micro-batches are committed.
+    from_savepoint : bool
+        Go on from the savepoint as another query, with twice as many shards.
     """
 
     work_dir: str
     checkpoint: str
     configuration: dict[str, str]
     restarts: int = 0
+    savepoints: str | None = None
+    stop_after: int | None = None
+    from_savepoint: bool = False
 
     @property
     def folder(self) -> Path:
         """The work directory as a path."""
         return Path(self.work_dir)
+
+    @property
+    def query(self) -> Path:
+        """Spark's checkpoint location of the query."""
+        return self.folder / (RESTORED if self.from_savepoint else QUERY)
+
+    @property
+    def output(self) -> Path:
+        """What the query returns; the micro-batches of a restored one have numbers of their own."""
+        return self.folder / (f"output-{RESTORED}" if self.from_savepoint else "output")
 
 
 def start_spark(job: Job) -> SparkSession:
@@ -103,14 +127,26 @@ def start_query(spark: SparkSession, job: Job) -> StreamingQuery:
 
     def write(rows: DataFrame, batch_id: int) -> None:
         # Overwritten when a micro-batch is repeated, so the output holds each one once, too.
-        rows.coalesce(1).write.mode("overwrite").parquet(str(job.folder / "output" / f"batch={batch_id}"))
+        rows.coalesce(1).write.mode("overwrite").parquet(str(job.output / f"batch={batch_id}"))
 
     writer = totals.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
-    return writer.option("checkpointLocation", str(job.folder / "query")).start()
+    return writer.option("checkpointLocation", str(job.query)).start()
 
 
-def watch(query: StreamingQuery, progress: Path) -> None:
-    """Write down the duration of each micro-batch until the query has ended; raise what made it fail."""
+def committed(query: Path) -> int:
+    """Count the micro-batches in Spark's own commit log; a restored query begins with one that it has not run."""
+    found = sum(path.name.isdigit() for path in (query / "commits").glob("*"))
+    return max(0, found - 1) if query.name == RESTORED else found
+
+
+def watch(query: StreamingQuery, progress: Path, is_enough: Callable[[], bool] = lambda: False) -> None:
+    """Write down the duration of each micro-batch until the query has ended, or it is enough; raise what made it fail.
+
+    Returns
+    -------
+    None
+        The query has ended, unless it is enough.
+    """
     seen = -1
     with progress.open("a") as file:
         while True:
@@ -123,6 +159,8 @@ def watch(query: StreamingQuery, progress: Path) -> None:
                     file.flush()
             if not active:
                 break
+            if is_enough():
+                return
             time.sleep(_WATCH_EVERY_S)
     query.awaitTermination()
 
@@ -150,7 +188,7 @@ def run(spark: SparkSession, job: Job) -> int:
 def describe(spark: SparkSession, job: Job, restarts: int) -> None:
     """Store the state and its size."""
     started_ms = clock.monotonic_ms()
-    state = read_state(spark, job.folder / "query", OPERATOR)
+    state = read_state(spark, job.query, OPERATOR)
     read_ms = clock.monotonic_ms() - started_ms
     feather.write_feather(state, str(job.folder / "state.arrow"))
     with open_storage(job.checkpoint, parse_storage_options(storage_values(job))) as storage:
@@ -164,6 +202,26 @@ def describe(spark: SparkSession, job: Job, restarts: int) -> None:
         "restarts": restarts,
     }
     (job.folder / "result.json").write_text(json.dumps(result))
+
+
+def save(spark: SparkSession, job: Job) -> None:
+    """Run the query half-way, and stop it with a savepoint."""
+    assert job.savepoints is not None
+    enough = job.stop_after or 0
+    query = start_query(spark, job)
+    watch(query, job.folder / "progress.jsonl", lambda: committed(job.query) >= enough)
+    made = savepoints.stop(spark, query, job.query, job.savepoints, SAVEPOINT)
+    (operator,) = made.operators
+    found = {"rows": sum(operator.rows.values()), "size_bytes": made.size_bytes, "shards": operator.shards}
+    (job.folder / "savepoint.json").write_text(json.dumps({**found, "batches": made.query.batch_id + 1}))
+
+
+def restore(spark: SparkSession, job: Job) -> None:
+    """Make the query that goes on."""
+    assert job.savepoints is not None
+    shards = 2 * savepoints.read(job.savepoints, SAVEPOINT, storage_values(job)).operators[0].shards
+    query_id = savepoints.restore(spark, job.savepoints, SAVEPOINT, job.query, shards=shards)
+    (job.folder / "restored.json").write_text(json.dumps({"query_id": query_id, "shards": shards}))
 
 
 def storage_values(job: Job) -> dict[str, str]:
@@ -182,7 +240,12 @@ def main() -> None:
     job = Job(**json.load(sys.stdin))
     spark = start_spark(job)
     note_session(job.folder)
-    describe(spark, job, run(spark, job))
+    if job.stop_after is not None:
+        save(spark, job)
+    else:
+        if job.from_savepoint:
+            restore(spark, job)
+        describe(spark, job, run(spark, job))
     spark.stop()
 
 

@@ -46,8 +46,12 @@ def state_totals(work_dir: Path) -> pd.DataFrame:
 
 
 def output_totals(work_dir: Path) -> pd.DataFrame:
-    """Return the totals that the query's output holds: of each subject the newest row."""
-    folders = sorted((work_dir / "output").glob("batch=*"), key=lambda path: int(path.name.removeprefix("batch=")))
+    """Return the totals that the query's output holds, and then a restored one's: of each subject the newest row."""
+    folders = [
+        folder
+        for output in (work_dir / "output", work_dir / "output-restored")
+        for folder in sorted(output.glob("batch=*"), key=lambda path: int(path.name.removeprefix("batch=")))
+    ]
     rows = pd.concat([pq.read_table(str(folder), partitioning=None).to_pandas() for folder in folders])
     return rows.drop_duplicates(["kind", "name"], keep="last")
 

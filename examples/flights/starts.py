@@ -61,9 +61,12 @@ class StartWatch:
     work_dir : pathlib.Path
     local_root : pathlib.Path
         Below which its workers keep local state.
+    query : str
+        Spark's checkpoint location, below the work directory.
     """
 
-    def __init__(self, work_dir: Path, local_root: Path) -> None:
+    def __init__(self, work_dir: Path, local_root: Path, query: str = "query") -> None:
+        self._query = work_dir / query
         self._work_dir = work_dir
         self._user = local_root / f"holdfast-{os.getuid()}"
         self._before = self._places()
@@ -86,7 +89,7 @@ class StartWatch:
     def _places(self) -> set[Path]:
         """Return the executors' directories of the query."""
         try:
-            query_id = json.loads((self._work_dir / "query" / "metadata").read_text())["id"]
+            query_id = json.loads((self._query / "metadata").read_text())["id"]
         except (FileNotFoundError, ValueError):
             return set()  # not started, or its file is being written
         kinds = (local_dirs.IN_MEMORY, local_dirs.ON_DISK)

@@ -30,19 +30,26 @@ def savepoint() -> None:
     """Keep a query's state at one micro-batch, in a copy of your own."""
 
 
-_CHECKPOINT_DIR = click.option(
+CHECKPOINT_DIR = click.option(
     "--checkpoint-dir", required=True, metavar="URL", help=f"The query's {PREFIX}checkpoint.dir."
 )
 
 
-_CONF = click.option(
+CONF = click.option(
     "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
 )
+QUERY_CHECKPOINT = click.option(
+    "--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation."
+)
+PARTITIONS = click.option(
+    "--partitions", type=click.IntRange(min=1), metavar="N", help="Spark's. Default: --shards, else as before."
+)
+RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
 _MASTER = "spark.master"
 
 
 @contextmanager
-def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def started_spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -52,7 +59,7 @@ def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...])
     ensure_java()
     builder = SparkSession.builder.appName("holdfast savepoint").config("spark.ui.enabled", "false")
     builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
-    settings = _pairs(conf, "--conf")
+    settings = pairs(conf, "--conf")
     if _MASTER not in settings and not SparkConf().contains(_MASTER):
         settings[_MASTER] = "local[*,4]"
     for name, value in settings.items():
@@ -66,7 +73,8 @@ def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...])
         spark.stop()
 
 
-def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return what an option was given as NAME=VALUE, repeatedly."""
     found: dict[str, str] = {}
     for text in given:
         name, separator, value = text.partition("=")
@@ -79,8 +87,8 @@ def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
 @savepoint.command()
 @on_storage
 @click.argument("query_checkpoint")
-@_CHECKPOINT_DIR
-@_CONF
+@CHECKPOINT_DIR
+@CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="Of the savepoint.")
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
@@ -103,7 +111,7 @@ def create(
     QUERY_CHECKPOINT is the query's own checkpointLocation. Starts a Spark, on this machine unless --conf says
     otherwise, which reads the pointers to the state from Spark's own.
     """
-    with _spark(checkpoint_dir, options, conf) as spark:
+    with started_spark(checkpoint_dir, options, conf) as spark:
         made = savepoints.create(
             spark, query_checkpoint, target, name, batchId=batch_id, without=without, comment=comment
         )
@@ -114,14 +122,14 @@ def create(
 @on_storage
 @_TARGET
 @_NAME
-@_CHECKPOINT_DIR
-@_CONF
-@click.option("--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation.")
+@CHECKPOINT_DIR
+@CONF
+@QUERY_CHECKPOINT
 @click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the savepoint has.")
-@click.option(
-    "--partitions", type=click.IntRange(min=1), metavar="N", help="Spark's. Default: --shards, else as before."
-)
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
+@PARTITIONS
+@RENAME
+@click.option("--skip", multiple=True, metavar="OPERATOR", help="One that the new query no longer has; repeatable.")
+@click.option("--reset", multiple=True, metavar="OPERATOR", help="One that begins without state; repeatable.")
 @click.option(
     "--sources",
     type=click.Choice(["saved", "fresh"]),
@@ -137,6 +145,8 @@ def restore(
     shards: int | None,
     partitions: int | None,
     rename: tuple[str, ...],
+    skip: tuple[str, ...],
+    reset: tuple[str, ...],
     sources: savepoints.Sources,
     conf: tuple[str, ...],
     options: tuple[str, ...],
@@ -147,7 +157,7 @@ def restore(
     Start the query with them, with the same operators by name. It begins at micro-batch 1, where the savepoint was
     made; nothing of it depends on the savepoint afterwards. If the command is stopped, run it again.
     """
-    with _spark(checkpoint_dir, options, conf) as spark:
+    with started_spark(checkpoint_dir, options, conf) as spark:
         query_id = savepoints.restore(
             spark,
             url,
@@ -155,13 +165,20 @@ def restore(
             query_checkpoint,
             shards=shards,
             partitions=partitions,
-            rename=_pairs(rename, "--rename"),
+            rename=pairs(rename, "--rename"),
+            skip=skip,
+            reset=reset,
             sources=sources,
         )
+    say_new_query(name, "restored", query_id, query_checkpoint, as_json=as_json)
+
+
+def say_new_query(what: str, done: str, query_id: str, query_checkpoint: str, *, as_json: bool) -> None:
+    """Say how to start a query that was made."""
     if as_json:
-        click.echo(json.dumps({"name": name, "query_id": query_id, "query_checkpoint": query_checkpoint}))
+        click.echo(json.dumps({"name": what, "query_id": query_id, "query_checkpoint": query_checkpoint}))
     else:
-        click.echo(f"{name} is restored: start the query with checkpointLocation {query_checkpoint} (id {query_id})")
+        click.echo(f"{what} is {done}: start the query with checkpointLocation {query_checkpoint} (id {query_id})")
 
 
 @savepoint.command("list")

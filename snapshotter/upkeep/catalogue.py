@@ -10,6 +10,7 @@
                           files/5f0c1d…-0           "part"
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
+    _queries/…                                      no operator's: see `holdfast.snapshotter.ownership.query_origin`
     anything else                                   "unknown"
 
 A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
@@ -29,6 +30,7 @@ from functools import cached_property
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -214,7 +216,9 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
     of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
     unknown: list[ObjectInfo] = []
     for info in infos:
-        of_operator.get(info.key.partition("/")[0], unknown).append(info)
+        folder = info.key.partition("/")[0]
+        if folder != QUERIES:
+            of_operator.get(folder, unknown).append(info)
     return CheckpointListing({name: _operator(name, of_operator[name]) for name in of_operator}, tuple(unknown))
 
 

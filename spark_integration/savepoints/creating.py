@@ -199,7 +199,8 @@ class _Making:
                 else:
                     raise InvalidArgumentError(
                         "the query has an operator with state of Spark's own: name it in `without` for a savepoint "
-                        "that can be read, though not restored",
+                        "that can be read, and restored for a query that does without it; or clone the query, which "
+                        "takes all state along",
                         operator=name,
                         number=step.number,
                     )

@@ -14,53 +14,50 @@ nothing depends on the savepoint, or on the query that it is of.
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.stored_schema import encode_schemas
-from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
-from holdfast.snapshotter.ownership.operator_record import (
-    OperatorRecord,
-    declare_operator,
-    find_operator,
-)
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.ownership.stored_tables import declare_tables
 from holdfast.snapshotter.savepoints.manifest import Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator
+from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
+from holdfast.spark_integration.savepoints.changes import Changes, Plan, Sources, plans_of
+from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     RESTORED,
-    SHARD,
+    SHARDS,
     HashRange,
     RestoredOperator,
     ShardRestorer,
-    shard_rows,
+    rows_of_shards,
 )
 from holdfast.spark_integration.savepoints.stub_query import StubOperator, run_stub
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
-from holdfast.spark_integration.stored_pointers import HOSTS, configured
+from holdfast.spark_integration.stored_pointers import configured
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MODES = {"timeMode": "None", "outputMode": "update"}
-_KNOWN_MODES = {"none", "processingtime", "eventtime", "append", "update"}
-Sources = Literal["saved", "fresh"]
+_log = logging.getLogger(__name__)
 
 
 def restore(
@@ -72,6 +69,8 @@ def restore(
     shards: int | None = None,
     partitions: int | None = None,
     rename: Mapping[str, str] | None = None,
+    skip: Collection[str] = (),
+    reset: Collection[str] = (),
     sources: Sources = "saved",
 ) -> str:
     """Make a checkpoint location from which a query goes on where a savepoint was made, and its state.
@@ -93,6 +92,11 @@ def restore(
         many as shards.
     rename : mapping of str to str, optional
         New names of operators, by their old ones.
+    skip : collection of str
+        Operators that the new query no longer has, and those that the savepoint leaves out: their state stays behind.
+    reset : collection of str
+        Operators whose state stays behind, too, but not their place in the query: there one of the same kind begins
+        without state.
     sources : {"saved", "fresh"}
         Where sources begin: where they were, or where their own options say.
 
@@ -104,7 +108,7 @@ def restore(
     Raises
     ------
     NotFoundError
-        There is no such savepoint, or no operator to rename.
+        There is no such savepoint, or no operator to rename, skip or reset.
     ConflictError
         The location holds something else, or another restore writes the same state.
     InvalidArgumentError
@@ -114,125 +118,78 @@ def restore(
 
     Notes
     -----
-    A task holds the rows of one shard, up to three times.
+    A task holds the rows of one shard, up to three times, and in addition the timers of the shard of the savepoint that
+    it is part of. If it fails, nothing is left; if it is killed, the next one into the same location deletes what is.
     """
-    _require_possible(sources, shards, partitions)
+    if isinstance(skip, str) or isinstance(reset, str):
+        raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
+    changes = Changes(shards, partitions, dict(rename or {}), frozenset(skip), frozenset(reset), sources)
     settings, options = configured(spark)
-    with (
-        open_storage(str(target), options) as savepoints,
-        open_storage(str(query_checkpoint), options) as location,
-        open_storage(str(settings.checkpoint_dir), options) as storage,
-    ):
+    with open_storage(str(target), options) as savepoints:
         savepoint = read_savepoint(savepoints, name)
-        plans = _plans(savepoint, shards, dict(rename or {}))
-        conf = seeding.pinned(savepoint.query, shards if partitions is None else partitions)
-        query_id = clock.new_uuid()
-        stopped = seeding.begin(location, query_id)
-        for other in stopped:
-            _remove_stub(_stub_url(query_checkpoint, other), options)
-        states = {saved.name: _State(storage, saved, plan, query_id, stopped) for saved, plan in plans}
-        seeding.forget(location, stopped)
-        for state in states.values():
-            state.declare(settings)
-        shards_of = _restored(spark, settings, str(target), savepoint, plans, states)
-        operators = [_stub_operator(saved, states[saved.name], shards_of[saved.name]) for saved, _ in plans]
-        with _stub(spark, operators, _stub_url(query_checkpoint, query_id), conf, options) as stub:
-            folder = savepoint_folder(savepoints, name)
-            seeding.seed(location, stub, folder, savepoint.query, conf, fresh=sources == "fresh")
-        seeding.finish(location, query_id)
-    return query_id
+        plans_of(savepoint, changes)  # refuses what cannot be, before anything is written
+        with new_query(spark, settings, options, query_checkpoint) as new:
+            restore_into(new, savepoints, str(target), savepoint, changes)
+            new.finish()
+            return new.query_id
+
+
+def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoint: Savepoint, changes: Changes) -> None:
+    """Fill a query's checkpoint location and directory from a savepoint, all but ``metadata``.
+
+    Parameters
+    ----------
+    savepoints : ObjectStorage
+        The directory of savepoints, whose URL `target` is.
+    """
+    plans = plans_of(savepoint, changes)
+    conf = seeding.pinned(savepoint.query, changes.shards if changes.partitions is None else changes.partitions)
+    kept = [plan for plan in plans if not plan.is_reset]
+    states = {plan.saved.name: _State(new.storage, plan, new.query_id) for plan in kept}
+    _advise_of_shards(states.values())
+    new.fill(
+        QueryOrigin(
+            new.query_id,
+            new.query_id,
+            savepoint.query.query_id,
+            savepoint.query.batch_id,
+            {state.directory: new.query_id for state in states.values()},
+            tuple(plan.name for plan in plans if plan.is_reset),
+        )
+    )
+    for state in states.values():
+        state.declare(new.settings)
+    shards_of = _restored(new, target, savepoint, states)
+    operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of) for plan in plans]
+    with _stub(new, operators, conf) as stub:
+        folder = savepoint_folder(savepoints, savepoint.name)
+        seeding.seed(new.location, stub, folder, savepoint.query, conf, fresh=changes.sources == "fresh")
 
 
 @contextmanager
-def _stub(
-    spark: SparkSession,
-    operators: Sequence[StubOperator],
-    url: str,
-    conf: Mapping[str, str],
-    options: Mapping[str, object],
-) -> Iterator[ObjectStorage]:
+def _stub(new: NewQuery, operators: Sequence[StubOperator], conf: Mapping[str, str]) -> Iterator[ObjectStorage]:
     """Run the stub, and give its location; it is gone after the context."""
     try:
-        with _pinning(spark, conf):
-            run_stub(spark, operators, url)
-        with open_storage(url, options) as stub:
+        with _pinning(new.spark, conf):
+            run_stub(new.spark, operators, new.stub_url)
+        with open_storage(new.stub_url, new.options) as stub:
             yield stub
     finally:
-        _remove_stub(url, options)
-
-
-def _require_possible(sources: str, *numbers: int | None) -> None:
-    if sources not in ("saved", "fresh"):
-        raise InvalidArgumentError("sources is saved or fresh", sources=sources)
-    if any(number is not None and number < 1 for number in numbers):
-        raise InvalidArgumentError("shards and partitions are at least 1", given=numbers)
-
-
-def _stub_url(query_checkpoint: str | Path, query_id: str) -> str:
-    """Return the stub's location, beside the new one."""
-    return f"{str(query_checkpoint).rstrip('/')}-restoring-{query_id}"
-
-
-def _remove_stub(url: str, options: Mapping[str, object]) -> None:
-    with open_storage(url, options) as stub:
-        stub.delete([info.key for info in stub.list("")])
-        if stub.url.startswith("file://"):  # where folders stay without what was in them
-            shutil.rmtree(stub.url.removeprefix("file://"), ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What becomes of an operator."""
-
-    name: str
-    shards: int
-
-
-def _plans(savepoint: Savepoint, shards: int | None, rename: dict[str, str]) -> list[tuple[SavedOperator, _Plan]]:
-    """Return what becomes of each operator, by its number in Spark's state."""
-    operators = sorted(savepoint.operators, key=lambda operator: operator.number)
-    if savepoint.left_out or [operator.number for operator in operators] != list(range(len(operators))):
-        raise InvalidArgumentError(
-            "the query of the savepoint had other operators with state, which a restored location cannot begin anew",
-            left_out=", ".join(savepoint.left_out),
-        )
-    unknown = rename.keys() - {operator.name for operator in operators}
-    if unknown:
-        raise NotFoundError("the savepoint has no operator of this name to rename", operator=min(unknown))
-    for operator in operators:
-        modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
-        if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
-            raise CorruptionError("the savepoint has an operator that no release has", operator=operator.name)
-    names = [rename.get(operator.name, operator.name) for operator in operators]
-    for new in names:
-        if not NAME.fullmatch(new) or names.count(new) > 1:
-            raise InvalidArgumentError("each operator needs a name of its own, as in a query", name=new)
-    return [(of, _Plan(new, shards or of.shards)) for of, new in zip(operators, names, strict=True)]
+        new.remove_stub()
 
 
 class _State:
     """The directory of one restored operator."""
 
-    def __init__(
-        self, storage: ObjectStorage, saved: SavedOperator, plan: _Plan, query_id: str, stopped: Collection[str]
-    ) -> None:
+    def __init__(self, storage: ObjectStorage, plan: Plan, query_id: str) -> None:
         self.plan = plan
         self.query_id = query_id
-        self._saved = saved
         self._storage = storage
         record = find_operator(storage, plan.name)
-        if record is not None and record.query_id in stopped:
-            self._clear(plan.name)
-            record = None
+        #: How many shards a query would begin with that does not say how many it has, if it matters.
+        self.shards_by_name = None if record is None else record.shards
         is_free = record is None and not storage.list(f"{plan.name}/")
         self.directory = plan.name if is_free else own_directory(plan.name, query_id)
-
-    def _clear(self, directory: str) -> None:
-        """Delete what a restore has left that was stopped; no query can have used it, for none has its id."""
-        keys = [info.key for info in self._storage.list(f"{directory}/")]
-        record = f"{directory}/operator"
-        self._storage.delete(key for key in keys if key != record)
-        self._storage.delete([record])  # last: as long as it is there, the rest is known to be this
 
     def declare(self, settings: Settings) -> None:
         """Write the record, before any state: from then on the directory is the new query's.
@@ -242,7 +199,7 @@ class _State:
         ConflictError
             Another query has taken the directory meanwhile.
         """
-        saved = self._saved
+        saved = self.plan.saved
         record = OperatorRecord.of(
             self.directory,
             self.query_id,
@@ -256,6 +213,35 @@ class _State:
         declare_tables(self._storage, declare_operator(self._storage, record), saved.declared)
 
 
+def _advise_of_shards(states: Collection[_State]) -> None:
+    """Say what the session must set where a name leads to another query's number of shards.
+
+    A query is defined before Spark says which one it is, so its operators have as many shards as the record under their
+    name says. A wrong number is an error when the query starts, which names the right one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The session can set only one number, and operators would need several.
+    """
+    misled = [state for state in states if state.shards_by_name not in (None, state.plan.shards)]
+    if not misled:
+        return
+    numbers = {state.plan.shards for state in states}
+    if len(numbers) > 1:
+        raise InvalidArgumentError(
+            "the checkpoint directory has operators of these names with other numbers of shards, and a session can set "
+            "only one: rename the operators, choose another checkpoint directory, or the same number of shards for all",
+            operators=", ".join(state.plan.name for state in misled),
+        )
+    _log.warning(
+        "the checkpoint directory has operators of these names with other numbers of shards (%s): set "
+        "spark.holdfast.shards=%d where the restored query is defined",
+        ", ".join(state.plan.name for state in misled),
+        min(numbers),
+    )
+
+
 @dataclass(frozen=True)
 class _Restored:
     """A shard's first version, and when its first timer is due."""
@@ -265,57 +251,56 @@ class _Restored:
 
 
 def _restored(
-    spark: SparkSession,
-    settings: Settings,
-    target: str,
-    savepoint: Savepoint,
-    plans: list[tuple[SavedOperator, _Plan]],
-    states: Mapping[str, _State],
+    new: NewQuery, target: str, savepoint: Savepoint, states: Mapping[str, _State]
 ) -> dict[str, dict[int, _Restored]]:
     """Restore all shards, and return them by operator and number."""
-    rows = [row for saved, plan in plans for row in shard_rows(saved, plan.shards)]
-    found: dict[str, dict[int, _Restored]] = {saved.name: {} for saved, _ in plans}
+    rows = [row for state in states.values() for row in rows_of_shards(state.plan.saved, state.plan.shards)]
+    found: dict[str, dict[int, _Restored]] = {name: {} for name in states}
     operators = {
-        saved.name: RestoredOperator(
-            states[saved.name].directory,
-            plan.shards,
-            encode_schemas(saved.tables),
+        name: RestoredOperator(
+            state.directory,
+            state.plan.shards,
+            state.plan.saved.shards,
+            encode_schemas(state.plan.saved.tables),
             savepoint.query.batch_id + 1 - FIRST_VERSION,
-            _time_mode(saved) == "ProcessingTime",
+            _time_mode(state.plan.saved) == "ProcessingTime",
         )
-        for saved, plan in plans
+        for name, state in states.items()
     }
-    restorer = ShardRestorer(settings, target, savepoint.name, operators)
-    for row in run_tasks(spark, rows, SHARD, restorer, RESTORED):
+    restorer = ShardRestorer(new.settings, target, savepoint.name, operators)
+    for row in run_tasks(new.spark, rows, SHARDS, restorer, RESTORED):
         if row["commit"] is not None:
             found[row["operator"]][row["shard"]] = _Restored(row["commit"], row["earliest_timer_ms"])
     return found
 
 
-def _stub_operator(saved: SavedOperator, state: _State, shards: Mapping[int, _Restored]) -> StubOperator:
-    """Return the operator that puts the pointers of restored shards."""
-    pointers = []
+def _stub_operator(
+    saved: SavedOperator, state: _State | None, shards_of: Mapping[str, Mapping[int, _Restored]]
+) -> StubOperator:
+    """Return the operator that puts the pointers of restored shards; none where the operator is reset."""
+    pointers = () if state is None else tuple(_pointers(saved, state, shards_of[saved.name]))
+    time_mode = _time_mode(saved)
+    timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
+    output_mode = saved.configuration.get("outputMode", "update").lower()
+    return StubOperator(saved.host, timeout_conf, time_mode, output_mode, pointers)
+
+
+def _pointers(saved: SavedOperator, state: _State, shards: Mapping[int, _Restored]) -> Iterator[PointerRow]:
     for shard, restored in sorted(shards.items()):
         wanted = HashRange.of_shard(shard, state.plan.shards)
         times = [of for of in saved.times if HashRange.of_shard(of.shard, saved.shards).overlaps(wanted)]
         # What was evicted before it is known of all of them; nothing, if a table was left out for a while.
         batch_ms = min((of.batch_ms for of in times), default=0) if saved.is_continuous else 0
-        pointers.append(
-            PointerRow(
-                query=state.query_id,
-                directory=state.directory,
-                shard=shard,
-                shards=state.plan.shards,
-                pointer=Pointer(FIRST_VERSION, restored.commit_id),
-                carried=None,
-                earliest_timer_ms=restored.earliest_timer_ms,
-                batch_ms=batch_ms,
-            )
+        yield PointerRow(
+            query=state.query_id,
+            directory=state.directory,
+            shard=shard,
+            shards=state.plan.shards,
+            pointer=Pointer(FIRST_VERSION, restored.commit_id),
+            carried=None,
+            earliest_timer_ms=restored.earliest_timer_ms,
+            batch_ms=batch_ms,
         )
-    time_mode = _time_mode(saved)
-    timeout_conf: TimeoutConf = TIMEOUT_CONF[time_mode] if saved.has_timeout else "NoTimeout"
-    output_mode = saved.configuration.get("outputMode", "update").lower()
-    return StubOperator(saved.host, timeout_conf, time_mode, output_mode, tuple(pointers))
 
 
 def _time_mode(saved: SavedOperator) -> TimeMode:

@@ -6,7 +6,11 @@
     restored, 3 shards       0x00… ───────── 0x55… ───────────── 0xaa… ───── 0xff…
 
 A shard is a range of hashes, so a new shard's rows are slices of the old pieces, in their order: nothing is sorted, but
-for timers, which stand in the order of their times.
+for timers, which stand in the order of their times. They are taken apart once.
+
+A task restores the new shards that begin in one old shard, or some of them, one after the other. What it reads for one
+it keeps for the next, so that it reads each piece once. An old shard is shared among several tasks as long as what they
+read twice, its timers and a piece of each table, adds up to a quarter of it at most.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast import clock
-from holdfast.backends.arrow.rows import filter_rows
+from holdfast.backends.arrow.rows import take
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, join_runs, merge_runs
 from holdfast.backends.stored_schema import decode_schemas
@@ -40,11 +44,12 @@ from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
+from holdfast.spark_integration.transport.routes import shards_of
 
 #: The version that a restored query begins with: that after its micro-batch 0.
 FIRST_VERSION = 1
-#: What a task is given of each shard, and what it returns: a commit, or an error.
-SHARD = "operator string, shard int, pieces string"
+#: What a task is given of some shards in a row, and what it returns of each: a commit, or an error.
+SHARDS = "operator string, first int, last int, pieces string"
 RESTORED = "operator string, shard int, commit string, earliest_timer_ms long, error string"
 _RESTORED = pa.schema(
     [
@@ -75,22 +80,53 @@ class HashRange:
         return self.first <= other.last and other.first <= self.last
 
 
-def shard_rows(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
-    """Return what tasks are given of an operator's new shards, as `SHARD` has it; none of shards that get no rows."""
+def rows_of_shards(operator: SavedOperator, shards: int) -> list[tuple[Any, ...]]:
+    """Return what tasks are given of an operator's new shards, as `SHARDS` has it; none of shards that get no rows."""
     rows = []
-    for shard in range(shards):
-        wanted = HashRange.of_shard(shard, shards)
+    for first, last in _stretches(operator, shards):
+        wanted = HashRange(HashRange.of_shard(first, shards).first, HashRange.of_shard(last, shards).last)
         pieces = [piece.to_json() for piece in operator.pieces if may_have(operator, piece, wanted)]
         if pieces:
-            rows.append((operator.name, shard, json.dumps(pieces)))
+            rows.append((operator.name, first, last, json.dumps(pieces)))
     return rows
+
+
+def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of the new shards that one task restores."""
+    pieces: dict[int, list[Piece]] = {}
+    for piece in operator.pieces:
+        pieces.setdefault(piece.shard, []).append(piece)
+    # By old shard the first of the new ones that begin in it.
+    begins = [-(-old * shards // operator.shards) for old in range(operator.shards + 1)]
+    for old, (begin, end) in enumerate(pairwise(begins)):
+        if begin < end:
+            tasks = min(end - begin, _tasks(operator, pieces.get(old, [])))
+            yield from (
+                (begin + (end - begin) * task // tasks, begin + (end - begin) * (task + 1) // tasks - 1)
+                for task in range(tasks)
+            )
+
+
+def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:
+    """Return among how many tasks an old shard may be shared, so that what is read twice is a quarter of it at most."""
+    twice: dict[str, int] = {}
+    for piece in pieces:
+        by_time, before = is_by_time(operator.tables[piece.table]), twice.get(piece.table, 0)
+        twice[piece.table] = before + piece.size_bytes if by_time else max(before, piece.size_bytes)
+    all_bytes = sum(piece.size_bytes for piece in pieces)
+    return 1 + all_bytes // (4 * max(1, sum(twice.values())))
 
 
 def may_have(operator: SavedOperator, piece: Piece, wanted: HashRange) -> bool:
     """Tell whether a piece may have rows of a range of hashes."""
-    if is_by_time(operator.tables[piece.table]):
-        return HashRange.of_shard(piece.shard, operator.shards).overlaps(wanted)
-    return HashRange(piece.first_hash, piece.last_hash).overlaps(wanted)
+    return _range_of(piece, operator.tables[piece.table], operator.shards).overlaps(wanted)
+
+
+def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
+    """Return the hashes that a piece's keys may have; its rows do not say it where they stand by time."""
+    if is_by_time(schema):
+        return HashRange.of_shard(piece.shard, shards)
+    return HashRange(piece.first_hash, piece.last_hash)
 
 
 @dataclass(frozen=True)
@@ -124,30 +160,32 @@ class ShardRestorer:
         """
         for batch in batches:
             for row in batch.to_pylist():
-                yield pa.RecordBatch.from_pylist([self._restored(row)], schema=_RESTORED)
+                for outcome in self._restored(row):
+                    yield pa.RecordBatch.from_pylist([outcome], schema=_RESTORED)
 
-    def _restored(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        shard = {"operator": row["operator"], "shard": row["shard"]}
-        source = f"a piece of {row['operator']}"
+    def _restored(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        name, source = row["operator"], f"a piece of {row['operator']}"
         pieces = [Piece.read(Fields(piece, source, *Piece.FIELDS)) for piece in json.loads(row["pieces"])]
-        try:
-            commit_id, earliest_timer_ms = self._commit(row["operator"], row["shard"], pieces)
-        except HoldfastError as exc:
-            if exc.retryable:
-                raise
-            return {**shard, "commit": None, "earliest_timer_ms": None, "error": as_text(exc)}
-        return {**shard, "commit": commit_id, "earliest_timer_ms": earliest_timer_ms, "error": None}
+        folder = savepoint_folder(storage_at(self.source, self.settings), self.name)
+        read = PieceRows(folder, name, self.operators[name], pieces, range(row["first"], row["last"] + 1))
+        for shard in read.shards:
+            outcome = {"operator": name, "shard": shard, "commit": None, "earliest_timer_ms": None, "error": None}
+            try:
+                commit_id, earliest_timer_ms = self._commit(name, shard, read)
+            except HoldfastError as exc:
+                if exc.retryable:
+                    raise
+                yield outcome | {"error": as_text(exc)}
+                return
+            yield outcome | {"commit": commit_id, "earliest_timer_ms": earliest_timer_ms}
 
-    def _commit(self, name: str, shard: int, pieces: Sequence[Piece]) -> tuple[str | None, int | None]:
+    def _commit(self, name: str, shard: int, read: PieceRows) -> tuple[str | None, int | None]:
         """Store a shard's rows; return the commit's id, None if it has no rows, and when its first timer is due."""
         assert self.settings.checkpoint_dir is not None
         operator = self.operators[name]
-        tables = decode_schemas(operator.schemas)
-        folder = savepoint_folder(storage_at(self.source, self.settings), self.name)
-        wanted = HashRange.of_shard(shard, operator.shards)
         runs = {}
-        for table, schema in tables.items():
-            run = rows_of(folder, name, [piece for piece in pieces if piece.table == table], schema, wanted)
+        for table in read.tables:
+            run = read.of_shard(table, shard)
             if run is not None:
                 runs[table] = renumbered(run, operator.versions) if is_of_elements(table) else run
         if not runs:
@@ -156,7 +194,7 @@ class ShardRestorer:
         pointer = Pointer(FIRST_VERSION, clock.new_id())
         with working_folder(self.settings) as home:
             log = ObjectCommitLog(
-                storage, shard_prefix(operator.directory, shard), tables, io_executor(), home, carried_bytes=0
+                storage, shard_prefix(operator.directory, shard), read.tables, io_executor(), home, carried_bytes=0
             )
             try:
                 pending = log.append(pointer, None, runs)
@@ -176,7 +214,8 @@ class RestoredOperator:
     ----------
     directory : str
         Below the checkpoint directory.
-    shards : int
+    shards, old_shards : int
+        Now, and in the savepoint.
     schemas : mapping of str to list of str
         Encoded, of all tables.
     versions : int
@@ -187,15 +226,89 @@ class RestoredOperator:
 
     directory: str
     shards: int
+    old_shards: int
     schemas: Mapping[str, list[str]]
     versions: int
     wakes_to_evict: bool
 
 
+class PieceRows:
+    """The rows of an operator's new shards, which are asked for in ascending order; each piece is read once.
+
+    Parameters
+    ----------
+    folder : PrefixedStorage
+        The savepoint's.
+    name : str
+        The operator's.
+    operator : RestoredOperator
+    pieces : sequence of Piece
+        All that may have rows of these shards, in order by table.
+    shards : range
+
+    Attributes
+    ----------
+    shards : range
+    tables : mapping of str to TableSchema
+    """
+
+    def __init__(
+        self, folder: PrefixedStorage, name: str, operator: RestoredOperator, pieces: Sequence[Piece], shards: range
+    ) -> None:
+        self.shards = shards
+        self.tables = decode_schemas(operator.schemas)
+        self._folder, self._name, self._operator = folder, name, operator
+        self._pieces = {table: [piece for piece in pieces if piece.table == table] for table in self.tables}
+        # By table the piece read last, and by table and shard the timers.
+        self._last: dict[str, tuple[Piece, Run]] = {}
+        self._timers: dict[str, dict[int, list[Run]]] = {}
+
+    def of_shard(self, table: str, shard: int) -> Run | None:
+        """Return the rows of a table whose keys are in a shard; None if there are none."""
+        schema, operator = self.tables[table], self._operator
+        if is_by_time(schema):
+            runs = self._timers_by_shard(table).pop(shard, [])
+            return merge_runs(runs, drop_deletes=True) if runs else None
+        wanted = HashRange.of_shard(shard, operator.shards)
+        mine = [
+            piece for piece in self._pieces[table] if _range_of(piece, schema, operator.old_shards).overlaps(wanted)
+        ]
+        return _joined([self._read(piece).slice(wanted.first, wanted.last) for piece in mine], self._name)
+
+    def _read(self, piece: Piece) -> Run:
+        last, run = self._last.get(piece.table, (None, None))
+        if run is None or last != piece:
+            run = read_piece(self._folder, self._name, piece, self.tables[piece.table])
+            self._last[piece.table] = (piece, run)
+        return run
+
+    def _timers_by_shard(self, table: str) -> dict[int, list[Run]]:
+        if table not in self._timers:
+            found: dict[int, list[Run]] = {}
+            for piece in self._pieces[table]:
+                run = read_piece(self._folder, self._name, piece, self.tables[table])
+                for shard, timers in _by_shard(run, self._operator.shards, self.shards):
+                    found.setdefault(shard, []).append(timers)
+            self._timers[table] = found
+        return self._timers[table]
+
+
+def _by_shard(run: Run, shards: int, wanted: range) -> Iterator[tuple[int, Run]]:
+    """Yield the timers of each of some shards, in the order of their times."""
+    of_rows = shards_of(hashes_of_keys(run), shards) - wanted.start
+    mine = np.flatnonzero((of_rows >= 0) & (of_rows < len(wanted)))
+    of_mine = of_rows[mine].astype(np.min_scalar_type(len(wanted)))  # numbers of 16 bits are sorted in linear time
+    rows = take(run.batch, mine[np.argsort(of_mine, kind="stable")])
+    ends = np.cumsum(np.bincount(of_mine, minlength=len(wanted))).tolist()
+    for shard, (begin, end) in zip(wanted, pairwise([0, *ends]), strict=True):
+        if begin < end:
+            yield shard, Run(run.schema, rows.slice(begin, end - begin))
+
+
 def rows_of(
     folder: PrefixedStorage, operator: str, pieces: Sequence[Piece], schema: TableSchema, wanted: HashRange
 ) -> Run | None:
-    """Return the rows of a table whose keys have hashes in a range; None if there are none.
+    """Return the rows of a table that is not by time whose hashes are in a range; None if there are none.
 
     Parameters
     ----------
@@ -204,23 +317,15 @@ def rows_of(
     pieces : sequence of Piece
         Of the table, in order: all that may have such rows.
     """
-    by_time = is_by_time(schema)
-    runs = []
-    for piece in pieces:
-        run = read_piece(folder, operator, piece, schema)
-        run = _of_keys_in(run, wanted) if by_time else run.slice(wanted.first, wanted.last)
-        if len(run):
-            runs.append(run)
-    if not runs:
+    return _joined(
+        [read_piece(folder, operator, piece, schema).slice(wanted.first, wanted.last) for piece in pieces], operator
+    )
+
+
+def _joined(runs: Sequence[Run], operator: str) -> Run | None:
+    found = [run for run in runs if len(run)]
+    if not found:
         return None
-    if by_time:
-        return merge_runs(runs, drop_deletes=True)
-    if any(before.hashes[-1] > after.hashes[0] for before, after in pairwise(runs)):
-        raise CorruptionError("the pieces of a savepoint do not ascend", operator=operator, table=schema.name)
-    return join_runs(runs)
-
-
-def _of_keys_in(run: Run, wanted: HashRange) -> Run:
-    hashes = hashes_of_keys(run)
-    kept = (hashes >= np.uint64(wanted.first)) & (hashes <= np.uint64(wanted.last))
-    return run if kept.all() else Run(run.schema, filter_rows(run.batch, kept))
+    if any(before.hashes[-1] > after.hashes[0] for before, after in pairwise(found)):
+        raise CorruptionError("the pieces of a savepoint do not ascend", operator=operator, table=found[0].schema.name)
+    return join_runs(found)

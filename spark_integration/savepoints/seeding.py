@@ -73,6 +73,18 @@ def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
     location.delete(_MARK + query_id for query_id in stopped)
 
 
+def is_mine(location: ObjectStorage, query_id: str) -> bool:
+    """Tell whether nobody else has taken a location meanwhile."""
+    return _marks(info.key for info in location.list("")) == {query_id}
+
+
+def abandon(location: ObjectStorage, query_id: str) -> None:
+    """Empty a location that was not finished, and that nobody else has taken."""
+    found = {info.key for info in location.list("")}
+    location.delete(key for key in found if key.startswith(_OURS) or key == "metadata")
+    location.delete([_MARK + query_id])
+
+
 def _marks(keys: Iterable[str]) -> set[str]:
     return {key.removeprefix(_MARK) for key in keys if key.startswith(_MARK)}
 
@@ -96,7 +108,7 @@ def finish(location: ObjectStorage, query_id: str) -> None:
 
 
 def _require_mine(location: ObjectStorage, query_id: str) -> None:
-    if _marks(info.key for info in location.list("")) != {query_id}:
+    if not is_mine(location, query_id):
         raise ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
 
 
@@ -154,7 +166,7 @@ def seed(
         )
     for info in stub.list(_STATE):
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
-            location.put(info.key, _moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
+            location.put(info.key, moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
     for source in () if fresh else query.sources:
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
@@ -170,11 +182,13 @@ def seed(
     location.put("commits/0", _log(commit_version, _json(committed)))
 
 
-def _moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
+def moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
     """Return a file of Spark's state for its new place: metadata of some operators names its own files by path."""
+    if bytes(data[:1]) not in (b"{", b"v"):
+        return data
     text = bytes(data)
     old, new = (url.partition("://")[2].encode() for url in (before, after))
-    return text.replace(old, new) if old in text and text[:1] in (b"{", b"v") else data
+    return text.replace(old, new) if old in text else data
 
 
 def _text(storage: ObjectStorage, key: str) -> str:

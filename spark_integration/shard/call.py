@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -24,9 +24,11 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.spark_integration.client.messages import ServerLostError
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.announcing import announce, bound_chain
 from holdfast.spark_integration.shard.group import ShardGroup
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, Operator, ShardInput
+from holdfast.spark_integration.shard.operator_directory import require_restored
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
 from holdfast.spark_integration.shard.store import ShardStore, open_shard
@@ -97,6 +99,7 @@ def call_shard(
     streaming = StreamingTask.current(operator.definition_id, remembered.query if remembered else None, batch_ms)
     if remembered is None:
         require_number_of_shards(operator, streaming)
+        streaming = as_restored(operator, streaming)
     times = BatchTimes(
         processing_ms=batch_ms,
         watermark_ms=group.watermark_ms if operator.has_watermark else None,
@@ -195,6 +198,26 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
             began_with=pinned,
             defined_for=operator.shards,
         )
+
+
+def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
+    """Return the task as one of the query whose state a new shard belongs to: a clone goes on as the original.
+
+    No query begins with its micro-batch 0 that was restored, so a new query pays nothing for its first shards.
+
+    Raises
+    ------
+    SchemaMismatchError
+        The query was restored, and this operator was not.
+    """
+    storage = task_storage.checkpoint_storage(operator.settings)
+    if storage is None or streaming.batch_id == 0:
+        return streaming
+    origin = claiming.origin_once(storage, streaming.query_id)
+    if origin is None:
+        return streaming
+    require_restored(origin, operator.name, operator.settings.allow_new)
+    return replace(streaming, query_id=origin.state_id)
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:

@@ -29,6 +29,7 @@ from holdfast.snapshotter.ownership.operator_record import (
     find_operator,
     same_name,
 )
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.probe import probe_storage
@@ -56,11 +57,14 @@ class _Done:
         Runs whose record is stored.
     tables : dict
         By run, the tables that the operator's state may hold from then on.
+    origins : dict
+        By storage and query, what it began with.
     """
 
     claimed: set[_Run] = field(default_factory=set)
     declared: set[_Run] = field(default_factory=set)
     tables: dict[_Run, StoredTables] = field(default_factory=dict)
+    origins: dict[tuple[str, str], QueryOrigin | None] = field(default_factory=dict)
 
 
 @kept_per_process(1)
@@ -144,6 +148,14 @@ def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardF
             tables = tables.with_declared(declared)
         done.tables[run] = tables
     return done.tables[run]
+
+
+def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
+    """Return what a query that was restored or cloned began with, if it was; looked up once per process."""
+    of, done = (storage.url, query_id), _done()
+    if of not in done.origins:
+        done.origins[of] = find_origin(storage, query_id)
+    return done.origins[of]
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord, declared: Mapping[str, TableSchema]) -> None:

@@ -7,6 +7,9 @@
         totals@<query id>/      any other query with an operator of this name: a DataFrame started twice, a query whose
                                 checkpoint location was deleted
 
+A query that was restored or cloned has an object that says which operators it began with; a clone goes on under the id
+of the query that was cloned, which its pointers name.
+
 A shard without a pointer chooses; from then on its pointer names the directory, whatever else changes. So two shards
 of a query may choose differently without harm: each finds its own again.
 """
@@ -15,11 +18,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, SchemaMismatchError
 from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 
 OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -40,6 +44,32 @@ def operator_of(directory: str) -> str | None:
     if not OPERATOR_NAME.fullmatch(name) or (found and not QUERY_ID.fullmatch(query_id)):
         return None
     return name
+
+
+def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str]) -> None:
+    """Check that an operator which begins without state in a restored query is one that should.
+
+    Parameters
+    ----------
+    allowed : collection of str
+        Operators that may, as the session says.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It has no state, and nobody has named it: most likely its name is misspelt.
+    """
+    if operator in origin.operators or operator in origin.empty or origin.unnamed:
+        return
+    restored = ", ".join(sorted(origin.operators)) or "none"
+    if operator not in allowed:
+        raise SchemaMismatchError(
+            "this query was restored, and has no state of this operator: give it the name of the restored operator "
+            "that it goes on with. If it is to begin without state, set spark.holdfast.restore.allowNew to its name",
+            operator=operator,
+            restored=restored,
+        )
+    _log.warning("%r begins without state in a query that was restored with the operators %s", operator, restored)
 
 
 def begin_directory(

@@ -69,7 +69,7 @@ def require_right_totals(shown: str, backend: str) -> None:
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
 @pytest.mark.smoke
-@pytest.mark.turn(1, 3)
+@pytest.mark.turn(1, 4)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)
@@ -92,6 +92,20 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     require_right_totals(shown, backend)
     assert "killed the driver" in shown
     assert "from local files" in shown
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+@pytest.mark.turn(3, 4)
+def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
+    """Stopped half-way, and restored on another backend with twice the shards: the same totals at the end."""
+    shown = run_demo(tmp_path, dict(os.environ), "--savepoint")
+    require_right_totals(shown, "memory")
+    assert "stopped the query with a savepoint after 2 micro-batches" in shown
+    assert "keys from 2 shards" in shown or os.cpu_count() != 2
+    assert "restored it with backend filesystem and" in shown
+    assert "killed" not in shown
 
 
 @dataclass
@@ -130,7 +144,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(2, 3)
+@pytest.mark.turn(2, 4)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
     arguments = ["--checkpoint", store.checkpoint, "--backend", "filesystem", "--lose-local", "--restarts", "2"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import savepoints
+from holdfast.errors import CorruptionError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
-from holdfast.spark_integration.savepoints import creating, restoring
+from holdfast.spark_integration.copies import cloning, rescaling
+from holdfast.spark_integration.savepoints import creating, new_query, restoring
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.savepoints.queries import CASES, restored, run, saved
@@ -68,7 +71,7 @@ class _Powered(WrappedStorage):
 def power(monkeypatch: pytest.MonkeyPatch) -> Any:
     def cut(after: int) -> Power:
         found = Power(after)
-        for module in (creating, restoring):
+        for module in (creating, restoring, new_query, cloning, rescaling):
             monkeypatch.setattr(module, "open_storage", found.open)
         return found
 
@@ -109,6 +112,62 @@ def test_a_query_starts_from_a_whole_restore_only(lab: Lab, power: Any) -> None:
     assert sorted(path.name for path in (lab.folder / "again").iterdir() if path.is_file()) == ["metadata"]
     assert not list(lab.folder.glob("again-restoring-*"))
     assert run(lab, CASE, "again", "durable-again") == original
-    assert not (lab.folder / "durable-again").glob("totals@*") or not list(
-        (lab.folder / "durable-again").glob("totals@*")
-    )
+    require_one_query(lab, "durable-again")
+
+
+def require_one_query(lab: Lab, durable: str) -> None:
+    """Nothing is left of those that were stopped."""
+    (query,) = (lab.folder / durable / "_queries").iterdir()
+    assert query.name in (lab.folder / "again/metadata").read_text()
+    assert {path.relative_to(lab.folder / durable).parts[0] for path in contents(lab.folder / durable)} == {
+        "_queries",
+        "totals",
+    }
+
+
+def copied(lab: Lab, how: str, query: str = "again") -> str:
+    where = {"to_checkpoint_dir": lab.folder / f"durable-{query}"}
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    if how == "clone":
+        return savepoints.clone(lab.spark, lab.folder / "query", lab.folder / query, **where)
+    return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)
+
+
+@pytest.mark.parametrize("how", ["rescale", "clone"])
+def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -> None:
+    """As with a restore; the original goes on whatever becomes of it."""
+    files = CASE.files()
+    for file in files[:2]:
+        lab.feed(file)
+    lab.configure({"commit.carriedBytes": "0"})
+    run(lab, CASE)
+    whole = power(NEVER)
+    copied(lab, how, "first")
+    before = contents(lab.folder / "durable") | contents(lab.folder / "query")
+    for after in sample(range(whole.changes - 1), quick=3):
+        power(after)
+        with pytest.raises(Killed):
+            copied(lab, how)
+        assert not (lab.folder / "again/metadata").exists()
+    power(NEVER)
+    copied(lab, how)
+    assert sorted(path.name for path in (lab.folder / "again").iterdir() if path.is_file()) == ["metadata"]
+    assert contents(lab.folder / "durable") | contents(lab.folder / "query") == before
+    require_one_query(lab, "durable-again")
+    lab.feed(files[2])
+    original = run(lab, CASE)
+    assert run(lab, CASE, "again", "durable-again") == original
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "claims" not in path.parts}
+
+
+def test_what_fails_leaves_nothing(lab: Lab) -> None:
+    """An error after the state was written: location and directory are as before."""
+    saved(lab, CASE)
+    (piece, *_) = (lab.folder / "savepoints/one/operators/totals").glob("*/*.arrow")
+    piece.write_bytes(piece.read_bytes()[:-50] + bytes(50))
+    with pytest.raises(CorruptionError, match=piece.name):
+        restored(lab)
+    assert [path for folder in ("again", "durable-again") for path in contents(lab.folder / folder)] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,20 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints import saving
+from holdfast.spark_integration.savepoints import restoring_shards, saving
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     HashRange,
     RestoredOperator,
     ShardRestorer,
-    shard_rows,
+    rows_of_shards,
 )
 from holdfast.spark_integration.savepoints.saving import ShardSaver, shard_row
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -115,10 +118,12 @@ class Store:
         return SavedOperator("totals", 0, "host", False, shards, TABLES, TABLES, True, {}, times, ordered(pieces))
 
     def restore(self, name: str, saved: SavedOperator, directory: str, shards: int) -> dict[int, Pointer]:
-        operators = {"totals": RestoredOperator(directory, shards, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+        operators = {
+            "totals": RestoredOperator(directory, shards, saved.shards, encode_schemas(TABLES), 0, wakes_to_evict=False)
+        }
         restorer = ShardRestorer(self.settings, str(self.folder / "savepoints"), name, operators)
-        names = ("operator", "shard", "pieces")
-        found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, shards)])
+        names = ("operator", "first", "last", "pieces")
+        found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
         assert not [row["error"] for row in found if row["error"]]
         return {row["shard"]: Pointer(FIRST_VERSION, row["commit"]) for row in found if row["commit"]}
 
@@ -164,14 +169,69 @@ def test_state_goes_through_any_numbers_of_shards(store: Store, seed: int) -> No
         assert store.state(directory, shards, pointers) == first
 
 
+class Reading(WrappedStorage):
+    """Counts what is read."""
+
+    def __init__(self, inner: ObjectStorage) -> None:
+        super().__init__(inner)
+        self.read: list[tuple[str, int]] = []
+
+    def get(self, key: str, limit_bytes: int = 0) -> memoryview:
+        data = super().get(key, limit_bytes)
+        self.read.append((key, len(data)))
+        return data
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 64), (3, 8), (5, 4), (64, 2), (2, 3)])
+@pytest.mark.parametrize("piece_rows", [40, 100_000])
+def test_a_restore_reads_a_savepoint_about_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, before: int, after: int, piece_rows: int
+) -> None:
+    """However many new shards an old one becomes; timers, which are not sorted by shard, too."""
+    hashes = np.random.default_rng(3).integers(0, 2**64, 20_000, np.uint64, endpoint=False)
+    monkeypatch.setattr(saving, "write_pieces", partial(write_pieces, piece_bytes=30 * piece_rows))
+    saved = store.save("one", "totals", before, store.write(hashes, before))
+    assert len(saved.pieces) > 200 if piece_rows == 40 else len(saved.pieces) == 2 * before
+    read: list[Reading] = []
+
+    def storage_at(url: str, _: Settings) -> ObjectStorage:
+        read.append(Reading(open_storage(url)))
+        return read[-1]
+
+    monkeypatch.setattr(restoring_shards, "storage_at", storage_at)
+    pointers = store.restore("one", saved, "again", after)
+    assert len(store.state("again", after, pointers)["state"]) == len(hashes)
+    sizes = [size for storage in read for key, size in storage.read if "operators/" in key]
+    at_borders = 2 if after % before and before % after else 1
+    assert sum(sizes) <= 1.25 * at_borders * sum(piece.size_bytes for piece in saved.pieces)
+
+
+def test_a_large_shard_is_shared_among_tasks() -> None:
+    """As long as they read little twice: without timers by pieces, with many timers not at all."""
+
+    def tasks(tables: dict[str, int]) -> int:
+        pieces = tuple(
+            Piece(f"{table}{number}", table, 0, 1, 64 << 20, 64 << 20, "", number << 48, (number << 48) + 1)
+            for table, count in tables.items()
+            for number in range(count)
+        )
+        saved = SavedOperator("totals", 0, "host", False, 1, TABLES, TABLES, True, {}, (), pieces)
+        return len(list(restoring_shards._stretches(saved, 1000)))
+
+    assert tasks({"state": 1}) == 1
+    assert tasks({"state": 40}) == 11
+    assert tasks({"state": 40, "timers_by_due": 1}) == 6
+    assert tasks({"state": 40, "timers_by_due": 20}) == 1
+
+
 def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     """Exactly: a shard that is called for nothing is called in every micro-batch."""
     hashes = some_hashes(2)
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
-    operators = {"totals": RestoredOperator("again", 5, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 5, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
-    names = ("operator", "shard", "pieces")
-    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, 5)])
+    names = ("operator", "first", "last", "pieces")
+    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
     of_shard = shards_of(hashes, 5)
     for row in found:
         users = np.flatnonzero(of_shard == row["shard"])
@@ -184,10 +244,10 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
     saved = store.save("one", "totals", 2, pointers)
     with open_storage(str(store.folder / "savepoints")) as savepoints:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
-    operators = {"totals": RestoredOperator("again", 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
+    operators = {"totals": RestoredOperator("again", 2, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
-    names = ("operator", "shard", "pieces")
-    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in shard_rows(saved, 2)])
+    names = ("operator", "first", "last", "pieces")
+    found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])
     (error,) = [row["error"] for row in found if row["error"]]
     assert error.startswith("CorruptionError: ")
     assert saved.pieces[0].key in error

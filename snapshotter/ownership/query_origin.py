@@ -1,0 +1,109 @@
+"""What a query began with that was restored from a savepoint, or cloned: by its id, in one object.
+
+::
+
+    _queries/<query id>
+
+Whoever restores or clones writes it before anything else in the checkpoint directory, so that what a stopped attempt
+leaves there can be told from what others own. A query that has no such object began by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from holdfast.backends import stored_file
+from holdfast.errors import NotFoundError
+from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+
+KIND = "origin"
+#: No operator has this name.
+FOLDER = "_queries"
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class QueryOrigin:
+    """What a restored or cloned query began with.
+
+    Attributes
+    ----------
+    query_id : str
+        Spark's id of the query.
+    state_id : str
+        The id in its pointers and records: its own, or for a clone that of the query which was cloned.
+    of_query, batch_id : str, int
+        Whose state it was, after which micro-batch.
+    directories : mapping of str to str
+        The operators' directories that were filled, and the query that the record of each names.
+    empty : tuple of str
+        Operators that were meant to begin without state.
+    unnamed : int
+        Operators of the query that had had no rows, so that nobody could tell their names.
+    """
+
+    query_id: str
+    state_id: str
+    of_query: str
+    batch_id: int
+    directories: Mapping[str, str]
+    empty: tuple[str, ...] = ()
+    unnamed: int = 0
+
+    FIELDS = ("query_id", "state_id", "of_query", "batch_id", "directories", "empty", "unnamed")
+
+    @property
+    def operators(self) -> set[str]:
+        """The names of the operators that have state from the beginning."""
+        return {directory.partition("@")[0] for directory in self.directories}
+
+
+def declare_origin(storage: ObjectStorage, origin: QueryOrigin) -> None:
+    """Store what a query begins with."""
+    values = asdict(origin) | {"directories": dict(origin.directories), "empty": list(origin.empty)}
+    PrefixedStorage(storage, FOLDER).put(origin.query_id, stored_file.encode(KIND, values)[0])
+
+
+def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
+    """Return what a query began with; None for one that began by itself.
+
+    Raises
+    ------
+    CorruptionError
+        What is stored is damaged.
+    """
+    folder = PrefixedStorage(storage, FOLDER)
+    try:
+        data = folder.get(query_id)
+    except NotFoundError:
+        return None
+    source = f"{folder.url}/{query_id}"
+    stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=0)
+    fields = Fields(stored.header, source, *QueryOrigin.FIELDS)
+    origin = QueryOrigin(
+        fields.text("query_id"),
+        fields.text("state_id", _ID),
+        fields.text("of_query", _ID),
+        fields.number("batch_id"),
+        fields.mapping_of_texts("directories"),
+        tuple(fields.all_texts("empty")),
+        fields.number("unnamed"),
+    )
+    if origin.query_id != query_id:
+        fields.refuse("belongs elsewhere: it was moved or copied", query_id=origin.query_id)
+    wrong = [name for name in origin.directories if not _DIRECTORY.fullmatch(name)]
+    wrong += [name for name in origin.empty if not _NAME.fullmatch(name)]
+    if wrong:
+        fields.refuse("names an operator that cannot be", name=wrong[0])
+    return origin
+
+
+def forget_origin(storage: ObjectStorage, query_id: str) -> None:
+    """Delete what is stored of a query that never was."""
+    PrefixedStorage(storage, FOLDER).delete([query_id])

@@ -1,0 +1,165 @@
+"""Copies a query as it was after a micro-batch, byte by byte, to run a second one beside it.
+
+::
+
+    state's directories, records, columns        driver         checkpoint directory of the clone
+    what each shard's version is made of         tasks          checkpoint directory of the clone
+    Spark's state, logs and positions            driver         checkpoint location of the clone
+    metadata, with an id of its own              driver         last
+
+Pointers lie in Spark's state, which nobody but Spark writes, and name the query and the operator's directory. So a
+clone keeps both: its checkpoint directory is another one, and in it the clone writes under the original's id, which
+`holdfast.snapshotter.ownership.query_origin` tells its new shards. Nothing of the clone names the original's places.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError
+from holdfast.settings import Settings
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.copies.copied_location import copy_location
+from holdfast.spark_integration.copies.copied_shards import COPIED, ShardCopier
+from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
+from holdfast.spark_integration.savepoints.query_location import QueryLocation
+from holdfast.spark_integration.savepoints.saving import SHARD, shard_row
+from holdfast.spark_integration.savepoints.tasks import run_tasks
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+
+def clone(
+    spark: SparkSession,
+    original: str | Path,
+    query_checkpoint: str | Path,
+    *,
+    to_checkpoint_dir: str | Path,
+    batchId: int | None = None,
+) -> str:
+    """Copy a query as it was after a micro-batch, with an id of its own; micro-batches go on with their numbers.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
+    original : str or pathlib.Path
+        The original's ``checkpointLocation``. It may run meanwhile; nothing of it is changed.
+    query_checkpoint : str or pathlib.Path
+        The clone's ``checkpointLocation``: new, or left by an attempt that was stopped.
+    to_checkpoint_dir : str or pathlib.Path
+        The clone's ``spark.holdfast.checkpoint.dir``: another one than the original's.
+    batchId : int, optional
+        The micro-batch; by default the last one that is committed.
+
+    Returns
+    -------
+    str
+        The clone's id.
+
+    Raises
+    ------
+    ConflictError
+        The location holds something else, or the checkpoint directory has operators of these names.
+    InvalidArgumentError
+        The original is no query with state, or its state is not durable.
+    NotFoundError
+        The micro-batch is not committed, or was purged.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged.
+
+    Notes
+    -----
+    Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. If it fails, nothing is
+    left; if it is killed, the next one into the same location deletes what is.
+    """
+    settings, options = configured(spark)
+    with (
+        open_storage(str(original), options) as location,
+        open_storage(str(settings.checkpoint_dir), options) as storage,
+    ):
+        query = QueryLocation(location)
+        query_id = query.query_id()
+        batch = query.batch(batchId)
+
+        def cloned() -> str:
+            steps = stateful_steps(spark, str(original), batch.batch_id)
+            with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
+                _copy_operators(new, settings, storage, steps, query_id, batch.batch_id)
+                copy_location(location, new.location, query, batch)
+                new.finish()
+                return new.query_id
+
+        try:
+            return cloned()
+        except HoldfastError as exc:
+            if batchId is not None or batch.batch_id in query.committed():
+                raise
+            _log.warning("the query has left micro-batch %d behind; a later one is copied: %s", batch.batch_id, exc)
+            batch = query.batch()
+            return cloned()
+
+
+def _copy_operators(
+    new: NewQuery,
+    settings: Settings,
+    storage: ObjectStorage,
+    steps: list[StatefulStep],
+    query_id: str,
+    batch_id: int,
+) -> None:
+    """Copy the operators' directories, as far as the pointers need them."""
+    rows = {directory: of for step in steps for directory, of in step.pointers.items()}
+    if "" in rows:
+        raise InvalidArgumentError(
+            "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir: it cannot "
+            "be copied",
+            query=query_id,
+        )
+    records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
+    for directory, record in records.items():
+        for row in rows[directory]:
+            row.require(operator_of(directory) or "", row.shard, record.shards)
+    taken = [directory for directory in records if new.storage.list(f"{directory}/")]
+    if taken:
+        raise ConflictError(
+            "the checkpoint directory of a clone must be its own, and this one has operators of these names: choose "
+            "another one",
+            operators=", ".join(taken),
+            storage=new.storage.url,
+        )
+    before = find_origin(storage, query_id)  # what is cloned may be a clone
+    new.fill(
+        QueryOrigin(
+            new.query_id,
+            query_id if before is None else before.state_id,
+            query_id,
+            batch_id,
+            {directory: record.query_id for directory, record in records.items()},
+            () if before is None else before.empty,
+            sum(step.is_ours and not step.pointers for step in steps),
+        )
+    )
+    for record in records.values():
+        _copy_record(storage, new.storage, record)
+    shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]
+    run_tasks(new.spark, shards, SHARD, ShardCopier(settings, str(new.settings.checkpoint_dir)), COPIED)
+
+
+def _copy_record(source: ObjectStorage, target: ObjectStorage, record: OperatorRecord) -> None:
+    """Copy an operator's record, and which tables later runs have declared."""
+    keys = [f"{record.operator}/operator"]
+    keys += [info.key for info in source.list(f"{record.operator}/{SCHEMAS}/")]
+    for key in keys:
+        target.put(key, source.get(key))

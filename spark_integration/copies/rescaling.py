@@ -1,0 +1,78 @@
+"""Makes a new query of another one, with other numbers of shards: a savepoint that nobody keeps, and its restore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.snapshotter.savepoints.savepoints import read_savepoint
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints.changes import Changes
+from holdfast.spark_integration.savepoints.creating import create
+from holdfast.spark_integration.savepoints.new_query import new_query
+from holdfast.spark_integration.savepoints.restoring import restore_into
+from holdfast.spark_integration.stored_pointers import configured
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def rescale(
+    spark: SparkSession,
+    original: str | Path,
+    query_checkpoint: str | Path,
+    *,
+    shards: int,
+    partitions: int | None = None,
+    rename: Mapping[str, str] | None = None,
+    to_checkpoint_dir: str | Path | None = None,
+) -> str:
+    """Make a new query that goes on where another one is, with another number of shards.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
+    original : str or pathlib.Path
+        The original's ``checkpointLocation``. It may run meanwhile; nothing of it is changed.
+    query_checkpoint : str or pathlib.Path
+        The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
+    shards : int
+        Of each operator.
+    partitions, rename
+        As of `holdfast.savepoints.restore`.
+    to_checkpoint_dir : str or pathlib.Path, optional
+        The new query's ``spark.holdfast.checkpoint.dir``; by default the original's.
+
+    Returns
+    -------
+    str
+        The new query's id.
+
+    Raises
+    ------
+    ConflictError
+        The location holds something else, or another attempt writes the same state.
+    InvalidArgumentError
+        The original is no query, has operators with state of Spark's own, or an argument is wrong.
+    NotFoundError
+        The original has not committed a micro-batch, or has no operator to rename.
+    StateLostError, CorruptionError
+        An object of the state is missing or damaged.
+
+    Notes
+    -----
+    Cost: the state is read and written twice, since it is sorted anew between: once into a savepoint in the new
+    checkpoint directory, which is deleted before the query can start, and once out of it.
+    """
+    changes = Changes(shards, partitions, dict(rename or {}))
+    settings, options = configured(spark)
+    with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
+        create(spark, original, new.rescaling_url, new.query_id)
+        with open_storage(new.rescaling_url, options) as savepoints:
+            savepoint = read_savepoint(savepoints, new.query_id)
+            restore_into(new, savepoints, new.rescaling_url, savepoint, changes)
+        new.remove_savepoint()
+        new.finish()
+        return new.query_id

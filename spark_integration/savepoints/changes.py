@@ -1,0 +1,132 @@
+"""What a restored query has otherwise than the savepoint: names and shards of operators, operators that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator
+from holdfast.spark_integration.stored_pointers import HOSTS
+
+_MODES = {"timeMode": "None", "outputMode": "update"}
+_KNOWN_MODES = {"none", "processingtime", "eventtime", "append", "update"}
+Sources = Literal["saved", "fresh"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is to be otherwise in a restored query; see `holdfast.savepoints.restore`.
+
+    Attributes
+    ----------
+    shards, partitions : int or None
+    rename : mapping of str to str
+    skip, reset : frozenset of str
+    sources : {"saved", "fresh"}
+
+    Raises
+    ------
+    InvalidArgumentError
+        Nothing can be so.
+    """
+
+    shards: int | None = None
+    partitions: int | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    skip: frozenset[str] = frozenset()
+    reset: frozenset[str] = frozenset()
+    sources: Sources = "saved"
+
+    def __post_init__(self) -> None:
+        if self.sources not in get_args(Sources):
+            raise InvalidArgumentError("sources is saved or fresh", sources=self.sources)
+        numbers = (self.shards, self.partitions)
+        if any(number is not None and (type(number) is not int or number < 1) for number in numbers):
+            raise InvalidArgumentError("shards and partitions are whole numbers from 1 on", given=numbers)
+        twice = self.skip & (self.reset | self.rename.keys())
+        if twice:
+            raise InvalidArgumentError("an operator that is skipped is not in the new query", operator=min(twice))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of an operator that keeps its place in the query.
+
+    Attributes
+    ----------
+    saved : SavedOperator
+    name : str
+        In the new query.
+    shards : int
+    is_reset : bool
+        Whether it begins without state.
+    """
+
+    saved: SavedOperator
+    name: str
+    shards: int
+    is_reset: bool
+
+
+def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
+    """Return what becomes of each operator that is not skipped, in the order of the query's plan.
+
+    Spark numbers operators with state in the order of the plan, without gaps, and refuses a query that has more or
+    fewer of them than its checkpoint location: so the others move up.
+
+    Raises
+    ------
+    InvalidArgumentError, NotFoundError
+        The savepoint cannot be restored so.
+    CorruptionError
+        It describes an operator that no release has.
+    """
+    operators = sorted(savepoint.operators, key=lambda operator: operator.number)
+    names = {operator.name for operator in operators}
+    for what, given, known in (
+        ("rename", changes.rename.keys(), names),
+        ("skip", changes.skip, {*names, *savepoint.left_out}),
+        ("reset", changes.reset, names),
+    ):
+        unknown = set(given) - known
+        if unknown:
+            raise NotFoundError(
+                f"the savepoint has no operator of this name to {what}",
+                operator=min(unknown),
+                operators=", ".join(sorted(known)),
+            )
+    _require_whole(savepoint, changes)
+    kept = [operator for operator in operators if operator.name not in changes.skip]
+    if not kept:
+        raise InvalidArgumentError("no operator is left to restore", skip=", ".join(sorted(changes.skip)))
+    for operator in kept:
+        modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
+        if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
+            raise CorruptionError("the savepoint has an operator that no release has", operator=operator.name)
+    plans = [
+        Plan(of, changes.rename.get(of.name, of.name), changes.shards or of.shards, of.name in changes.reset)
+        for of in kept
+    ]
+    new_names = [plan.name for plan in plans]
+    for new in new_names:
+        if not NAME.fullmatch(new) or new_names.count(new) > 1:
+            raise InvalidArgumentError("each operator needs a name of its own, as in a query", name=new)
+    return plans
+
+
+def _require_whole(savepoint: Savepoint, changes: Changes) -> None:
+    """Check that every operator of the query that was saved has a place in the new one, or is skipped."""
+    operators = sorted(savepoint.operators, key=lambda operator: operator.number)
+    in_the_way = sorted(set(savepoint.left_out) - changes.skip)
+    if in_the_way:
+        raise InvalidArgumentError(
+            "the query of the savepoint had other operators with state, which a restored location cannot begin anew: "
+            "skip them if the new query does not have them",
+            left_out=", ".join(in_the_way),
+        )
+    numbers = [operator.number for operator in operators]
+    if numbers != (sorted(set(numbers)) if savepoint.left_out else list(range(len(numbers)))):
+        raise CorruptionError("the savepoint numbers its operators as Spark does not", numbers=str(numbers))

@@ -1,0 +1,165 @@
+"""A query in the making: its checkpoint location, its id, and what others left who were stopped while they made it.
+
+::
+
+    checkpoint location                    holdfast-restoring-<id>        somebody makes a query here, with this id
+    checkpoint directory                   _queries/<id>                  the operators' directories that it fills
+                                           _rescaling/<id>/…              its savepoint, while it is rescaled
+    beside the location                    …-restoring-<id>/…             its stub
+
+Whoever fails deletes all of it. Whoever is killed leaves the file in the location, and whoever comes next deletes what
+belongs to that id, and nothing else. ``metadata`` is written last, without which Spark starts nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast import clock
+from holdfast.errors import HoldfastError
+from holdfast.settings import PREFIX, Settings
+from holdfast.snapshotter.ownership.operator_record import find_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, find_origin, forget_origin
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints import seeding
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# No operator, and so no query, has a directory of this name.
+_RESCALING = "_rescaling"
+
+
+@dataclass(frozen=True)
+class NewQuery:
+    """A query in the making.
+
+    Attributes
+    ----------
+    spark : SparkSession
+    settings : Settings
+        Their checkpoint directory is the new query's.
+    options : mapping of str to object
+        Of the storage.
+    url : str
+        Of its checkpoint location.
+    location, storage : ObjectStorage
+        Its checkpoint location, and its checkpoint directory.
+    query_id : str
+    """
+
+    spark: SparkSession
+    settings: Settings
+    options: Mapping[str, object]
+    url: str
+    location: ObjectStorage
+    storage: ObjectStorage
+    query_id: str
+
+    @property
+    def stub_url(self) -> str:
+        """Where a stub may run: beside the location."""
+        return _stub_url(self.url, self.query_id)
+
+    @property
+    def rescaling_url(self) -> str:
+        """A directory for a savepoint that has the query's id as its name, and is gone at the end."""
+        return _rescaling_url(self.settings)
+
+    def remove_stub(self) -> None:
+        """Delete the stub's location, if there is one."""
+        _remove_folder(self.stub_url, self.options)
+
+    def remove_savepoint(self) -> None:
+        """Delete the savepoint that has the query's id as its name, if there is one."""
+        _remove_folder(f"{self.rescaling_url}/{self.query_id}", self.options)
+
+    def fill(self, origin: QueryOrigin) -> None:
+        """Say which directories are filled, before they are: from then on they are known to be this query's."""
+        declare_origin(self.storage, origin)
+
+    def finish(self) -> None:
+        """Let the query be started; raises ConflictError if somebody else has taken its location meanwhile."""
+        seeding.finish(self.location, self.query_id)
+
+
+@contextmanager
+def new_query(
+    spark: SparkSession,
+    settings: Settings,
+    options: Mapping[str, object],
+    query_checkpoint: str | Path,
+    checkpoint_dir: str | Path | None = None,
+) -> Iterator[NewQuery]:
+    """Begin a query in an empty checkpoint location, or in one that somebody has left who was stopped.
+
+    Parameters
+    ----------
+    query_checkpoint : str or pathlib.Path
+        Its checkpoint location.
+    checkpoint_dir : str or pathlib.Path, optional
+        Its checkpoint directory; by default that of the settings.
+
+    Raises
+    ------
+    ConflictError
+        The location holds something else.
+    """
+    if checkpoint_dir is not None:
+        given = Settings.parse({f"{PREFIX}checkpoint.dir": str(checkpoint_dir)})
+        settings = replace(settings, checkpoint_dir=given.checkpoint_dir)
+    url, query_id = str(query_checkpoint), clock.new_uuid()
+    with (
+        open_storage(url, options) as location,
+        open_storage(str(settings.checkpoint_dir), options) as storage,
+    ):
+        stopped = seeding.begin(location, query_id)
+        for other in stopped:
+            _remove_folder(_stub_url(url, other), options)
+            _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
+            _clear(storage, other)
+        seeding.forget(location, stopped)
+        try:
+            yield NewQuery(spark, settings, options, url, location, storage, query_id)
+        except HoldfastError:
+            with suppress(HoldfastError):  # the next attempt deletes what this one does not
+                _remove_folder(f"{_rescaling_url(settings)}/{query_id}", options)
+                if seeding.is_mine(location, query_id):  # else what is there may be somebody else's by now
+                    _clear(storage, query_id)
+                    seeding.abandon(location, query_id)
+            raise
+
+
+def _clear(storage: ObjectStorage, query_id: str) -> None:
+    """Delete what a query has left in the checkpoint directory whose making was stopped: none can have used it."""
+    origin = find_origin(storage, query_id)
+    if origin is None:
+        return
+    for directory, owner in origin.directories.items():
+        record = find_operator(storage, directory)
+        if record is not None and record.query_id == owner:
+            own = f"{directory}/operator"
+            storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
+            storage.delete([own])  # last: as long as it is there, the rest is known to be this
+    forget_origin(storage, query_id)
+
+
+def _rescaling_url(settings: Settings) -> str:
+    return f"{str(settings.checkpoint_dir).rstrip('/')}/{_RESCALING}"
+
+
+def _stub_url(url: str, query_id: str) -> str:
+    return f"{url.rstrip('/')}-restoring-{query_id}"
+
+
+def _remove_folder(url: str, options: Mapping[str, object]) -> None:
+    with open_storage(url, options) as folder:
+        folder.delete([info.key for info in folder.list("")])
+        if folder.url.startswith("file://"):  # where folders stay without what was in them
+            shutil.rmtree(folder.url.removeprefix("file://"), ignore_errors=True)

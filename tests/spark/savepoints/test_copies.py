@@ -1,0 +1,210 @@
+"""Queries that are rescaled or cloned: each goes on as the original does, beside it or without it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from holdfast import savepoints
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError
+from tests.repetitions import sample
+from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.processors.engines import NEEDED
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Appending, Case, rows, run, state, totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.spark
+
+
+def begun(lab: Lab, case: Case) -> list[pa.Table]:
+    """Run a query over the first files, and return the others."""
+    files = case.files()
+    for file in files[:2]:
+        lab.feed(file)
+    run(lab, case)
+    return files[2:]
+
+
+def clone(lab: Lab, query: str = "again", original: str = "query", durable: str = "durable", **options: Any) -> str:
+    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    where = lab.folder / f"durable-{query}"
+    return savepoints.clone(lab.spark, lab.folder / original, lab.folder / query, to_checkpoint_dir=where, **options)
+
+
+def rescale(lab: Lab, shards: int, query: str = "again", **options: Any) -> str:
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    where = {"to_checkpoint_dir": lab.folder / f"durable-{query}"} | options
+    return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=shards, **where)
+
+
+@pytest.mark.parametrize(("case", "how"), sample(list(product(CASES, ["clone", 1, 5])), quick=5), ids=str)
+def test_a_copy_goes_on_as_the_original(lab: Lab, case: Case, how: str | int) -> None:
+    """Micro-batch by micro-batch: rows, late rows and timers; whether or not commits are objects of their own."""
+    lab.configure({"commit.carriedBytes": sample(["0", "16k"])[0], "backend": sample(["memory", "filesystem"])[0]})
+    with configured(lab.spark, dict(case.settings)):
+        later = begun(lab, case)
+        query_id = clone(lab) if how == "clone" else rescale(lab, int(how))
+        for file in later:
+            lab.feed(file)
+        original = run(lab, case)
+        assert run(lab, case, "again", "durable-again") == original
+        assert state(lab, case, "again", "durable-again") == state(lab, case, "query", "durable")
+    assert query_id in (lab.folder / "again/metadata").read_text()
+    assert sorted(path.name for path in lab.folder.glob("again*")) == ["again"]
+    assert not list(lab.folder.rglob("_rescaling/*"))
+
+
+class Counting(Appending):
+    """Spark runs this one itself."""
+
+
+def of_spark_and_ours(frame: DataFrame) -> DataFrame:
+    """Our operator behind deduplication, and before Spark's own processor and aggregation."""
+    once = frame.dropDuplicates(["seq"])
+    counted = totals(once).withColumnRenamed("n", "seq")
+    processed = counted.groupBy("carrier").transformWithState(
+        Counting(), "carrier string, seen string", "update", "None"
+    )
+    return processed.groupBy("carrier").agg(F.count("*").alias("n"), F.max("seen").alias("seen"))
+
+
+def test_state_of_sparks_own_operators_is_cloned_too(lab: Lab) -> None:
+    """Deduplication, processors and aggregation, whose metadata names files by path: none of them is the original's."""
+    case = replace(CASES[0], query=of_spark_and_ours, settings={**NEEDED, **UNCHECKED})
+    with configured(lab.spark, dict(case.settings)):
+        later = begun(lab, case)
+        clone(lab)
+        for file in [case.files()[0], *later]:
+            lab.feed(file)
+        original = run(lab, case)
+        assert original[0] == []
+        for folder in ("query", "durable"):
+            (lab.folder / folder).rename(lab.folder / f"{folder}-elsewhere")
+        assert run(lab, case, "again", "durable-again") == original
+    named = [path for path in (lab.folder / "again").rglob("*") if path.is_file()]
+    assert not [path for path in named if f"{lab.folder}/query/".encode() in path.read_bytes()]
+
+
+def test_a_running_query_is_cloned_and_goes_on(lab: Lab) -> None:
+    """The clone is as of its micro-batch; neither sees what the other does afterwards."""
+    case = CASES[0]
+    files = case.files()
+    lab.feed(files[0])
+    frame = case.query(lab.source(case.schema))
+    writer = frame.writeStream.format("noop").outputMode("update")
+    running = writer.option("checkpointLocation", str(lab.folder / "query")).start()
+    try:
+        running.processAllAvailable()
+        clone(lab)
+        for file in files[1:3]:
+            lab.feed(file)
+        running.processAllAvailable()
+        clone(lab, "later")
+        clone(lab, "earlier", batchId=1)
+        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        batches = lab.run(case.query(lab.source(case.schema)), "again")
+        lab.feed(files[3])
+        running.processAllAvailable()
+        assert running.exception() is None
+    finally:
+        running.stop()
+    ends = {}
+    for query, durable in (("query", "durable"), ("again", "durable-again"), ("later", "durable-later")):
+        if query != "query":
+            run(lab, case, query, durable)
+        ends[query] = state(lab, case, query, durable)
+    assert ends["again"] == ends["later"] == ends["query"]
+    run(lab, case, "earlier", "durable-earlier")
+    assert state(lab, case, "earlier", "durable-earlier") == ends["query"]
+    assert len(batches) == 2
+    assert {path.name for path in (lab.folder / "earlier/commits").iterdir() if path.name.isdigit()} == set("0123")
+
+
+def test_a_clone_can_be_cloned_and_its_new_shards_begin_in_it(lab: Lab) -> None:
+    """Pointers keep the first one's id; a shard that gets its first rows in a clone goes where the others are."""
+    lab.configure({"shards": "64"})
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    clone(lab)
+    second = clone(lab, "third", "again", "durable-again")
+    for folder in ("query", "durable", "again", "durable-again"):
+        shutil.rmtree(lab.folder / folder)
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable-third")})
+    lab.feed([(key, 1) for key in "abcdefgh"])
+    lab.run(lab.totals(), "third")
+    assert lab.state(query="third") == {"a": (2, 2), **dict.fromkeys("bcdefgh", (1, 1))}
+    assert [path.name for path in (lab.folder / "durable-third").glob("*/operator")] == ["operator"]
+    made = savepoints.create(lab.spark, lab.folder / "third", lab.folder / "savepoints", "of-a-clone")
+    assert made.query.query_id == second
+    assert made.operators[0].rows == {"state": 8}
+
+
+def test_a_clone_does_without_a_damaged_snapshot_as_the_original_does(lab: Lab) -> None:
+    """Older snapshots and commits are copied, too."""
+    lab.configure({"commit.carriedBytes": "0", "snapshot.maxCommits": "2", "shards": "1"})
+    for number in range(6):
+        lab.feed([("a", number)])
+    lab.run(lab.totals())
+    clone(lab)
+    lab.lose_local_state()
+    copied = lab.folder / "durable-again/totals/shard-0000"
+    names = {path.relative_to(copied) for path in copied.rglob("*") if path.is_file()}
+    stored = lab.folder / "durable/totals/shard-0000"
+    assert {name for name in names if name.parts[0] != "files"} == {
+        path.relative_to(stored) for path in stored.rglob("*") if path.is_file() and path.parent.name != "files"
+    }
+    for snapshot in sorted((copied / "snapshots").glob("*"))[-1:]:
+        snapshot.write_bytes(b"damaged")
+    lab.feed([("a", 100)])
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.run(lab.totals(), "again")
+    assert lab.state(query="again") == {"a": (7, 115)}
+
+
+def refused(lab: Lab, error: type[Exception], said: str, **options: Any) -> None:
+    with pytest.raises(error, match=said):
+        clone(lab, **options)
+    assert [path for path in lab.folder.glob("again/**/*") if path.is_file()] == []
+
+
+def test_what_cannot_be_copied(lab: Lab) -> None:
+    """Each error says what to do, and leaves nothing behind."""
+    begun(lab, CASES[0])
+    refused(lab, NotFoundError, "not committed, or Spark has purged it", batchId=7)
+    refused(lab, InvalidArgumentError, "not the checkpoint location of a query", original="nowhere")
+    refused(lab, NotFoundError, "holds no operator of this name", durable="elsewhere")
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    where: Mapping[str, Any] = {"to_checkpoint_dir": lab.folder / "durable"}
+    with pytest.raises(ConflictError, match=r"must be its own.*operators=totals"):
+        savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "again", **where)
+    with pytest.raises(ConflictError, match="must be new"):
+        savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "query", **where)
+    with pytest.raises(InvalidArgumentError, match="whole numbers from 1 on"):
+        rescale(lab, 0)
+    with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
+        savepoints.rescale(lab.spark, lab.folder / "nowhere", lab.folder / "again", shards=2)
+    assert [path for path in lab.folder.glob("again/**/*") if path.is_file()] == []
+    assert not list(lab.folder.glob("durable*/_*/*"))
+
+
+def test_a_query_is_rescaled_within_its_checkpoint_directory(lab: Lab) -> None:
+    """Without another directory, state goes to one of the new query's own beside the original's."""
+    case = CASES[0]
+    later = begun(lab, case)
+    query_id = rescale(lab, 4, to_checkpoint_dir=None)
+    lab.feed(later[0])
+    original = run(lab, case)
+    lab.configure({"shards": "4"})
+    assert rows(lab.run(case.query(lab.source(case.schema)), "again")) == original
+    assert (lab.folder / f"durable/totals@{query_id}/operator").exists()
+    assert not list((lab.folder / "durable/_rescaling").iterdir())

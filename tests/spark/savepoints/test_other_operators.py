@@ -1,0 +1,135 @@
+"""Restored queries that do not have the operators of the savepoint: nothing begins without state but by consent."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import holdfast
+from holdfast import savepoints
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from tests.repetitions import sample
+from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.savepoints.queries import CASES, UNCHECKED, counts, restored, saved, totals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+pytestmark = pytest.mark.spark
+
+ONE, TWO = CASES[0], next(case for case in CASES if case.name == "two operators")
+
+
+def seen(files: list[pa.Table], column: str = "carrier") -> dict[str, int]:
+    """Return how many rows each key has had."""
+    rows = [key for file in files for key in file[column].to_pylist()]
+    return {key: rows.count(key) for key in set(rows)}
+
+
+def test_an_operator_that_nobody_named_does_not_begin_without_state(lab: Lab) -> None:
+    """The typo in a name, where Spark's state has no pointers that would tell: it names the restored operators."""
+    (later, *_) = saved(lab, ONE)
+    lab.feed(later)
+    restored(lab, reset=["totals"])
+    with pytest.raises(StreamingQueryException, match=r"no state of this operator.*operator=totls restored=none"):
+        lab.run(totals(lab.source(ONE.schema), "totls"), "again")
+    lab.configure({"restore.allowNew": "other, totls"})
+    (batch,) = lab.run(totals(lab.source(ONE.schema), "totls"), "again")
+    assert {row["carrier"]: row["n"] for row in batch} == seen([later])
+
+
+def test_an_operator_may_begin_without_state_when_the_restore_says_so(lab: Lab) -> None:
+    """Under its own name or another one, in its place; the other operator goes on."""
+    with configured(lab.spark, UNCHECKED):
+        (later, *_) = saved(lab, TWO)
+        lab.feed(later)
+        name = sample(["pairs", "fresh"])[0]
+        restored(lab, reset=["pairs"], rename={"pairs": name}, shards=3)
+        frame = counts(lab.source(TWO.schema), ["carrier", "origin"], name)
+        lab.run(counts(frame, ["origin"], "changes"), "again")
+        assert (lab.folder / f"durable-again/{name}/operator").exists()
+        assert sum(n_of(lab, "again", name)) == later.num_rows
+        # It counts how often a pair's count has changed: once for each pair and micro-batch.
+        assert sum(n_of(lab, "again", "changes")) == sum(
+            len(set(zip(file["carrier"].to_pylist(), file["origin"].to_pylist(), strict=True)))
+            for file in TWO.files()[:3]
+        )
+
+
+def n_of(lab: Lab, query: str, operator: str) -> list[int]:
+    rows: list[int] = holdfast.read_state(lab.spark, lab.folder / query, operator)["n"].to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("kept", ["pairs", "changes"])
+def test_an_operator_that_is_gone_can_be_left_behind(lab: Lab, kept: str) -> None:
+    """The others move up in Spark's numbering, so that it takes the query without it."""
+    keys = {"pairs": ["carrier", "origin"], "changes": ["origin"]}
+    with configured(lab.spark, UNCHECKED):
+        (later, *_) = saved(lab, TWO)
+        lab.feed(later)
+        restored(lab, skip=keys.keys() - {kept})
+        (batch,) = lab.run(counts(lab.source(TWO.schema), keys[kept], kept), "again")
+    three = TWO.files()[:3]
+    if kept == "pairs":
+        pairs = [pair for file in three for pair in zip(*(file[key].to_pylist() for key in keys["pairs"]), strict=True)]
+        assert {(row["carrier"], row["origin"]): row["n"] for row in batch}.items() <= Counter(pairs).items()
+    else:  # it counted micro-batches of pairs, and now counts rows
+        assert all(row["n"] > seen([later], "origin")[row["origin"]] for row in batch)
+    assert len(list((lab.folder / "durable-again").glob("*/operator"))) == 1
+
+
+def test_state_of_sparks_own_that_was_left_out_can_be_skipped(lab: Lab) -> None:
+    """The way out of an operator of Spark's own: the new query does without it."""
+    files = ONE.files()
+    lab.feed(files[0])
+    with configured(lab.spark, UNCHECKED):
+        lab.run(totals(lab.source(ONE.schema).dropDuplicates(["carrier", "seq"])))
+    where = lab.folder / "savepoints"
+    savepoints.create(lab.spark, lab.folder / "query", where, "one", without=["dedupe"])
+    with pytest.raises(InvalidArgumentError, match="skip them if the new query does not have them"):
+        restored(lab)
+    restored(lab, skip=["dedupe"])
+    lab.feed(files[1])
+    (batch,) = lab.run(totals(lab.source(ONE.schema)), "again")
+    both = seen(files[:2])
+    assert {row["carrier"]: row["n"] for row in batch} == {key: both[key] for key in seen(files[1:2])}
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
+    saved(lab, ONE)
+    for error, said, options in (
+        (NotFoundError, "no operator of this name to skip.*operators=totals", {"skip": ["total"]}),
+        (NotFoundError, "no operator of this name to reset", {"reset": ["total"]}),
+        (InvalidArgumentError, "no operator is left", {"skip": ["totals"]}),
+        (InvalidArgumentError, "skipped is not in the new query", {"skip": ["totals"], "reset": ["totals"]}),
+        (InvalidArgumentError, "lists of names", {"skip": "totals"}),
+        (InvalidArgumentError, "whole numbers from 1 on", {"shards": True}),
+        (InvalidArgumentError, "whole numbers from 1 on", {"partitions": 0}),
+    ):
+        with pytest.raises(error, match=said):
+            restored(lab, **options)
+    assert not list(lab.folder.glob("again*"))
+    assert not list(lab.folder.glob("durable-again*"))
+
+
+def test_a_name_that_another_query_has_is_said_with_its_remedy(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """A query is defined before Spark says which one it is: so its shards are those of the name."""
+    (later, *_) = saved(lab, ONE)
+    lab.feed(later)
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    with caplog.at_level(logging.WARNING):
+        query_id = savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    assert "set spark.holdfast.shards=3" in caplog.text
+    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.shards to 3"):
+        lab.run(totals(lab.source(ONE.schema)), "again")
+    lab.configure({"shards": "3"})
+    (batch,) = lab.run(totals(lab.source(ONE.schema)), "again")
+    three = seen(ONE.files()[:3])
+    assert {row["carrier"]: row["n"] for row in batch} == {key: three[key] for key in seen([later])}
+    assert (lab.folder / f"durable/totals@{query_id}/operator").exists()

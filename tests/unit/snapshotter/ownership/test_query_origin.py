@@ -1,0 +1,83 @@
+"""What a query began with that was restored: read back as it was written, and refused where it is not that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from holdfast.backends import stored_file
+from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.snapshotter.ownership.query_origin import (
+    FOLDER,
+    KIND,
+    QueryOrigin,
+    declare_origin,
+    find_origin,
+    forget_origin,
+)
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME, operator_of, require_restored
+
+ORIGIN = QueryOrigin("q-2", "q-1", "q-1", 7, {"totals": "q-1", "pairs@q-1": "q-1"}, ("fresh",))
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def storage() -> Iterator[ObjectStorage]:
+    with open_storage(f"memory://origins-{next(_numbers)}") as opened:
+        yield opened
+
+
+def test_what_is_written_is_read(storage: ObjectStorage) -> None:
+    """Of this query; others have none, and no operator has its folder's name."""
+    declare_origin(storage, ORIGIN)
+    assert find_origin(storage, "q-2") == ORIGIN
+    assert find_origin(storage, "q-1") is None
+    assert ORIGIN.operators == {"totals", "pairs"}
+    assert not OPERATOR_NAME.fullmatch(FOLDER)
+    assert operator_of(FOLDER) is None
+    forget_origin(storage, "q-2")
+    assert find_origin(storage, "q-2") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query_id": "q-3"},
+        {"state_id": "../q"},
+        {"of_query": 7},
+        {"batch_id": -1},
+        {"directories": {"../totals": "q"}},
+        {"directories": {"_queries": "q"}},
+        {"directories": {"totals/shard-0001": "q"}},
+        {"directories": ["totals"]},
+        {"directories": {"totals": 1}},
+        {"empty": ["a/b"]},
+        {"empty": "totals"},
+        {"unnamed": None},
+        {"surplus": 1},
+    ],
+)
+def test_what_cannot_be_is_refused(storage: ObjectStorage, change: dict[str, Any]) -> None:
+    """A restore deletes the directories that an object of a killed one names: so they are names of operators."""
+    values = {**asdict(ORIGIN), "empty": list(ORIGIN.empty), **change}
+    storage.put(f"{FOLDER}/q-2", stored_file.encode(KIND, values)[0])
+    with pytest.raises(CorruptionError, match="_queries/q-2"):
+        find_origin(storage, "q-2")
+
+
+@pytest.mark.parametrize("name", ["totals", "pairs", "fresh", "new"])
+def test_operators_that_may_begin(name: str) -> None:
+    """Restored ones, whose other shards have state; those that were reset; those that the session names."""
+    require_restored(ORIGIN, name, ("new",))
+    require_restored(replace(ORIGIN, unnamed=1), "anything", ())
+
+
+def test_the_error_names_the_operator_and_the_restored_ones() -> None:
+    with pytest.raises(SchemaMismatchError, match=r"allowNew to its name.*operator=total restored='pairs, totals'"):
+        require_restored(ORIGIN, "total", ("tota",))
