@@ -24,14 +24,13 @@ from holdfast.snapshotter.savepoints.savepoints import Listed
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.savepoints.creating import create, stop
-from holdfast.spark_integration.savepoints.data_source import SavepointSource, load
 from holdfast.spark_integration.savepoints.difference import Side, TableDifference, difference, facts_that_differ
 from holdfast.spark_integration.savepoints.restoring import Sources, restore
+from holdfast.spark_integration.state_source.reading import load
 
 __all__ = [
     "Listed",
     "Savepoint",
-    "SavepointSource",
     "Sources",
     "TableDifference",
     "create",
