@@ -10,7 +10,6 @@ integers with nulls, in pandas     floats                 floats                
 number of state partitions         shuffle partitions of  a property of the      a property of the
                                    the run's session      run's session          run's session
 binaries in a state                bytearray              bytes                  bytes
-filters for sources in Python      none                   by a setting           by a setting
 Java                               17, 21                 17, 21                 17, 21, 25
 fails with pyarrow 26 and later    before 4.0.5           before 4.1.4           no
 fails with protobuf 7 and later    yes                    no                     no
@@ -139,14 +138,6 @@ def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> i
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def hands_filters_over(spark: SparkSession) -> bool:
-    """Return whether a session hands filters to sources in Python: since 4.1, where a setting allows it.
-
-    If it does not, Spark refuses a reader that could take them.
-    """
-    return _SPARK >= (4, 1) and _is_on(spark, "spark.sql.python.filterPushdown.enabled")
 
 
 def version_of(spark: SparkSession) -> str:

@@ -134,5 +134,8 @@ def narrowed(parts: Iterable[Part], keeps: Callable[[int], bool], hashes: frozen
     kept = [part for part in parts if keeps(part.shard)]
     if hashes is None:
         return kept
-    found = ((part, frozenset(h for h in hashes if part.hashes.overlaps(HashRange(h, h)))) for part in kept)
+    found = (
+        (part, frozenset(h for h in hashes & (part.wanted or hashes) if part.hashes.overlaps(HashRange(h, h))))
+        for part in kept
+    )
     return [replace(part, wanted=wanted) for part, wanted in found if wanted]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 from holdfast.backends.options import nearest_name
 from holdfast.errors import InvalidArgumentError
@@ -13,6 +13,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.shard.task_storage import session_values
+from holdfast.spark_integration.state_source.lookup import Shards, parse_key
 
 STORAGE = "storage."
 #: Spark hands names over in lower case.
@@ -22,6 +23,8 @@ NAMES = (
     "table",
     "stateVarName",
     "columns",
+    "key",
+    "shards",
     "read",
     "readChangeFeed",
     "changeStartBatchId",
@@ -66,12 +69,17 @@ class ReadOptions:
         A state table, or the name of a processor's variable.
     columns : tuple of str
         Those to show, in this order; all if there are none.
+    key : mapping of str to object
+        Read the rows of this key only; all if it is empty.
+    shards : Shards
+        Read these only.
     read : str or None
         The id of a stored read of a query, see `holdfast.snapshotter.stored_reads`; None for a savepoint.
     changes_from : int or None
         Show what has changed since this micro-batch began; None for the state.
     pushdown : bool
-        Whether Spark may hand filters over.
+        Whether Spark may hand filters over. Up to 4.3 it then takes the partitions that one filter left for all other
+        uses of the DataFrame, too: so this is for whoever uses a DataFrame once.
     storage : mapping of str to str
         What opens the storage.
     """
@@ -80,6 +88,8 @@ class ReadOptions:
     operator: str | None = None
     table: str = "state"
     columns: tuple[str, ...] = ()
+    key: Mapping[str, Any] = field(default_factory=dict)
+    shards: Shards = field(default_factory=Shards)
     read: str | None = None
     changes_from: int | None = None
     pushdown: bool = False
@@ -115,6 +125,8 @@ class ReadOptions:
             values.get("operator"),
             values.get("table", values.get("statevarname", "state")),
             _columns(values.get("columns", "")),
+            parse_key(values["key"]) if "key" in values else {},
+            Shards.parse(values.get("shards", "")),
             values.get("read"),
             changes_from,
             _flag(values, "pushdown"),

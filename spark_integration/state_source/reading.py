@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.stored_reads import ReadDirectory, ReadShard, StoredRead, store_read
-from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.read_state import Pointers, find_pointers
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.state_source.kept_changes import require_kept
+from holdfast.spark_integration.state_source.lookup import key_option, shards_option
 from holdfast.spark_integration.state_source.options import columns_option
 from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured
@@ -32,6 +32,8 @@ def state(
     *,
     table: str = "state",
     columns: Sequence[str] = (),
+    key: Mapping[str, object] | None = None,
+    shards: Collection[int] = (),
     batchId: int | None = None,
     readChangeFeed: bool = False,
     changeStartBatchId: int | None = None,
@@ -51,6 +53,11 @@ def state(
         One of the operator's state tables, a variable of a processor, or "timers".
     columns : sequence of str
         Show only these, in this order.
+    key : mapping of str to object, optional
+        Return the rows of this key only: a value for each column that the operator is grouped by. Only its shard is
+        read. A filter on the DataFrame finds the same, but reads all shards.
+    shards : collection of int
+        Read these only.
     batchId : int, optional
         The micro-batch; by default the last one that is committed.
     readChangeFeed : bool, default False
@@ -100,7 +107,7 @@ def state(
     given = {"operator": directory, "read": read_id, "table": table}
     if first is not None:
         given |= {"readChangeFeed": "true", "changeStartBatchId": str(first)}
-    return _frame(spark, settings.checkpoint_dir, given, columns)
+    return _frame(spark, settings.checkpoint_dir, given, columns, key, shards)
 
 
 def load(
@@ -111,6 +118,8 @@ def load(
     table: str = "state",
     *,
     columns: Sequence[str] = (),
+    key: Mapping[str, object] | None = None,
+    shards: Collection[int] = (),
 ) -> DataFrame:
     """Return a table of a savepoint.
 
@@ -124,7 +133,7 @@ def load(
         Of the savepoint.
     operator : str, optional
         Needed where it has several.
-    table, columns
+    table, columns, key, shards
         As of `holdfast.state`, which see for what is returned.
 
     Raises
@@ -133,7 +142,7 @@ def load(
         There is no such savepoint, operator, table or column; the message says what there is.
     """
     given = {"table": table} | ({} if operator is None else {"operator": operator})
-    return _frame(spark, f"{target}/{name}", given, columns)
+    return _frame(spark, f"{target}/{name}", given, columns, key, shards)
 
 
 def register(spark: SparkSession) -> None:
@@ -147,7 +156,14 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def _frame(spark: SparkSession, path: str, given: dict[str, str], columns: Sequence[str]) -> DataFrame:
+def _frame(
+    spark: SparkSession,
+    path: str,
+    given: dict[str, str],
+    columns: Sequence[str],
+    key: Mapping[str, object] | None,
+    shards: Collection[int],
+) -> DataFrame:
     if isinstance(columns, str):
         raise InvalidArgumentError("columns is a list of names", columns=columns)
     register(spark)
@@ -155,7 +171,11 @@ def _frame(spark: SparkSession, path: str, given: dict[str, str], columns: Seque
     reader = spark.read.format(NAME).options(**given, **storage)
     if columns:
         reader = reader.option("columns", columns_option(columns))
-    return reader.option("pushdown", str(spark_versions.hands_filters_over(spark)).lower()).load(path)
+    if key is not None:
+        reader = reader.option("key", key_option(key))
+    if shards:
+        reader = reader.option("shards", shards_option(shards))
+    return reader.load(path)
 
 
 def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | None) -> tuple[int | None, int | None]:

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from holdfast.backends.run import Run
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.state_source.filters import ShardFilters, narrowed, wanted_hashes
+from holdfast.spark_integration.state_source.lookup import Lookup, Shards
 from holdfast.spark_integration.state_source.options import ReadOptions
 from holdfast.spark_integration.state_source.query_table import QueryTable
 from holdfast.spark_integration.state_source.saved_table import SavedTable
@@ -59,14 +60,16 @@ class StateSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads it; Spark hands over the schema that the user gave, if any."""
-        table, shown = self._table
+        (table, shown), options = self._table, self._parsed
         if schema != shown.struct:
             raise InvalidArgumentError(
                 "state knows its columns: leave .schema(…) out, and choose some by the option columns",
                 columns=", ".join(shown.wanted),
             )
         # Where the session does not allow it, Spark refuses a reader that can take filters.
-        return FilteringReader(table, shown) if self._parsed.pushdown else TableReader(table, shown)
+        kind = FilteringReader if options.pushdown else TableReader
+        lookup = Lookup.of(table.schema, table.grouping, options.key) if options.key else None
+        return kind(table, shown, options.shards, lookup)
 
 
 class TableReader(DataSourceReader):
@@ -76,10 +79,16 @@ class TableReader(DataSourceReader):
     ----------
     table : ReadableTable
     shown : ShownTable
+    shards : Shards
+        Which to read.
+    lookup : Lookup or None
+        Which key to read; None for all.
     """
 
-    def __init__(self, table: ReadableTable, shown: ShownTable) -> None:
-        self._parts = table.parts()
+    def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards, lookup: Lookup | None) -> None:
+        hashes = None if lookup is None else lookup.hashes
+        self._parts = narrowed(table.parts(), shards.__contains__, hashes)
+        self._lookup = lookup
         self._table = table.travelling()
         self._shown = shown
 
@@ -96,12 +105,17 @@ class TableReader(DataSourceReader):
         if not isinstance(partition, Part):  # Spark's own, where there is no part
             return
         for run, batch_id in self._table.rows(partition):
-            for wanted in [run] if partition.wanted is None else _with_hashes(run, partition.wanted):
+            for rows in [run] if partition.wanted is None else _with_hashes(run, partition.wanted):
+                wanted = rows if self._lookup is None else self._lookup.rows(rows)
                 yield from self._shown.batches(wanted, partition.shard, batch_id)
 
 
 class FilteringReader(TableReader):
-    """The same, where Spark may hand filters over: on the shard, and on all columns of the key."""
+    """The same, where Spark may hand filters over: on the shard, and on all columns of the key.
+
+    Only if a read's options say so: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others
+    for another filter of the same DataFrame in one plan, or for none.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take filters; yields those that Spark must apply all the same, which is all but those on the shard."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from holdfast import savepoints
 from holdfast.backends.run import Keys, Run, TableSchema
@@ -94,9 +94,9 @@ def test_a_filter_on_keys_of_every_type_finds_its_row(lab: Lab) -> None:
     with open_storage(str(lab.folder)) as target:
         made = a_savepoint(target, tables=(schema,), run=run)
     with configured(lab.spark, {"spark.sql.python.filterPushdown.enabled": "true"}):
-        frame = savepoints.load(lab.spark, lab.folder, "one")
-        by_n = {row["n"]: row for row in frame.collect() if row["shard"] == 0}
+        by_n = {row["n"]: row for row in savepoints.load(lab.spark, lab.folder, "one").collect() if row["shard"] == 0}
         for n in (0, 1, 2, len(hashes) - 1):
+            frame = lab.spark.read.format("holdfast").option("pushdown", "true").load(str(lab.folder / "one"))
             wanted = F.lit(True)
             for name in key.names:
                 value = by_n[n][name]
@@ -113,5 +113,10 @@ def test_a_filter_on_keys_of_every_type_finds_its_row(lab: Lab) -> None:
             for path in others:
                 path.rename(path.with_suffix(".away"))
             assert {row["n"] for row in frame.where(wanted).collect()} == {n}
+            looked_up = {name: by_n[n][name] for name in key.names}
+            for name, value in looked_up.items():  # `collect` shows times in the zone of this process
+                if isinstance(value, dt.datetime) and isinstance(frame.schema[name].dataType, TimestampType):
+                    looked_up[name] = value.astimezone(UTC)
+            assert {row["n"] for row in savepoints.load(lab.spark, lab.folder, "one", key=looked_up).collect()} == {n}
             for path in others:
                 path.with_suffix(".away").rename(path)
