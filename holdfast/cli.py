@@ -19,6 +19,7 @@ from holdfast.errors import HoldfastError
 _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
     "demo": "holdfast.examples.flights.command:demo",
+    "export": "holdfast.commands.export:export",
     "gc": "holdfast.commands.gc:gc",
     "inspect": "holdfast.commands.inspect:inspect",
     "log": "holdfast.commands.log:log",

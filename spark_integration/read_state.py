@@ -112,7 +112,7 @@ def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, bat
     InvalidArgumentError, NotFoundError
         There is no such query, operator or micro-batch.
     """
-    if batch_id is not None and (isinstance(batch_id, bool) or not isinstance(batch_id, int) or batch_id < 0):
+    if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
         raise InvalidArgumentError("a micro-batch is a number from 0 on", batchId=batch_id)
     steps = stateful_steps(spark, query_checkpoint, batch_id)
     for step in steps:

@@ -127,7 +127,7 @@ PLACES = {
     "py4j": (),
     "pyspark": (
         *("spark_integration/*", "benches/*", "examples/*"),
-        *("holdfast/cli*.py", "holdfast/commands/savepoint.py", "holdfast/testing/*"),
+        *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/savepoint.py", "holdfast/testing/*"),
     ),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb/*",),

@@ -47,7 +47,7 @@ SECTIONS = {
         "performance",
         "configuration",
     ],
-    "In production": ["deploy", "operations", "savepoints", "reliability"],
+    "In production": ["deploy", "operations", "savepoints", "state-tables", "reliability"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": [
         "/ARCHITECTURE",

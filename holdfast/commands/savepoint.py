@@ -35,14 +35,14 @@ _CHECKPOINT_DIR = click.option(
 )
 
 
-_CONF = click.option(
+CONF = click.option(
     "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
 )
 _MASTER = "spark.master"
 
 
 @contextmanager
-def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def a_spark(checkpoint_dir: str | None, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -50,8 +50,9 @@ def _spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...])
     from holdfast.spark_integration.java import ensure_java
 
     ensure_java()
-    builder = SparkSession.builder.appName("holdfast savepoint").config("spark.ui.enabled", "false")
-    builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
+    builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
+    if checkpoint_dir is not None:
+        builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
     settings = _pairs(conf, "--conf")
     if _MASTER not in settings and not SparkConf().contains(_MASTER):
         settings[_MASTER] = "local[*,4]"
@@ -80,7 +81,7 @@ def _pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
 @on_storage
 @click.argument("query_checkpoint")
 @_CHECKPOINT_DIR
-@_CONF
+@CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="Of the savepoint.")
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
@@ -103,7 +104,7 @@ def create(
     QUERY_CHECKPOINT is the query's own checkpointLocation. Starts a Spark, on this machine unless --conf says
     otherwise, which reads the pointers to the state from Spark's own.
     """
-    with _spark(checkpoint_dir, options, conf) as spark:
+    with a_spark(checkpoint_dir, options, conf) as spark:
         made = savepoints.create(
             spark, query_checkpoint, target, name, batchId=batch_id, without=without, comment=comment
         )
@@ -115,7 +116,7 @@ def create(
 @_TARGET
 @_NAME
 @_CHECKPOINT_DIR
-@_CONF
+@CONF
 @click.option("--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation.")
 @click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the savepoint has.")
 @click.option(
@@ -147,7 +148,7 @@ def restore(
     Start the query with them, with the same operators by name. It begins at micro-batch 1, where the savepoint was
     made; nothing of it depends on the savepoint afterwards. If the command is stopped, run it again.
     """
-    with _spark(checkpoint_dir, options, conf) as spark:
+    with a_spark(checkpoint_dir, options, conf) as spark:
         query_id = savepoints.restore(
             spark,
             url,

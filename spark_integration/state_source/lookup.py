@@ -42,7 +42,7 @@ class Shards:
 
 def shards_option(shards: Collection[int]) -> str:
     """Return the option's text for some shards."""
-    if any(isinstance(shard, bool) or not isinstance(shard, int) or shard < 0 for shard in shards):
+    if any(type(shard) is not int or shard < 0 for shard in shards):
         raise InvalidArgumentError("shards are numbers from 0 on", shards=list(shards)[:20])
     return ",".join(map(str, shards))
 

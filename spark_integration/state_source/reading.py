@@ -91,23 +91,13 @@ def state(
     ``batch_id`` of the last one, and all of it is shown if that is in the range.
     """
     first, last = _range(batchId, readChangeFeed, changeStartBatchId, changeEndBatchId)
-    settings, options = configured(spark)
-    assert settings.checkpoint_dir is not None
-    with open_storage(settings.checkpoint_dir, options) as storage:
-        try:
-            pointers = find_pointers(spark, str(query_checkpoint), operator, last)
-        except (InvalidArgumentError, NotFoundError):
-            read_operator(storage, operator)  # a clearer error if no query has an operator of this name
-            raise
-        read = _read_of(storage, operator, pointers)
-        if first is not None:
-            require_kept(storage, read, first)
-        directory = min(read.directories)
-        read_id = store_read(storage, directory, read)
+    directory, read_id = _stored_read(spark, str(query_checkpoint), operator, first, last)
     given = {"operator": directory, "read": read_id, "table": table}
     if first is not None:
         given |= {"readChangeFeed": "true", "changeStartBatchId": str(first)}
-    return _frame(spark, settings.checkpoint_dir, given, columns, key, shards)
+    checkpoint_dir = configured(spark)[0].checkpoint_dir
+    assert checkpoint_dir is not None
+    return _frame(spark, checkpoint_dir, given, columns, key, shards)
 
 
 def load(
@@ -178,6 +168,25 @@ def _frame(
     return reader.load(path)
 
 
+def _stored_read(
+    spark: SparkSession, query_checkpoint: str, operator: str, first: int | None, last: int | None
+) -> tuple[str, str]:
+    """Store where an operator's shards were, and return in which directory and under which id."""
+    settings, options = configured(spark)
+    assert settings.checkpoint_dir is not None
+    with open_storage(settings.checkpoint_dir, options) as storage:
+        try:
+            pointers = find_pointers(spark, query_checkpoint, operator, last)
+        except (InvalidArgumentError, NotFoundError):
+            read_operator(storage, operator)  # a clearer error if no query has an operator of this name
+            raise
+        read = _read_of(storage, operator, pointers)
+        if first is not None:
+            require_kept(storage, read, first)
+        directory = min(read.directories)
+        return directory, store_read(storage, directory, read)
+
+
 def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | None) -> tuple[int | None, int | None]:
     """Return the first micro-batch of a change feed, None for state, and the micro-batch to read."""
     if not is_feed:
@@ -186,7 +195,7 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
         return None, batch_id
     if batch_id is not None:
         raise InvalidArgumentError("a change feed has changeStartBatchId and changeEndBatchId instead of batchId")
-    if first is None or isinstance(first, bool) or not isinstance(first, int) or first < 0:
+    if type(first) is not int or first < 0:
         raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number from 0 on", given=first)
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)

@@ -24,7 +24,7 @@ from holdfast.spark_integration.tables.timers import is_by_time
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):  # type: ignore[misc]  # Spark's has no types
+class Part(InputPartition):
     """What a task reads.
 
     Attributes
