@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The folders that pyproject.toml maps into the package holdfast.
 FOLDERS := backends benches examples mvcc snapshotter spark_integration
-SOURCES := holdfast $(FOLDERS) tests
+SOURCES := holdfast $(FOLDERS) found_by_spark tests
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
            --no-emit-find-links --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
@@ -73,14 +73,14 @@ matrix: ## make test on each version of Spark, make smoke on each further Python
 check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet
+	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet -p pyspark_holdfast
 	$(BIN)/pytest --quiet tests/test_tidy.py tests/test_source_tree.py tests/test_pages.py
 
 # Packages as links, as an installation would make them: type checkers do not follow package-dir mappings.
 types:
 	@rm -rf build/types && mkdir -p build/types/holdfast
 	@ln -s $(foreach entry,$(filter-out %__pycache__,$(wildcard holdfast/*)) $(FOLDERS),../../../$(entry)) build/types/holdfast/
-	@ln -s ../../examples/parquet_backend/src/holdfast_parquet build/types/
+	@ln -s ../../examples/parquet_backend/src/holdfast_parquet ../../found_by_spark/pyspark_holdfast build/types/
 
 bench: $(STAMP) ## which backend suits your load, in ten minutes: build/bench.html [ARGS='--keys 5000000 --value-bytes 200 …']
 	$(BIN)/holdfast bench run --quick --out build/bench $(ARGS)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
     from holdfast.spark_integration.read_state import read_state as read_state
+    from holdfast.spark_integration.state_source.reading import register as register
+    from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
     from holdfast.spark_integration.vectorised.groups import Groups as Groups
@@ -51,6 +53,8 @@ _EXPORTS = {
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
     "read_state": "holdfast.spark_integration.read_state",
+    "register": "holdfast.spark_integration.state_source.reading",
+    "state": "holdfast.spark_integration.state_source.reading",
     "stream": "holdfast.spark_integration.stream",
 }
 

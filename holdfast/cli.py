@@ -20,6 +20,7 @@ _COMMANDS = {
     "bench": "holdfast.benches.command:bench",
     "clone": "holdfast.commands.copies:clone",
     "demo": "holdfast.examples.flights.command:demo",
+    "export": "holdfast.commands.export:export",
     "gc": "holdfast.commands.gc:gc",
     "inspect": "holdfast.commands.inspect:inspect",
     "log": "holdfast.commands.log:log",

@@ -60,4 +60,6 @@ VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r "$lock" || {
     quiet_pip install --require-hashes -r "$lock"
 }
 quiet_pip install --quiet --no-deps --no-build-isolation --editable .
+# An editable installation is found by its import hook, which Spark does not ask: it lists the folders of the path.
+echo "$PWD/found_by_spark" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/holdfast-found-by-spark.pth"
 echo "setup: $venv is ready"

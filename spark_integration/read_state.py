@@ -1,4 +1,4 @@
-"""Reads the state of a query from outside, as of its last committed micro-batch.
+"""Reads the state of a query from outside, as it was after a micro-batch.
 
 The query may be running or not; nothing of it is changed. The operator is the one of Spark's operators with state whose
 pointers name its directory: ``totals``, or ``totals@<query>`` if another query took the name first.
@@ -36,8 +36,15 @@ _SHARDS_AT_ONCE = 4
 _REQUESTS_AT_ONCE = 8
 
 
-def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str, *, table: str = "state") -> pa.Table:
-    """Return all live state of one operator as of the query's last committed micro-batch.
+def read_state(
+    spark: SparkSession,
+    query_checkpoint: str | Path,
+    operator: str,
+    *,
+    table: str = "state",
+    batchId: int | None = None,
+) -> pa.Table:
+    """Return all live state of one operator as it was after a micro-batch.
 
     Parameters
     ----------
@@ -50,6 +57,8 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     table : str, default "state"
         Which of the operator's state tables; or a variable of a processor, by the name that the processor gave it.
         Timers are in the table "timers".
+    batchId : int, optional
+        The micro-batch, which the query must be able to return to; by default the last one that is committed.
 
     Returns
     -------
@@ -62,19 +71,21 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     InvalidArgumentError
         No checkpoint directory is configured, or `query_checkpoint` holds no query with state.
     NotFoundError
-        The query has no operator of this name, or the operator no such table.
+        The query has no operator of this name, or the operator no such table; or the micro-batch is not committed, or
+        was purged.
     StateLostError, CorruptionError
         An object of the state is missing or damaged.
 
     Notes
     -----
-    The query may run meanwhile. The whole state passes through this process.
+    The query may run meanwhile. The whole state passes through this process; `holdfast.state` returns a DataFrame
+    instead, which executors read.
     """
     settings, options = configured(spark)
     assert settings.checkpoint_dir is not None
     with open_storage(settings.checkpoint_dir, options) as storage:
         try:
-            rows = _find_pointers(spark, str(query_checkpoint), operator)
+            rows = find_pointers(spark, str(query_checkpoint), operator, batchId)
         except (InvalidArgumentError, NotFoundError):
             read_operator(storage, operator)  # a clearer error if no query has an operator of this name
             raise
@@ -84,13 +95,26 @@ def read_state(spark: SparkSession, query_checkpoint: str | Path, operator: str,
     return _as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
 
 
-_Rows = dict[str, list[PointerRow]]
+Pointers = dict[str, list[PointerRow]]
 """The shards' pointers, by the operator's directory that they name."""
 
 
-def _find_pointers(spark: SparkSession, query_checkpoint: str, operator: str) -> _Rows:
-    """Return the pointers of an operator; shards without state have none."""
-    steps = stateful_steps(spark, query_checkpoint)
+def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, batch_id: int | None = None) -> Pointers:
+    """Return the pointers of an operator; shards without state have none.
+
+    Parameters
+    ----------
+    batch_id : int, optional
+        As of `stateful_steps`.
+
+    Raises
+    ------
+    InvalidArgumentError, NotFoundError
+        There is no such query, operator or micro-batch.
+    """
+    if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
+        raise InvalidArgumentError("a micro-batch is a number from 0 on", batchId=batch_id)
+    steps = stateful_steps(spark, query_checkpoint, batch_id)
     for step in steps:
         ours = {name: of_name for name, of_name in step.pointers.items() if operator_of(name) == operator}
         if ours:

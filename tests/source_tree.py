@@ -14,6 +14,9 @@ LAYERS = ("backends", "mvcc", "snapshotter", "spark_integration")
 FOLDERS = ("holdfast", *LAYERS, "benches", "examples")
 # The example of a plug-in, in a distribution of its own: outside the package.
 PLUG_IN = "examples/parquet_backend/src/holdfast_parquet"
+# The module that Spark finds the data source by: a package of its own beside holdfast, in a folder of its own, which
+# may stand on the path as it is.
+FOUND_BY_SPARK = "found_by_spark/pyspark_holdfast"
 
 
 def sources() -> list[str]:
@@ -29,8 +32,8 @@ def modules(folder: str) -> list[str]:
 
 
 def all_sources() -> list[str]:
-    """Return the modules of the package and of the example of a plug-in."""
-    return [*sources(), *modules(PLUG_IN)]
+    """Return the modules of the package, of what Spark finds it by, and of the example of a plug-in."""
+    return [*sources(), *modules(FOUND_BY_SPARK), *modules(PLUG_IN)]
 
 
 @functools.cache

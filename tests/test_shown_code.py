@@ -14,8 +14,10 @@ import pytest
 
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing import BackendContract
 from tests.pages import block_with, blocks, text
+from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
 
 BUILT_IN = ("memory", "filesystem", "rocksdb")
 
@@ -70,6 +72,21 @@ def test_the_guide_lists_every_option_with_its_default() -> None:
         assert known == {option for backend, option, _ in rows if backend == name}
         defaults = {option: default for backend, option, default in rows if backend == name and default != "none"}
         assert find_backend(name).parse_options(name, defaults) == find_backend(name).parse_options(name, {})
+
+
+def test_duckdb_and_polars_read_a_savepoint_as_the_guide_shows(tmp_path: Path) -> None:
+    """Neither of them with code of ours; every row, whatever piece it is in."""
+    with open_storage(str(tmp_path)) as target:
+        a_savepoint(target, "before-upgrade", tables=(STATE,))
+    names: dict[str, Any] = {}
+    for part in ("savepoints.read(", "import duckdb"):
+        exec(block_with("docs/savepoints.md", part).replace("/data/savepoints", str(tmp_path)), names)
+    assert len(names["pieces"]) > 2
+    expected = sorted((f"u{i}", i) for i in range(100) for _ in range(2))
+    frame = names["in_polars"]
+    assert sorted(frame.select("key.user", "value.n").rows()) == expected
+    assert not frame["deleted"].any()
+    assert [n for _, n in names["largest"].fetchall()] == [n for _, n in sorted(expected, key=lambda row: -row[1])[:10]]
 
 
 def test_a_backend_of_ones_own_begins_as_the_guide_shows(tmp_path: Path) -> None:

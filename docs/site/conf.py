@@ -47,7 +47,7 @@ SECTIONS = {
         "performance",
         "configuration",
     ],
-    "In production": ["deploy", "operations", "savepoints", "migrate", "reliability"],
+    "In production": ["deploy", "operations", "savepoints", "state-tables", "migrate", "reliability"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": [
         "/ARCHITECTURE",

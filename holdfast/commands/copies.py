@@ -5,16 +5,8 @@ from __future__ import annotations
 import click
 
 from holdfast import savepoints
-from holdfast.commands.savepoint import (
-    CHECKPOINT_DIR,
-    CONF,
-    PARTITIONS,
-    QUERY_CHECKPOINT,
-    RENAME,
-    pairs,
-    say_new_query,
-    started_spark,
-)
+from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spark
+from holdfast.commands.savepoint import PARTITIONS, QUERY_CHECKPOINT, RENAME, say_new_query
 from holdfast.commands.target import on_storage
 from holdfast.settings import PREFIX
 

@@ -125,6 +125,7 @@ def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
     found = dict.fromkeys(operator.probes(), "left by a test of the storage")
     found |= dict.fromkeys(operator.stamps(), "left by a reading of the store's clock")
     found |= dict.fromkeys(operator.announcements(), "announced by a run that ended before it declared it")
+    found |= dict.fromkeys(operator.reads(), "a read of the state, which is out of date after a day")
     old = {info: reason for info, reason in found.items() if info.modified_ms <= before_ms}
     sizes = {info.key: info.size_bytes for info in old}
     return Outcome(Plan(operator.name, 0, {}, {info.key: reason for info, reason in old.items()}), sizes)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +11,13 @@ import click
 from rich.console import Console
 
 from holdfast import savepoints
+from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spark
 from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, size, table
 from holdfast.errors import InvalidArgumentError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
-from holdfast.settings import PREFIX, STORAGE_PREFIX
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 _TARGET = click.argument("url")
 _NAME = click.argument("name")
@@ -30,14 +28,6 @@ def savepoint() -> None:
     """Keep a query's state at one micro-batch, in a copy of your own."""
 
 
-CHECKPOINT_DIR = click.option(
-    "--checkpoint-dir", required=True, metavar="URL", help=f"The query's {PREFIX}checkpoint.dir."
-)
-
-
-CONF = click.option(
-    "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
-)
 QUERY_CHECKPOINT = click.option(
     "--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation."
 )
@@ -45,43 +35,6 @@ PARTITIONS = click.option(
     "--partitions", type=click.IntRange(min=1), metavar="N", help="Spark's. Default: --shards, else as before."
 )
 RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
-_MASTER = "spark.master"
-
-
-@contextmanager
-def started_spark(checkpoint_dir: str, options: tuple[str, ...], conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
-
-    from holdfast.spark_integration.java import ensure_java
-
-    ensure_java()
-    builder = SparkSession.builder.appName("holdfast savepoint").config("spark.ui.enabled", "false")
-    builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
-    settings = pairs(conf, "--conf")
-    if _MASTER not in settings and not SparkConf().contains(_MASTER):
-        settings[_MASTER] = "local[*,4]"
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    for option, value in named_options(options).items():
-        builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return what an option was given as NAME=VALUE, repeatedly."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not (name and separator and value) or name in found:
-            raise InvalidArgumentError(f"{option} takes NAME=VALUE, each name once", given=name)
-        found[name] = value
-    return found
 
 
 @savepoint.command()

@@ -5,6 +5,7 @@
     <operator>/operator                             "operator": whose directory this is
     <operator>/probes/…   claims/…                  "probe", "claim"
     <operator>/schemas/…  announced/…               what the tables hold; a run is about to declare some
+    <operator>/reads/…                              see `holdfast.snapshotter.stored_reads`
     <operator>/shard-0003/commits/17-9f3c…          "commit"
                           snapshots/16-aa…-7c1e…    "snapshot"
                           files/5f0c1d…-0           "part"
@@ -34,6 +35,7 @@ from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.stored_reads import KEY as READ
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
@@ -140,6 +142,10 @@ class OperatorListing:
     def stamps(self) -> list[ObjectInfo]:
         """Return what looks at the store's clock left among the claims."""
         return [info for info in self.others if info.key.startswith("claims/now.")]
+
+    def reads(self) -> list[ObjectInfo]:
+        """Return what reads of the state have stored, of whatever age."""
+        return [info for info in self.others if READ.fullmatch(info.key)]
 
     def announcements(self) -> list[ObjectInfo]:
         """Return what runs announced that they would declare, and have not withdrawn."""

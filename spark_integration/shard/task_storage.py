@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from pyspark import TaskContext
 
-from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.settings import PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
@@ -34,6 +34,13 @@ def session_values(names: Collection[str]) -> dict[str, str]:
         if value is not None:
             values[name] = value
     return values
+
+
+def local_dir_of_session() -> str | None:
+    """Return ``spark.holdfast.local.dir`` as the session of this task has it; None where it is not set."""
+    context = TaskContext.get()
+    value = context.getLocalProperty(f"{PREFIX}local.dir") if context else None
+    return value or None
 
 
 def checkpoint_storage(settings: Settings) -> ObjectStorage | None:

@@ -23,6 +23,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
+from holdfast.spark_integration.tables.key_timers import TIMERS
 
 Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
@@ -108,3 +109,23 @@ def free_name(name: str, key_types: pa.Schema) -> str:
     while name in key_types.names:
         name = f"_{name}"
     return name
+
+
+def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:
+    """Return the columns that the operator is grouped by, of which a row's hash is; none where that is not certain.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableSchema
+        All that the operator has: lists, maps and timers have key columns of their own, other tables have none.
+    """
+    names = tables[name].key.names
+    plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
+    if plain:
+        shortest = min(plain, key=len)
+        return tuple(shortest) if names[: len(shortest)] == shortest else ()
+    return tuple(names[:-1]) if is_of_elements(name) else ()
+
+
+def _has_own_keys(table: str) -> bool:
+    return any(table.startswith(table_of(kind, "")) for kind in KINDS if kind != "value")

@@ -11,7 +11,6 @@ such as timers in the order in which they are due, is made from that one: nobody
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from pyspark.sql.types import LongType, StructType
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.processor.state.variables import is_of_entry, table_of
+from holdfast.spark_integration.processor.state.variables import grouping_columns, is_of_entry
 from holdfast.spark_integration.read_state import shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -212,10 +211,7 @@ def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int
     tables : mapping of str to TableSchema
         All of the operator's: others may say it more surely.
     """
-    for name, other in tables.items():
-        if name == TIMERS_BY_DUE or re.match(r"v\.|[^.]*$", name):
-            own = 1 if name == TIMERS and not len(other.value) else 0
-            return len(other.key) - own
-        if name.startswith(table_of("list", "")):
-            return len(other.key) - 1
+    known = grouping_columns(tables, table.name)
+    if known:
+        return len(known)
     return next(place for place, name in enumerate(table.key.names) if is_of_entry(name))

@@ -101,6 +101,8 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
     writer.option("checkpointLocation", str(folder / "query")).start().awaitTermination()
     state = holdfast.read_state(spark, folder / "query", "counts")
+    as_frame = holdfast.state(spark, folder / "query", "counts", columns=["key", "n"]).toArrow()
+    assert sorted(map(str, as_frame.to_pylist())) == sorted(map(str, state.to_pylist()))
     by_key = (
         holdfast.stream(events)
         .groupBy("key")

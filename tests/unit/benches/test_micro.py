@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from holdfast import savepoints
 from holdfast.benches.command import bench
+from holdfast.benches.micro import state_table
 from holdfast.benches.micro import timers as micro_timers
 from holdfast.benches.report import micro_tables
 
@@ -53,6 +55,14 @@ def test_the_smallest_micro_benchmarks_run(tmp_path: Path) -> None:
     shown = CliRunner().invoke(bench, ["table", str(file)], catch_exceptions=False).output
     for operation in ("get", "scan", "put", "commit", "rollback", "restore"):
         assert f"| {operation} | 1,000 | 100 |" in shown
+
+
+def test_the_savepoint_of_the_bench_is_one(tmp_path: Path) -> None:
+    """Whole, and with all its rows."""
+    state_table.write_savepoint(tmp_path, 4_000)
+    assert savepoints.verify(tmp_path, state_table.NAME) == []
+    (operator,) = savepoints.read(tmp_path, state_table.NAME).operators
+    assert operator.rows == {"state": 4_000}
 
 
 def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.backends.registry import backend_names
 from holdfast.benches.instruments.measured import Measured, Places
-from holdfast.benches.jobs import snapshots
+from holdfast.benches.jobs.store import snapshots
 from holdfast.benches.jobs.store.snapshots import FULL_BYTES, NEW_BYTES, Restore, Snapshots
 from holdfast.benches.report.results import document
 from holdfast.benches.runs.paired import Entry, summarize

@@ -63,12 +63,15 @@ def test_gc_deletes_nothing_where_it_cannot_know_what_is_retained(root: Path, sh
     (root / "totals/claims/now.1").write_bytes(b"")
     (root / "totals/announced").mkdir()
     (root / "totals/announced/0123456789abcdef.1").write_bytes(b"")
+    (root / "totals/reads").mkdir()
+    (root / "totals/reads/0123456789abcdef").write_bytes(b"")
+    (root / "totals/reads/thesis.tex").write_bytes(b"years of work")
     age(root)
     before = files(root)
     done = document("gc", root, "--yes", status=1)
     assert [s["error"] for s in done["shards"] if "claims" in (s["error"] or "")]
-    left = {"totals/claims/now.1", "totals/announced/0123456789abcdef.1"}
-    assert files(root) == before - left, "a look at the clock and an announcement that were left behind"
+    left = {"totals/claims/now.1", "totals/announced/0123456789abcdef.1", "totals/reads/0123456789abcdef"}
+    assert files(root) == before - left, "a look at the clock, an announcement and a read that were left behind"
     (damage,) = document("verify", root, status=1)["damages"]
     assert (damage["key"], damage["lost"]) == (claim, [])
     assert damage["problem"].startswith("is not a whole holdfast file")

@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.data_source import SavepointSource
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
+from holdfast.spark_integration.state_source.source import StateSource
 from holdfast.spark_integration.tables.timers import timers_schema
 from tests.unit.snapshotter.savepoints.sample import KEY, STATE, a_savepoint
 
@@ -55,14 +55,14 @@ def savepoint(tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def rows_of(source: SavepointSource) -> list[dict[str, Any]]:
+def rows_of(source: StateSource) -> list[dict[str, Any]]:
     reader = source.reader(source.schema())
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]  # type: ignore[union-attr]
 
 
 def test_a_table_has_its_keys_values_and_shard(savepoint: Path) -> None:
     """A partition for each piece, whose batches have exactly the columns that the driver promised."""
-    source = SavepointSource({"path": f"{savepoint}/", "operator": "totals"})
+    source = StateSource({"path": f"{savepoint}/", "operator": "totals"})
     assert source.schema().simpleString() == "struct<user:string,n:bigint,shard:int>"
     found = rows_of(source)
     assert len(found) == 200
@@ -78,7 +78,7 @@ def test_every_type_of_state_goes_to_spark_and_keeps_its_values(tmp_path: Path) 
     keys = Keys(np.arange(2, dtype=np.uint64), pa.record_batch([pa.array([1, 2])], schema=schema.key))
     with open_storage(str(tmp_path)) as target:
         a_savepoint(target, tables=(schema,), run=Run.build(schema, keys, values))
-    source = SavepointSource({"path": str(tmp_path / "one")})
+    source = StateSource({"path": str(tmp_path / "one")})
     kept = [{name: row[name] for name in ALL_TYPES.names} for row in rows_of(source)[:2]]
     assert kept == pa.RecordBatch.from_pylist(ROWS, schema=ALL_TYPES).to_pylist()
 
@@ -89,7 +89,7 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
     no_keys = Keys(np.zeros(0, np.uint64), pa.record_batch([pa.array([], pa.large_string())], schema=KEY))
     with open_storage(str(tmp_path)) as target:
         a_savepoint(target, tables=(schema,), run=Run.build(schema, no_keys, None))
-    names = SavepointSource({"path": str(tmp_path / "one")}).schema().names
+    names = StateSource({"path": str(tmp_path / "one")}).schema().names
     assert names == ["user", "value.user", "shard", "_shard"]
 
 
@@ -98,27 +98,50 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
     [
         ({}, InvalidArgumentError, "load the path of a savepoint"),
         ({"path": "one"}, InvalidArgumentError, "load the path of a savepoint"),
-        ({"path": "{}", "batchid": "1"}, InvalidArgumentError, "no such option"),
+        ({"path": "{}", "batchid": "1"}, InvalidArgumentError, r"holdfast\.state.*option=batchId"),
+        ({"path": "{}", "operatr": "totals"}, InvalidArgumentError, "no such option.*near=operator"),
+        ({"path": "{}", "tabel": "1"}, InvalidArgumentError, "no such option.*near=table"),
+        ({"path": "{}", "table": "a", "statevarname": "a"}, InvalidArgumentError, "one option"),
+        ({"path": "{}", "columns": "n,n"}, InvalidArgumentError, "twice"),
+        ({"path": "{}", "columns": "[1]"}, InvalidArgumentError, "the option columns is"),
+        ({"path": "{}", "columns": "n,m"}, NotFoundError, "no such column.*columns='user, n, shard'"),
+        ({"path": "{}", "pushdown": "yes"}, InvalidArgumentError, "true or false"),
+        ({"path": "{}", "readchangefeed": "true"}, InvalidArgumentError, "needs changeStartBatchId"),
+        ({"path": "{}", "readchangefeed": "true", "changestartbatchid": "0"}, InvalidArgumentError, "one version"),
+        ({"path": "{}", "changestartbatchid": "0"}, InvalidArgumentError, "needs readChangeFeed"),
+        ({"path": "{}", "read": "0123456789abcdef"}, InvalidArgumentError, "needs the option operator"),
+        ({"path": "{}", "operator": "../totals", "read": "0" * 16}, InvalidArgumentError, "no read has such a name"),
+        ({"path": "{}", "operator": "totals", "read": "../../x"}, InvalidArgumentError, "no read has such a name"),
+        ({"path": "{}", "operator": "totals", "read": "0" * 16}, NotFoundError, r"call holdfast\.state again"),
         ({"path": "{}", "operator": "total"}, NotFoundError, "no such operator.*operators=totals"),
         ({"path": "{}", "table": "stat"}, NotFoundError, "no such table.*tables='state, v.a/b:c'"),
-        ({"path": "{}-two"}, NotFoundError, "no savepoint of this name"),
+        ({"path": "{}-two"}, NotFoundError, r"no savepoint of this name.*holdfast\.state"),
     ],
 )
 def test_what_is_not_there_is_said(
     savepoint: Path, options: dict[str, str], error: type[HoldfastError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        SavepointSource({name: value.format(savepoint) for name, value in options.items()}).schema()
+        StateSource({name: value.format(savepoint) for name, value in options.items()}).schema()
 
 
 def test_columns_are_the_savepoints(savepoint: Path) -> None:
-    source = SavepointSource({"path": str(savepoint)})
+    source = StateSource({"path": str(savepoint)})
     with pytest.raises(InvalidArgumentError, match="knows its columns"):
         source.reader(StructType([StructField("user", StringType())]))
 
 
+def test_columns_can_be_chosen(savepoint: Path) -> None:
+    """By names with commas, or as JSON, in the order that was asked for."""
+    for columns in ("n , user", '["n", "user"]'):
+        source = StateSource({"path": str(savepoint), "operator": "totals", "columns": columns})
+        assert source.schema().names == ["n", "user"]
+        assert rows_of(source)[3] == {"n": 3, "user": "u3"}
+
+
 def test_a_variable_has_the_name_that_its_processor_gave_it(savepoint: Path) -> None:
-    assert SavepointSource({"path": str(savepoint), "table": "a/b:c"}).schema().names == ["user", "n", "shard"]
+    for name in ("table", "stateVarName"):
+        assert StateSource({"path": str(savepoint), name: "a/b:c"}).schema().names == ["user", "n", "shard"]
 
 
 def test_tables_by_time_are_holdfasts_own() -> None:

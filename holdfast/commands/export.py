@@ -1,0 +1,107 @@
+"""``holdfast export``: a state table as Parquet or CSV files, written by Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+import holdfast
+from holdfast import savepoints
+from holdfast.commands.own_spark import CONF, started_spark
+from holdfast.commands.target import on_storage
+from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.settings import PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SAID = re.compile(r"holdfast\.errors\.\w+: (.*)")
+# Types that a line of text cannot hold, as Spark's JSON names them.
+_NOT_IN_CSV = {"array", "map", "struct", "binary"}
+
+
+@click.command()
+@on_storage
+@click.argument("location")
+@click.option("--to", "target", required=True, metavar="URL", help="A new directory, which Spark can write to.")
+@click.option("--format", "kind", type=click.Choice(["parquet", "csv"]), default="parquet", show_default=True)
+@click.option("--operator", metavar="NAME", help="Needed for a query, and where a savepoint has several.")
+@click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
+@click.option("--columns", metavar="A,B", default="", help="Only these, in this order.")
+@click.option("--checkpoint-dir", metavar="URL", help=f"Of a query: its {PREFIX}checkpoint.dir.")
+@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Of a query: the micro-batch.")
+@CONF
+def export(
+    location: str,
+    target: str,
+    kind: str,
+    operator: str | None,
+    table: str,
+    columns: str,
+    checkpoint_dir: str | None,
+    batch_id: int | None,
+    conf: tuple[str, ...],
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write a table of a savepoint, or of a query's state, as Parquet or CSV files.
+
+    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir it is a query's
+    checkpointLocation; the query may be running. Starts a Spark, on this machine unless --conf says otherwise.
+    """
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    with started_spark(checkpoint_dir, options, conf) as spark, errors_of_spark():
+        if checkpoint_dir is None:
+            frame = _saved(spark, location, operator, table, names, batch_id)
+        elif operator is None:
+            raise InvalidArgumentError("name the query's operator by --operator")
+        else:
+            frame = holdfast.state(spark, location, operator, table=table, columns=names, batchId=batch_id)
+        write(frame, target, kind)
+    click.echo(json.dumps({"to": target, "format": kind}) if as_json else f"written to {target}")
+
+
+def _saved(
+    spark: SparkSession, location: str, operator: str | None, table: str, columns: list[str], batch_id: int | None
+) -> DataFrame:
+    if batch_id is not None:
+        raise InvalidArgumentError("--batch is of a query, whose --checkpoint-dir is needed: a savepoint is one batch")
+    directory, _, name = location.rstrip("/").rpartition("/")
+    return savepoints.load(spark, directory, name, operator, table, columns=columns)
+
+
+def write(frame: DataFrame, target: str, kind: str) -> None:
+    """Write a DataFrame into a new directory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It has a column that a CSV file cannot hold.
+    """
+    if kind == "csv":
+        nested = [field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV]
+        if nested:
+            raise InvalidArgumentError(
+                "a line of CSV cannot hold these columns: choose others by --columns, or --format parquet",
+                columns=", ".join(nested),
+            )
+    writer = frame.write.mode("errorifexists")
+    writer.option("header", "true").csv(target) if kind == "csv" else writer.parquet(target)
+
+
+@contextmanager
+def errors_of_spark() -> Iterator[None]:
+    """Raise what Spark says as an error of holdfast; what holdfast said to Spark, without Spark's words around it."""
+    from pyspark.errors import AnalysisException, PySparkException
+
+    try:
+        yield
+    except PySparkException as exc:
+        said = _SAID.findall(str(exc))
+        text = said[-1] if said else str(exc).partition("\n")[0]
+        raise (InvalidArgumentError if isinstance(exc, AnalysisException) else UnavailableError)(text) from exc

@@ -1,0 +1,63 @@
+"""Commands that start a Spark of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.commands.target import named_options
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX, STORAGE_PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHECKPOINT_DIR = click.option(
+    "--checkpoint-dir", required=True, metavar="URL", help=f"The query's {PREFIX}checkpoint.dir."
+)
+CONF = click.option(
+    "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
+)
+_MASTER = "spark.master"
+
+
+@contextmanager
+def started_spark(
+    checkpoint_dir: str | None, options: tuple[str, ...], conf: tuple[str, ...]
+) -> Iterator[SparkSession]:
+    """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    from holdfast.spark_integration.java import ensure_java
+
+    ensure_java()
+    builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
+    if checkpoint_dir is not None:
+        builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
+    settings = pairs(conf, "--conf")
+    if _MASTER not in settings and not SparkConf().contains(_MASTER):
+        settings[_MASTER] = "local[*,4]"
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    for option, value in named_options(options).items():
+        builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:
+    """Return what an option was given as NAME=VALUE, repeatedly."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not (name and separator and value) or name in found:
+            raise InvalidArgumentError(f"{option} takes NAME=VALUE, each name once", given=name)
+        found[name] = value
+    return found

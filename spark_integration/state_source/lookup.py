@@ -1,0 +1,150 @@
+"""One key, or some shards, that a read is for: given as options, so that they are of one read for certain."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.state_source.spark_hash import hash_of_key
+
+_STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Stretches of shards, both ends included; all if there are none."""
+
+    stretches: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return those that a text like ``0,3-5`` names; raises `InvalidArgumentError`."""
+        found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
+        if not all(found) or (text and not found):
+            raise InvalidArgumentError("the option shards is as 0,3-5", shards=text[:200])
+        return cls(tuple((int(one[1]), int(one[2] or one[1])) for one in found if one))
+
+    def __contains__(self, shard: int) -> bool:
+        return not self.stretches or any(first <= shard <= last for first, last in self.stretches)
+
+
+def shards_option(shards: Collection[int]) -> str:
+    """Return the option's text for some shards."""
+    if any(type(shard) is not int or shard < 0 for shard in shards):
+        raise InvalidArgumentError("shards are numbers from 0 on", shards=list(shards)[:20])
+    return ",".join(map(str, shards))
+
+
+def key_option(key: Mapping[str, object]) -> str:
+    """Return the option's text for a key.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A value has a type that cannot be looked up.
+    """
+    return json.dumps({name: _as_json(name, value) for name, value in key.items()})
+
+
+def _as_json(name: str, value: object) -> object:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, dt.date):  # and dt.datetime
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    raise InvalidArgumentError(
+        f"a key with {name!r} of this type cannot be looked up: filter the DataFrame", given=type(value).__name__
+    )
+
+
+def parse_key(text: str) -> dict[str, Any]:
+    """Return the key that a text like ``{"user": "ann"}`` names; raises `InvalidArgumentError`."""
+    try:
+        key = json.loads(text)
+    except (ValueError, RecursionError):
+        key = None
+    if not isinstance(key, dict) or not key:
+        raise InvalidArgumentError('the option key is as {"user": "ann"}', key=text[:200])
+    return key
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A key that is looked up.
+
+    Attributes
+    ----------
+    keys : Keys, shape (1,)
+        With the first columns of the table's keys, those that hashes are of.
+    """
+
+    keys: Keys
+
+    @classmethod
+    def of(cls, table: TableSchema, grouping: tuple[str, ...], key: Mapping[str, Any]) -> Self:
+        """Return the look-up of a key in a table.
+
+        Parameters
+        ----------
+        grouping : tuple of str
+            The key columns that hashes are of.
+        key : mapping
+            Their values, as JSON has them: times and decimals as text, binaries in base64.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is no key of the table, or has a column of a type whose hash only Spark knows.
+        """
+        if set(key) != set(grouping):
+            raise InvalidArgumentError(
+                "a key has a value for each column that the operator is grouped by",
+                given=", ".join(key),
+                columns=", ".join(grouping) or None,
+            )
+        scalars = [_scalar(name, key[name], table.key.field(name).type) for name in grouping]
+        hashed = hash_of_key(scalars)
+        if hashed is None:
+            raise InvalidArgumentError(
+                "keys with nested columns cannot be looked up: filter the DataFrame", columns=", ".join(grouping)
+            )
+        columns = {name: pa.array([value.as_py()], value.type) for name, value in zip(grouping, scalars, strict=True)}
+        return cls(Keys.of(table.prefix(len(grouping)), np.array([hashed], np.uint64), pa.table(columns)))
+
+    @property
+    def hashes(self) -> frozenset[int]:
+        """The hash of the key."""
+        return frozenset(self.keys.hashes.tolist())
+
+    def rows(self, run: Run) -> Run:
+        """Return the rows of the key."""
+        return run.with_prefixes(self.keys)
+
+
+def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
+    types = pa.types
+    try:
+        if types.is_large_binary(t) and isinstance(value, str):
+            return pa.scalar(base64.b64decode(value, validate=True), t)
+        if isinstance(value, str) and not types.is_large_string(t):
+            return pa.scalar(value).cast(t)
+        if isinstance(value, bool) != types.is_boolean(t) and value is not None:
+            raise TypeError("a truth value")
+        return pa.scalar(value, t)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
+        raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=t) from exc

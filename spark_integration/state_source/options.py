@@ -1,0 +1,187 @@
+"""The options of a read: what Spark hands over as texts, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from holdfast.backends.options import nearest_name
+from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.spark_integration.shard.task_storage import session_values
+from holdfast.spark_integration.state_source.lookup import Shards, parse_key
+
+STORAGE = "storage."
+#: Spark hands names over in lower case.
+NAMES = (
+    "path",
+    "operator",
+    "table",
+    "stateVarName",
+    "columns",
+    "key",
+    "shards",
+    "read",
+    "readChangeFeed",
+    "changeStartBatchId",
+    "pushdown",
+)
+_AS_GIVEN = {name.lower(): name for name in NAMES}
+_OF_STATE = {"batchid": "batchId", "changeendbatchid": "changeEndBatchId"}
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory of savepoints, or a checkpoint directory, and what opens it."""
+
+    url: str
+    options: Mapping[str, str] = field(repr=False)
+
+    def open(self) -> ObjectStorage:
+        """Return its storage, to be closed."""
+        return open_storage(self.url, parse_storage_options(self.options))
+
+    def without_credentials(self) -> Place:
+        """Return what may travel."""
+        return replace(self, options={name: value for name, value in self.options.items() if name not in CREDENTIALS})
+
+    def in_task(self) -> Place:
+        """Return the place with the credentials that the running task has from its session."""
+        return replace(self, options={**self.options, **session_values(CREDENTIALS)})
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What is to be read, and how.
+
+    Attributes
+    ----------
+    path : str
+        Of a savepoint: its directory, a slash, and its name. Of a query: the checkpoint directory.
+    operator : str or None
+        Of a savepoint: its name, needed where there are several. Of a query: the directory that has the stored read.
+    table : str
+        A state table, or the name of a processor's variable.
+    columns : tuple of str
+        Those to show, in this order; all if there are none.
+    key : mapping of str to object
+        Read the rows of this key only; all if it is empty.
+    shards : Shards
+        Read these only.
+    read : str or None
+        The id of a stored read of a query, see `holdfast.snapshotter.stored_reads`; None for a savepoint.
+    changes_from : int or None
+        Show what has changed since this micro-batch began; None for the state.
+    pushdown : bool
+        Whether Spark may hand filters over. Up to 4.3 it then takes the partitions that one filter left for all other
+        uses of the DataFrame, too: so this is for whoever uses a DataFrame once.
+    storage : mapping of str to str
+        What opens the storage.
+    """
+
+    path: str
+    operator: str | None = None
+    table: str = "state"
+    columns: tuple[str, ...] = ()
+    key: Mapping[str, Any] = field(default_factory=dict)
+    shards: Shards = field(default_factory=Shards)
+    read: str | None = None
+    changes_from: int | None = None
+    pushdown: bool = False
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Self:
+        """Return the options of a read.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An option is unknown, has no such value, or does not go with another one.
+        """
+        values = {name.lower(): value for name, value in given.items()}
+        storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
+        values = {name: value for name, value in values.items() if not name.startswith(STORAGE)}
+        for name in values:
+            if name not in _AS_GIVEN:
+                raise _unknown(name)
+        if "table" in values and "statevarname" in values:
+            raise InvalidArgumentError("table and stateVarName are one option: name the table once")
+        if not values.get("path", "").strip("/"):
+            raise InvalidArgumentError("load the path of a savepoint: its directory, a slash, and its name")
+        changes_from = _changes_from(values)
+        if changes_from is not None and "read" not in values:
+            raise InvalidArgumentError(
+                "a savepoint is one version, in which nothing changes: use holdfast.state(spark, query_checkpoint, "
+                "operator, readChangeFeed=True, changeStartBatchId=…) for a query, or holdfast savepoint diff"
+            )
+        return cls(
+            values["path"],
+            values.get("operator"),
+            values.get("table", values.get("statevarname", "state")),
+            _columns(values.get("columns", "")),
+            parse_key(values["key"]) if "key" in values else {},
+            Shards.parse(values.get("shards", "")),
+            values.get("read"),
+            changes_from,
+            _flag(values, "pushdown"),
+            storage,
+        )
+
+
+def _unknown(name: str) -> InvalidArgumentError:
+    if name in _OF_STATE:
+        return InvalidArgumentError(
+            "the state of a query is read by holdfast.state(spark, query_checkpoint, operator, …), which takes this: "
+            "a savepoint is one micro-batch",
+            option=_OF_STATE[name],
+        )
+    near = nearest_name(name, list(_AS_GIVEN))
+    return InvalidArgumentError(
+        f"no such option; there are {', '.join(NAMES[1:])}, and {STORAGE}<name>, as spark.holdfast.storage.<name>",
+        option=name,
+        near=_AS_GIVEN.get(near) if near else None,
+    )
+
+
+def columns_option(names: Sequence[str]) -> str:
+    """Return the option's text for some columns, whatever they are called."""
+    return json.dumps(list(names))
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Return the columns that ``a, b`` names, or ``["a", "b"]``, for names with a comma."""
+    names: object = [name.strip() for name in text.split(",") if name.strip()]
+    if text.startswith("["):
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            names = None
+    if not isinstance(names, list) or any(type(name) is not str for name in names):
+        raise InvalidArgumentError('the option columns is as a,b or ["a", "b"]', columns=text[:200])
+    if len(set(names)) < len(names):
+        raise InvalidArgumentError("the option columns names a column twice", columns=text[:200])
+    return tuple(names)
+
+
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    text = values.get(name.lower(), "false").lower()
+    if text not in _FLAGS:
+        raise InvalidArgumentError(f"the option {name} is true or false", given=text)
+    return _FLAGS[text]
+
+
+def _changes_from(values: Mapping[str, str]) -> int | None:
+    text = values.get("changestartbatchid")
+    if not _flag(values, "readChangeFeed"):
+        if text is not None:
+            raise InvalidArgumentError("changeStartBatchId needs readChangeFeed=true")
+        return None
+    if text is None or not (text.isascii() and text.isdigit()):
+        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId: the first micro-batch", given=text)
+    return int(text)

@@ -1,0 +1,139 @@
+"""The columns of a read, as Spark is promised them and as it gets them.
+
+::
+
+    batch_id   change_type   user    n      total    shard
+    └─ of a change feed ─┘   └key┘   └──values───┘
+
+Spark takes a batch only if its Arrow schema is exactly the one that it has derived from the read's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from holdfast.backends.arrow.values import cast
+from holdfast.backends.run import Run, TableSchema
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.spark_types import arrow_schema, spark_type
+
+SHARD, BATCH_ID, CHANGE_TYPE = "shard", "batch_id", "change_type"
+UPDATE, DELETE = "update", "delete"
+# Of one batch to Spark: a column of text must stay below 2 GiB.
+_BATCH_ROWS, _BATCH_BYTES = 1_000_000, 256 << 20
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A table's columns, those that are wanted, in their order.
+
+    Attributes
+    ----------
+    fields : tuple of StructField
+        All that there are.
+    wanted : tuple of str
+        Their names, in the order in which they are shown.
+    shard : str
+        What the column of the shard is called.
+    changes : tuple of str
+        What the columns of a change feed are called; none for state.
+    """
+
+    fields: tuple[StructField, ...]
+    wanted: tuple[str, ...]
+    shard: str
+    changes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, table: TableSchema, wanted: Sequence[str] = (), *, changes: bool = False) -> Self:
+        """Return the columns of a table.
+
+        Parameters
+        ----------
+        wanted : sequence of str
+            Their names; all if there are none.
+        changes : bool
+            Whether it is a change feed.
+
+        Raises
+        ------
+        NotFoundError
+            One is wanted that is not there.
+        InvalidArgumentError
+            Spark has no type for one.
+        """
+        shown = shown_columns(table)
+        taken = list(shown.names)
+        own = []
+        for name in ((BATCH_ID, CHANGE_TYPE) if changes else ()) + (SHARD,):
+            own.append(free(name, taken))
+            taken.append(own[-1])
+        fields = [StructField(field.name, spark_type(field.type)) for field in shown]
+        first = [StructField(name, kind) for name, kind in zip(own[:-1], (LongType(), StringType()), strict=False)]
+        every = (*first, *fields, StructField(own[-1], IntegerType()))
+        names = [field.name for field in every]
+        unknown = [name for name in wanted if name not in names]
+        if unknown:
+            raise NotFoundError("no such column; name some of these", column=unknown[0], columns=", ".join(names))
+        return cls(every, tuple(wanted) or tuple(names), own[-1], tuple(own[:-1]))
+
+    @property
+    def struct(self) -> StructType:
+        """The columns for Spark."""
+        by_name = {field.name: field for field in self.fields}
+        return StructType([by_name[name] for name in self.wanted])
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
+        return arrow_schema(self.struct, "the state")
+
+    def batches(self, run: Run, shard: int, batch_id: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a run as Spark wants them.
+
+        Parameters
+        ----------
+        batch_id : int, optional
+            The micro-batch that wrote them; of a change feed.
+
+        Raises
+        ------
+        InvalidArgumentError
+            So much text stands in a few rows that Spark's Arrow cannot hold it.
+        """
+        names = [field.name for field in self.fields]
+        places = [names.index(name) - len(self.changes) for name in self.wanted]
+        for chunk in run.chunks(_BATCH_ROWS, _BATCH_BYTES):
+            stored = chunk.batch.columns[2:]
+            arrays = [
+                self._column(stored[place], field.type)
+                if 0 <= place < len(stored)
+                else self._own(field, chunk, shard, batch_id)
+                for place, field in zip(places, self._arrow, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+    def _column(self, column: pa.Array, t: pa.DataType) -> pa.Array:
+        try:
+            return cast(column, t)
+        except (ValueError, pa.ArrowException) as exc:
+            raise InvalidArgumentError(f"a few rows of the state are too large for Spark: {exc}") from exc
+
+    def _own(self, field: pa.Field, rows: Run, shard: int, batch_id: int | None) -> pa.Array:
+        if field.name == self.shard:
+            return pa.repeat(pa.scalar(shard, field.type), len(rows))
+        if field.name == self.changes[0]:
+            return pa.repeat(pa.scalar(batch_id, field.type), len(rows))
+        return pa.array(np.array([UPDATE, DELETE], object), field.type).take(pa.array(rows.deleted.view(np.int8)))
+
+
+def free(name: str, taken: Sequence[str]) -> str:
+    """Return a name for a column of holdfast's own beside some others."""
+    return free(f"_{name}", taken) if name in taken else name

@@ -1,0 +1,132 @@
+"""The data source ``holdfast``: state as a table of Spark's.
+
+::
+
+    spark.read.format("holdfast").option("operator", "totals").load("s3://bucket/savepoints/before-upgrade")
+
+It reads savepoints by itself. The state of a query is found by `holdfast.state`, which hands a stored read over.
+
+On the driver Spark gives a source neither session nor settings: what opens the storage stands in options, or where the
+store's own tools look. Options travel to the executors, but for credentials, which tasks have from their session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from holdfast.backends.run import Run
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.state_source.filters import ShardFilters, narrowed, wanted_hashes
+from holdfast.spark_integration.state_source.lookup import Lookup, Shards
+from holdfast.spark_integration.state_source.options import ReadOptions
+from holdfast.spark_integration.state_source.query_table import QueryTable
+from holdfast.spark_integration.state_source.saved_table import SavedTable
+from holdfast.spark_integration.state_source.shown import ShownTable
+from holdfast.spark_integration.state_source.table import Part, ReadableTable
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+NAME = "holdfast"
+
+
+class StateSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return NAME
+
+    @cached_property
+    def _parsed(self) -> ReadOptions:
+        return ReadOptions.parse(dict(self.options))
+
+    @cached_property
+    def _table(self) -> tuple[ReadableTable, ShownTable]:
+        options = self._parsed
+        table: ReadableTable = SavedTable.find(options) if options.read is None else QueryTable.find(options)
+        return table, ShownTable.of(table.schema, options.columns, changes=options.changes_from is not None)
+
+    def schema(self) -> StructType:
+        """Return the key columns, the value columns, and ``shard``; before them, those of a change feed."""
+        return self._table[1].struct
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads it; Spark hands over the schema that the user gave, if any."""
+        (table, shown), options = self._table, self._parsed
+        if schema != shown.struct:
+            raise InvalidArgumentError(
+                "state knows its columns: leave .schema(…) out, and choose some by the option columns",
+                columns=", ".join(shown.wanted),
+            )
+        # Where the session does not allow it, Spark refuses a reader that can take filters.
+        kind = FilteringReader if options.pushdown else TableReader
+        lookup = Lookup.of(table.schema, table.grouping, options.key) if options.key else None
+        return kind(table, shown, options.shards, lookup)
+
+
+class TableReader(DataSourceReader):
+    """Reads the parts of a table; travels to the executors.
+
+    Parameters
+    ----------
+    table : ReadableTable
+    shown : ShownTable
+    shards : Shards
+        Which to read.
+    lookup : Lookup or None
+        Which key to read; None for all.
+    """
+
+    def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards, lookup: Lookup | None) -> None:
+        hashes = None if lookup is None else lookup.hashes
+        self._parts = narrowed(table.parts(), shards.__contains__, hashes)
+        self._lookup = lookup
+        self._table = table.travelling()
+        self._shown = shown
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what travels: each task gets its part besides."""
+        return {**self.__dict__, "_parts": []}
+
+    def partitions(self) -> list[InputPartition]:
+        """Return a partition for each part."""
+        return list(self._parts)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part."""
+        if not isinstance(partition, Part):  # Spark's own, where there is no part
+            return
+        for run, batch_id in self._table.rows(partition):
+            for rows in [run] if partition.wanted is None else _with_hashes(run, partition.wanted):
+                wanted = rows if self._lookup is None else self._lookup.rows(rows)
+                yield from self._shown.batches(wanted, partition.shard, batch_id)
+
+
+class FilteringReader(TableReader):
+    """The same, where Spark may hand filters over: on the shard, and on all columns of the key.
+
+    Only if a read's options say so: Spark up to 4.3 keeps the partitions that one filter leaves, and reads no others
+    for another filter of the same DataFrame in one plan, or for none.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take filters; yields those that Spark must apply all the same, which is all but those on the shard."""
+        on_shard = ShardFilters(self._shown.shard)
+        others = list(on_shard.take(filters))
+        schema = self._table.schema
+        key = [schema.key.field(name) for name in self._table.grouping]
+        self._parts = narrowed(self._parts, on_shard.keeps, wanted_hashes(others, pa.schema(key)))
+        return others
+
+
+def _with_hashes(run: Run, hashes: Iterable[int]) -> Iterator[Run]:
+    """Yield the rows with some hashes."""
+    return (rows for one in sorted(hashes) if len(rows := run.slice(one, one)))

@@ -1,0 +1,77 @@
+"""Spark's ``xxhash64`` of one key, computed without Spark.
+
+The hash of a key decides its shard and its place there. Spark hashes column by column, each with the hash so far as its
+seed, and leaves nulls out::
+
+    42 ──▶ XXH64(user, seed 42) ──▶ XXH64(day as four bytes, seed: the hash so far) ──▶ …
+
+What is hashed of a value are these bytes, little endian: of bool, tinyint, smallint, int, date and float four; of
+bigint, timestamps, intervals, double and decimals of up to 18 digits eight; of string and binary all; of larger
+decimals those of a big-endian number without superfluous ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import pyarrow as pa
+import xxhash
+
+_SEED = 42
+_LONG_DIGITS = 18
+_CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"}
+
+
+def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
+    """Return the hash of a key, as unsigned; None where a column has a type that only Spark hashes.
+
+    Parameters
+    ----------
+    key : iterable of pyarrow.Scalar
+        The key's columns, in storage types.
+    """
+    seed = _SEED
+    for value in key:
+        if value.is_valid:
+            data = _bytes_of(value)
+            if data is None:
+                return None
+            seed = xxhash.xxh64_intdigest(data, seed)
+        elif pa.types.is_nested(value.type):
+            return None
+    return seed
+
+
+def _bytes_of(value: pa.Scalar) -> bytes | None:
+    t, types = value.type, pa.types
+    if types.is_large_string(t) or types.is_large_binary(t):
+        return value.as_buffer().to_pybytes()
+    if types.is_boolean(t):
+        return struct.pack("<i", value.as_py())
+    if types.is_integer(t):
+        return struct.pack("<q" if t.bit_width == 64 else "<i", value.as_py())
+    if types.is_date32(t):
+        return struct.pack("<i", value.value)
+    if types.is_timestamp(t) or types.is_duration(t):
+        return struct.pack("<q", value.value)
+    if types.is_float32(t) or types.is_float64(t):
+        return _float_bytes(value.as_py(), t.bit_width // 8)
+    if types.is_decimal128(t):
+        return _decimal_bytes(value)
+    return None
+
+
+def _float_bytes(number: float, width: int) -> bytes:
+    if number != number:
+        return _CANONICAL_NAN[width]
+    return struct.pack("<f" if width == 4 else "<d", number + 0.0)  # -0.0 + 0.0 is 0.0
+
+
+def _decimal_bytes(value: pa.Scalar) -> bytes:
+    unscaled = int(value.as_py().scaleb(value.type.scale))
+    if value.type.precision <= _LONG_DIGITS:
+        return struct.pack("<q", unscaled)
+    # As Java's BigInteger.toByteArray: a bit more than the number has, for its sign.
+    bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
+    return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
