@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import savepoints
+from holdfast.commands.from_spark import from_spark
 from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spark
 from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, size, table
 from holdfast.errors import InvalidArgumentError
@@ -26,6 +27,9 @@ _NAME = click.argument("name")
 @click.group()
 def savepoint() -> None:
     """Keep a query's state at one micro-batch, in a copy of your own."""
+
+
+savepoint.add_command(from_spark)
 
 
 QUERY_CHECKPOINT = click.option(

@@ -95,3 +95,12 @@ def test_what_differs_ends_with_1(target: ObjectStorage, tmp_path: Path) -> None
     target.put("other/savepoint", part.encode())
     shown = invoke("diff", tmp_path, "one", "other", "--keys", "1", status=1).output
     assert "removed in totals/state: {'user': " in shown
+
+
+@pytest.mark.parametrize("given", [["totals", "sums"], ["0=totals", "0=sums"], ["first=totals"], ["0="]], ids=str)
+def test_operators_of_spark_are_named_once(given: list[str]) -> None:
+    """Before a Spark starts that would look for them."""
+    names = [text for name in given for text in ("--operator", name)]
+    found = CliRunner().invoke(savepoint, ["from-spark", "/nowhere", "--to", "/here", "--name", "one", *names])
+    assert isinstance(found.exception, InvalidArgumentError)
+    assert "NUMBER=NAME" in str(found.exception)

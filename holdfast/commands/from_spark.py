@@ -1,0 +1,87 @@
+"""``holdfast savepoint from-spark``: a savepoint of a query that ran on Spark's own operators."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from holdfast import savepoints
+from holdfast.commands.own_spark import CONF, started_spark
+from holdfast.commands.target import on_storage
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.shard.timeout import TimeoutConf
+
+
+@click.command("from-spark")
+@on_storage
+@click.argument("query_checkpoint")
+@CONF
+@click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
+@click.option("--name", required=True, help="Of the savepoint.")
+@click.option(
+    "--operator",
+    "operators",
+    required=True,
+    multiple=True,
+    metavar="[NUMBER=]NAME",
+    help="What the operator is to be called; with Spark's number of it if there are several; repeatable.",
+)
+@click.option(
+    "--timeout-conf",
+    type=click.Choice(["ProcessingTimeTimeout", "EventTimeTimeout"]),
+    help="Of applyInPandasWithState, if the query has timeouts.",
+)
+@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
+@click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the query has partitions.")
+@click.option("--comment", default="", metavar="TEXT", help="To be shown with it.")
+def from_spark(
+    query_checkpoint: str,
+    target: str,
+    name: str,
+    operators: tuple[str, ...],
+    timeout_conf: TimeoutConf | None,
+    batch_id: int | None,
+    shards: int | None,
+    comment: str,
+    conf: tuple[str, ...],
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Save a query whose state is that of Spark's own operators, to go on with holdfast's.
+
+    QUERY_CHECKPOINT is the query's checkpointLocation, which is only read. Stop the query first. Its operators must be
+    applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
+    """
+    names = _names(operators)
+    with started_spark(None, options, conf) as spark:
+        made = savepoints.from_spark(
+            spark,
+            query_checkpoint,
+            target,
+            name,
+            names,
+            timeoutConf=timeout_conf,
+            batchId=batch_id,
+            shards=shards,
+            comment=comment,
+        )
+    rows = {operator.name: operator.rows for operator in made.operators}
+    if as_json:
+        click.echo(json.dumps({"name": name, "batch_id": made.query.batch_id, "rows": rows}))
+    else:
+        click.echo(
+            f"{name} is saved, after micro-batch {made.query.batch_id}: holdfast savepoint restore makes a query"
+        )
+
+
+def _names(given: tuple[str, ...]) -> str | dict[int, str]:
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    found: dict[int, str] = {}
+    for text in given:
+        number, _, name = text.partition("=")
+        if not number.isdecimal() or not name or int(number) in found:
+            raise InvalidArgumentError("--operator takes a name, or NUMBER=NAME, each number once", given=text)
+        found[int(number)] = name
+    return found
