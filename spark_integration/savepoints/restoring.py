@@ -31,7 +31,7 @@ from holdfast.snapshotter.ownership.operator_record import (
     declare_operator,
     find_operator,
 )
-from holdfast.snapshotter.ownership.stored_tables import declare_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
@@ -253,7 +253,8 @@ class _State:
             settings.retained_versions,
             saved.configuration,
         )
-        declare_tables(self._storage, declare_operator(self._storage, record), saved.declared)
+        declared = StoredTables.of_first_run(saved.declared)
+        declare_tables(self._storage, declare_operator(self._storage, record), declared)
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,13 @@ def micro_batch(
         backend = cleanup.enter_context(open_backend(backend_name, directory, stored.held))
         threads = cleanup.enter_context(ThreadPoolExecutor(1))
         log = ObjectCommitLog(storage, f"op/shard-{shard:04d}", stored.held, threads, directory, backend_name)
-        with VersionedStore(backend, log, stored.declared).begin(pointer) as transaction:
+        with VersionedStore(backend, log, stored.declared, stored.names).begin(pointer) as transaction:
             seen = {table: contents(transaction, table) for table in declared}  # type: ignore[arg-type]
             for table, written in rows.items():
                 schema = declared[table]
                 values = values_of(schema, [value for _, value in written])
                 transaction.put(table, keys_of(schema, [key for key, _ in written]), values)
-            claiming.declare_once(storage, record, stored.declared)
+            claiming.declare_once(storage, record, stored)
             return transaction.commit(), seen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 
@@ -17,6 +18,9 @@ class Declaring:
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.declared
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return {}
 
     def configuration(self) -> Mapping[str, str]:
         return {}

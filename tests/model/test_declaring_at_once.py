@@ -18,7 +18,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership import stored_tables as module
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
@@ -90,7 +90,7 @@ def begun() -> ObjectStorage:
 
 def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema]) -> HoldfastError | None:
     try:
-        declare_tables(storage, RECORD, {**BEGUN, **declared})
+        declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **declared}))
     except (ConflictError, SchemaMismatchError) as exc:
         return exc
     return None
@@ -140,7 +140,7 @@ def test_of_two_that_cannot_both_be_one_is_told(name: str, threads: ThreadPoolEx
                     require_held(storage, tables, plan)
             assert left_behind(storage) == [], plan
             if None not in found:
-                declare_tables(storage, RECORD, {**BEGUN, **APART[name][0]})
+                declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **APART[name][0]}))
 
 
 @pytest.mark.slow
@@ -202,6 +202,6 @@ def test_a_writer_that_took_too_long_does_not_store() -> None:
     clock = iter([0, module.ALIVE_MS])
     with begun() as storage:
         with pytest.raises(UnavailableError, match="took too long"):
-            declare_tables(storage, RECORD, {**BEGUN, **TEXT}, now_ms=lambda: next(clock))
+            declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **TEXT}), now_ms=lambda: next(clock))
         assert stored_tables(storage, RECORD).held == BEGUN
         assert left_behind(storage) == []
