@@ -85,8 +85,7 @@ GOES: dict[str, list[Declare]] = {
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
     "renamed": (
         [value(N), value(columns(m=LongType()))],
-        "to rename, give stateChanges={'v': {'rename': {'n': 'm'}}}; to lose the values, give stateChanges="
-        + "{'v': {'drop': ['n']}}; to keep them hidden",
+        "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
     ),
     "renamed and widened": (
         [value(columns(n=IntegerType())), value(columns(m=LongType()))],
