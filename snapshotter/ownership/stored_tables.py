@@ -315,9 +315,10 @@ def _is_declared(planned: StoredTables, stored: StoredTables, record: OperatorRe
 
 
 def _after(planned: StoredTables, stored: StoredTables, record: OperatorRecord, url: str) -> StoredTables:
-    """Return what is stored with what a run has planned; ConflictError if columns are stored elsewhere by now."""
+    """Return what is stored with what a run has planned; ConflictError if columns have become others by now."""
     after = stored.with_changes(planned.made).with_declared(planned.declared)
-    if after.places(planned.declared) != planned.places(planned.declared):
+    is_moved = after.places(planned.declared) != planned.places(planned.declared)
+    if is_moved or any(after.names[table] != planned.names[table] for table in planned.made):
         raise _conflict(record, url)
     return after
 

@@ -38,6 +38,7 @@ from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
+from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrated, migrations_of
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
     RESTORED,
@@ -73,6 +74,7 @@ def restore(
     partitions: int | None = None,
     rename: Mapping[str, str] | None = None,
     sources: Sources = "saved",
+    migrate: Mapping[str, Migrate | Mapping[str, Migrate]] | None = None,
 ) -> str:
     """Make a checkpoint location from which a query goes on where a savepoint was made, and its state.
 
@@ -95,6 +97,11 @@ def restore(
         New names of operators, by their old ones.
     sources : {"saved", "fresh"}
         Where sources begin: where they were, or where their own options say.
+    migrate : mapping of str to callable, optional
+        By operator, as the savepoint has it, a function that gives its state other columns: it takes a
+        `pyarrow.RecordBatch` of key and value columns, and returns the same rows with the same key columns and other
+        value columns. Where an operator has several tables, functions by table or variable. They are called in tasks,
+        and once here, with a batch of no rows, to learn which columns they return.
 
     Returns
     -------
@@ -104,11 +111,12 @@ def restore(
     Raises
     ------
     NotFoundError
-        There is no such savepoint, or no operator to rename.
+        There is no such savepoint, or no operator or table to rename or migrate.
     ConflictError
         The location holds something else, or another restore writes the same state.
     InvalidArgumentError
-        The savepoint cannot be restored whole: its query had state of Spark's own.
+        The savepoint cannot be restored whole: its query had state of Spark's own. Or a function that migrates fails,
+        or returns other rows or keys.
     CorruptionError
         A part of the savepoint is damaged.
 
@@ -124,7 +132,7 @@ def restore(
         open_storage(str(settings.checkpoint_dir), options) as storage,
     ):
         savepoint = read_savepoint(savepoints, name)
-        plans = _plans(savepoint, shards, dict(rename or {}))
+        plans = _plans(savepoint, shards, dict(rename or {}), dict(migrate or {}))
         conf = seeding.pinned(savepoint.query, shards if partitions is None else partitions)
         query_id = clock.new_uuid()
         stopped = seeding.begin(location, query_id)
@@ -186,9 +194,15 @@ class _Plan:
 
     name: str
     shards: int
+    migrations: Mapping[str, Migration]
 
 
-def _plans(savepoint: Savepoint, shards: int | None, rename: dict[str, str]) -> list[tuple[SavedOperator, _Plan]]:
+def _plans(
+    savepoint: Savepoint,
+    shards: int | None,
+    rename: dict[str, str],
+    migrate: dict[str, Migrate | Mapping[str, Migrate]],
+) -> list[tuple[SavedOperator, _Plan]]:
     """Return what becomes of each operator, by its number in Spark's state."""
     operators = sorted(savepoint.operators, key=lambda operator: operator.number)
     if savepoint.left_out or [operator.number for operator in operators] != list(range(len(operators))):
@@ -196,9 +210,10 @@ def _plans(savepoint: Savepoint, shards: int | None, rename: dict[str, str]) -> 
             "the query of the savepoint had other operators with state, which a restored location cannot begin anew",
             left_out=", ".join(savepoint.left_out),
         )
-    unknown = rename.keys() - {operator.name for operator in operators}
-    if unknown:
-        raise NotFoundError("the savepoint has no operator of this name to rename", operator=min(unknown))
+    for what, of in (("rename", rename), ("migrate", migrate)):
+        unknown = of.keys() - {operator.name for operator in operators}
+        if unknown:
+            raise NotFoundError(f"the savepoint has no operator of this name to {what}", operator=min(unknown))
     for operator in operators:
         modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
         if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
@@ -207,7 +222,11 @@ def _plans(savepoint: Savepoint, shards: int | None, rename: dict[str, str]) -> 
     for new in names:
         if not NAME.fullmatch(new) or names.count(new) > 1:
             raise InvalidArgumentError("each operator needs a name of its own, as in a query", name=new)
-    return [(of, _Plan(new, shards or of.shards)) for of, new in zip(operators, names, strict=True)]
+    migrations = [migrations_of(of, migrate[of.name]) if of.name in migrate else {} for of in operators]
+    return [
+        (of, _Plan(new, shards or of.shards, changed))
+        for of, new, changed in zip(operators, names, migrations, strict=True)
+    ]
 
 
 class _State:
@@ -242,7 +261,7 @@ class _State:
         ConflictError
             Another query has taken the directory meanwhile.
         """
-        saved = self._saved
+        saved = migrated(self._saved, self.plan.migrations)
         record = OperatorRecord.of(
             self.directory,
             self.query_id,
@@ -283,6 +302,7 @@ def _restored(
             encode_schemas(saved.tables),
             savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(saved) == "ProcessingTime",
+            plan.migrations,
         )
         for saved, plan in plans
     }

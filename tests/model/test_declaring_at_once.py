@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.evolution import require_readable
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, UnavailableError
@@ -88,16 +89,20 @@ def begun() -> ObjectStorage:
     return storage
 
 
-def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema]) -> HoldfastError | None:
+def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | StoredTables) -> HoldfastError | None:
+    planned = declared if isinstance(declared, StoredTables) else StoredTables.of_first_run({**BEGUN, **declared})
     try:
-        declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **declared}))
+        declare_tables(storage, RECORD, planned)
     except (ConflictError, SchemaMismatchError) as exc:
         return exc
     return None
 
 
 def at_once(
-    threads: ThreadPoolExecutor, storage: ObjectStorage, pair: tuple[Tables, Tables], plan: Sequence[int]
+    threads: ThreadPoolExecutor,
+    storage: ObjectStorage,
+    pair: tuple[Tables | StoredTables, Tables | StoredTables],
+    plan: Sequence[int],
 ) -> list[HoldfastError | None]:
     turns = Turns(plan)
 
@@ -154,6 +159,41 @@ def test_two_that_go_together_do_not_hinder_each_other(threads: ThreadPoolExecut
             assert at_once(threads, storage, (TEXT, TEXT), plan) == [None, None], plan
             assert len(storage.list("totals/schemas/")) == 1, plan
             assert left_behind(storage) == [], plan
+
+
+def changing(declared: Tables, drop: tuple[str, ...] = (), **rename: str) -> StoredTables:
+    """Return what a run plans that has seen the record, and drops or renames columns of ``a``."""
+    changes = {"a": ColumnChanges(frozenset(drop), rename)}
+    return StoredTables.of_first_run(BEGUN).with_changes(changes).with_declared(declared)
+
+
+RENAMING = changing(table("a", total=pa.int32()), n="total")
+# By name what another run plans at the same time.
+BESIDE_A_RENAME = {
+    "another rename": changing(table("a", sum=pa.int32()), n="sum"),
+    "a drop": changing(table("a", x=pa.int32()), ("n",)),
+    "another table": StoredTables.of_first_run({**BEGUN, **BESIDE}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(BESIDE_A_RENAME))
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+def test_beside_a_rename_nobody_declares(name: str, is_first: bool, threads: ThreadPoolExecutor) -> None:
+    """Whoever is last told nothing finds its columns where it put them; if both are told, either may start again."""
+    other = BESIDE_A_RENAME[name]
+    pair = (RENAMING, other) if is_first else (other, RENAMING)
+    for plan in plans():
+        with begun() as storage:
+            found = at_once(threads, storage, pair, plan)
+            stored, won = stored_tables(storage, RECORD), [p for p, e in zip(pair, found, strict=True) if e is None]
+            assert not won or any(
+                stored.declared == p.declared and stored.places(p.declared) == p.places(p.declared) for p in won
+            ), plan
+            assert len(won) < 2 or other.made == {}, f"two changes were made: {plan}"
+            assert left_behind(storage) == [], plan
+            if not won:
+                declare_tables(storage, RECORD, RENAMING)
 
 
 class Killed(BaseException):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends import stored_file
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
@@ -67,6 +68,62 @@ def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage)
     declare_tables(storage, RECORD, StoredTables.of_first_run(narrow))
     found = stored_tables(storage, RECORD)
     assert (found.held, found.latest) == ({**WIDE, **B}, {**narrow, **B})
+
+
+def change(
+    storage: ObjectStorage, declared: dict[str, TableSchema], drop: tuple[str, ...] = (), **rename: str
+) -> StoredTables:
+    """Do what a run does that drops and renames columns of `a`; return what is stored by then."""
+    changes = {"a": ColumnChanges(frozenset(drop), rename)}
+    declare_tables(storage, RECORD, stored_tables(storage, RECORD).with_changes(changes).with_declared(declared))
+    return stored_tables(storage, RECORD)
+
+
+def test_columns_are_renamed_and_dropped_for_good(storage: FaultyStorage) -> None:
+    """Each change is stored once, however often it is asked for; rows keep the names that they were stored under."""
+    change(storage, WIDE)
+    total = table("a", total=pa.int64())
+    for _ in range(2):
+        found = change(storage, total, ("note", "never"), n="total")
+        assert (found.held, found.live, found.latest) == (WIDE, total, total)
+    assert len(names(storage)) == 2
+    again = table("a", total=pa.int64(), note=pa.int32(), n=pa.string())
+    found = change(storage, again, n="total")
+    assert found.names["a"] == {"total": "n", "note": "note#2", "n": "n#2"}
+    assert found.held["a"].value.names == ["n", "note", "note#2", "n#2"]
+    assert (found.live, found.latest) == (again, again)
+    found = change(storage, again)
+    assert found.names["a"]["note"] == "note#2"
+
+
+def test_a_column_that_is_hidden_is_dropped_too(storage: FaultyStorage) -> None:
+    """Though the run declares what the last one did."""
+    for _ in range(2):
+        change(storage, table("a", x=pa.int8()))
+    assert stored_tables(storage, RECORD).names["a"] == {"n": "n", "x": "x"}
+    assert change(storage, table("a", x=pa.int8()), ("n",)).names["a"] == {"x": "x"}
+
+
+def test_what_was_never_null_goes_with_its_column(storage: FaultyStorage) -> None:
+    columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("m", pa.int32(), nullable=False)])
+    fixed = {"a": TableSchema.of("a", KEY, columns)}
+    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed), tables=described(fixed))
+    changed = stored_tables(storage, other).with_changes({"a": ColumnChanges(frozenset({"m"}), {"n": "total"})})
+    assert changed.live["a"].not_null == {"value.total"}
+    declared = {
+        "a": TableSchema.of("a", KEY, pa.schema([pa.field(n, pa.int32(), nullable=False) for n in ("total", "m")]))
+    }
+    assert changed.with_declared(declared).live["a"].not_null == {"value.total"}, "rows from before have no new m"
+
+
+def test_who_began_before_a_rename_is_told(storage: FaultyStorage) -> None:
+    """Its rows would have the column where it is no more."""
+    begun = stored_tables(storage, RECORD)
+    change(storage, table("a", total=pa.int32()), n="total")
+    for planned in (begun.with_declared({**A, **B}), begun.with_declared(A)):
+        with pytest.raises(ConflictError, match="one run at a time"):
+            declare_tables(storage, RECORD, planned)
+    assert stored_tables(storage, RECORD).live == table("a", total=pa.int32())
 
 
 def test_who_has_seen_every_run_knows_it(storage: FaultyStorage) -> None:
@@ -150,6 +207,13 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
         ({"schemas": {"a": [1, 2]}}, "cannot be, field=schemas"),
         ({"schemas": []}, "cannot be, field=schemas"),
         ({"colour": "red"}, "has other fields"),
+        ({"changes": []}, "cannot be, field=changes"),
+        ({"changes": {"a": {"drop": []}}}, "has other fields"),
+        ({"changes": {"a": {"drop": [1], "rename": {}}}}, "cannot be, field=drop"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": 1}}}}, "cannot be, field=rename"),
+        ({"changes": {"a": {"drop": ["n"], "rename": {"n": "m"}}}}, "changes one column twice"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "x": "m"}}}}, "changes one column twice"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "m": "n"}}}}, "changes one column twice"),
     ],
     ids=str,
 )
