@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -196,7 +196,7 @@ class RestoredOperator:
     schemas: Mapping[str, list[str]]
     versions: int
     wakes_to_evict: bool
-    migrations: Mapping[str, Migration]
+    migrations: Mapping[str, Migration] = field(default_factory=dict)
 
 
 def rows_of(

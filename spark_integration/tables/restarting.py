@@ -74,7 +74,7 @@ def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSc
 
 
 def _require_same_timers(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    before, after = ([t[TIMERS].key.names[-1]] if TIMERS in t else [] for t in (stored.held, declared))
+    before, after = (t[TIMERS].value.names if TIMERS in t else [] for t in (stored.held, declared))
     if before != after:
         _refuse(
             "the state has other timers than the operator declares, or timers of another clock: those in processing "
