@@ -83,9 +83,8 @@ def restore(
     spark : SparkSession
         Its ``spark.holdfast.checkpoint.dir`` is where the state goes, and must be the new query's.
     target : str or pathlib.Path
-        The directory of savepoints.
     name : str
-        Of the savepoint.
+        Of the savepoint in that directory.
     query_checkpoint : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by a restore that was stopped.
     shards : int, optional
@@ -98,10 +97,7 @@ def restore(
     sources : {"saved", "fresh"}
         Where sources begin: where they were, or where their own options say.
     migrate : mapping of str to callable, optional
-        By operator, as the savepoint has it, a function that gives its state other columns: it takes a
-        `pyarrow.RecordBatch` of key and value columns, and returns the same rows with the same key columns and other
-        value columns. Where an operator has several tables, functions by table or variable. They are called in tasks,
-        and once here, with a batch of no rows, to learn which columns they return.
+        By operator a function that gives its state other columns, or such functions by table: docs/state-schema.md.
 
     Returns
     -------
@@ -115,8 +111,7 @@ def restore(
     ConflictError
         The location holds something else, or another restore writes the same state.
     InvalidArgumentError
-        The savepoint cannot be restored whole: its query had state of Spark's own. Or a function that migrates fails,
-        or returns other rows or keys.
+        The savepoint cannot be restored whole: its query had state of Spark's own. A function that migrates is wrong.
     CorruptionError
         A part of the savepoint is damaged.
 

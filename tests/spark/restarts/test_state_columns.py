@@ -124,6 +124,43 @@ def test_what_asks_for_no_consent_and_what_is_refused(lab: Lab) -> None:
     assert [batch[0]["n"] for batch in found] == [4, 5, 6, 7, 8]
 
 
+def narrowed(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Say in words what was a number, and the number in fewer bytes."""
+    words = pc.binary_join_element_wise(
+        rows["n"].cast(pa.large_string()), pa.scalar("rows", pa.large_string()), pa.scalar(" ", pa.large_string())
+    )
+    return pa.record_batch({"key": rows["key"], "words": words, "n": rows["n"].cast(pa.int32())})
+
+
+def test_what_no_restart_may_do_is_done_to_a_savepoint(lab: Lab) -> None:
+    """By a function, in tasks; one that fails leaves a location in which the restore is done again."""
+    lab.feed([("quiet", 1)])
+    start(lab, counted("n", m="old"), "n long, m string")
+    savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    lab.configure({"checkpoint.dir": str(lab.folder / "elsewhere"), "backend": sample(BACKENDS)[0]})
+
+    def restore(function: Any) -> None:
+        migrate = {"totals": function}
+        savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "restored", migrate=migrate)
+
+    def fails(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if rows.num_rows:
+            raise WrongError
+        return narrowed(rows)
+
+    with pytest.raises(holdfast.InvalidArgumentError, match="it failed: KeyError"):
+        restore(lambda rows: rows["other"])
+    assert not (lab.folder / "restored").exists(), "asked before anything was written"
+    with pytest.raises(holdfast.InvalidArgumentError, match="it failed: WrongError"):
+        restore(fails)
+    assert not (lab.folder / "restored/metadata").exists(), "nobody starts it"
+    restore(narrowed)
+    assert lab.state(query="restored") == {"a": ("1 rows", 1), "quiet": ("1 rows", 1)}
+    found = start(lab, counted("n", words="now"), "n int, words string", query="restored")
+    assert the_row(found) == (2, {"words": "1 rows"})
+    assert lab.state(query="restored") == {"a": (2, "now"), "quiet": (1, "1 rows")}
+
+
 class WrongError(Exception):
     """Of a user's function."""
 
