@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
+
+import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends import stored_file
@@ -244,23 +246,19 @@ def declare_tables(
     UnavailableError
         It took so long that others do not heed it any more; nothing was stored.
     """
-    stored, declared = stored_tables(storage, record), planned.declared
+    folder, announced = _folder(storage, record, FOLDER), _folder(storage, record, ANNOUNCED)
+    names, declared = _names(folder), planned.declared
+    stored = _read_all(folder, names, record)
     if _after(planned, stored, record, storage.url) == stored:
         return
-    # In one order, so that all tasks of a run write one object.
-    header = {
-        "operator": record.operator,
-        "query_id": record.query_id,
-        "schemas": encode_schemas(dict(sorted(declared.items()))),
-    }
-    if changes := stored.effective(planned.made):
-        header["changes"] = _encode_changes(changes)
-    data, digest = stored_file.encode(KIND, header)
-    folder, announced = _folder(storage, record, FOLDER), _folder(storage, record, ANNOUNCED)
+    changes = stored.effective(planned.made)
+    data, digest = _encoded(record, declared, changes)
     mine, begun_ms = f"{digest[:_DIGEST_DIGITS]}.{new_id()}", now_ms()
     announced.put(mine, data)
     try:
-        old = _refuse_announced(announced, mine, record, declared, is_changed=bool(changes))
+        # Who announces what is stored last was killed after it, or changes nothing any more.
+        moot = {digest[:_DIGEST_DIGITS], *(name[-_DIGEST_DIGITS:] for name in names[-1:])}
+        old = _refuse_announced(announced, mine, moot, record, declared, is_changed=bool(changes))
         names = _names(folder)
         is_stored = _is_declared(planned, _read_all(folder, names, record), record, storage.url)
         if abs(now_ms() - begun_ms) > _STORED_WITHIN_MS:
@@ -276,9 +274,24 @@ def declare_tables(
     announced.delete([mine, *old])
 
 
+def _encoded(
+    record: OperatorRecord, declared: Mapping[str, TableSchema], changes: Mapping[str, ColumnChanges]
+) -> tuple[pa.Buffer, str]:
+    """Return the object and its digest; in one order, so that all tasks of a run write one object."""
+    header: dict[str, object] = {
+        "operator": record.operator,
+        "query_id": record.query_id,
+        "schemas": encode_schemas(dict(sorted(declared.items()))),
+    }
+    if changes:
+        header["changes"] = _encode_changes(changes)
+    return stored_file.encode(KIND, header)
+
+
 def _refuse_announced(
     announced: PrefixedStorage,
     mine: str,
+    moot: Collection[str],
     record: OperatorRecord,
     declared: Mapping[str, TableSchema],
     *,
@@ -293,7 +306,7 @@ def _refuse_announced(
         raise UnavailableError("the storage does not list what was just stored", key=mine, storage=announced.url)
     old = [key for key, modified_ms in modified.items() if modified[mine] - modified_ms > ALIVE_MS]
     for key in modified.keys() - old:
-        if key[:_DIGEST_DIGITS] != mine[:_DIGEST_DIGITS]:
+        if key[:_DIGEST_DIGITS] not in moot:
             try:
                 other, changes = _read(announced, key, record)
                 evolved_tables(other, declared), evolved_tables(declared, other)
