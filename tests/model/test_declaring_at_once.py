@@ -54,13 +54,17 @@ class Turns:
         self._plan = list(plan)
         self._whose = 0
         self._over: set[int] = set()
+        self._asking: set[int] = set()
         self._changed = threading.Condition()
 
     def wait(self, writer: int) -> None:
-        """Wait for the turn to make a request; what the writer asked before has been done."""
+        """Wait for the turn to make a request; what either writer asked before has been done."""
         with self._changed:
+            self._asking.discard(writer)
+            self._changed.notify_all()
             while not self._may(writer):
                 self._changed.wait()
+            self._asking.add(writer)
             if self._plan:
                 self._plan[0] -= 1
 
@@ -69,10 +73,11 @@ class Turns:
             del self._plan[0]
             self._whose = 1 - self._whose
             self._changed.notify_all()
-        return self._whose == writer or 1 - writer in self._over
+        return (self._whose == writer or 1 - writer in self._over) and 1 - writer not in self._asking
 
     def end(self, writer: int) -> None:
         with self._changed:
+            self._asking.discard(writer)
             self._over.add(writer)
             self._changed.notify_all()
 
