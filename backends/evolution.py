@@ -7,10 +7,11 @@
                         note string         note string            null
     total double                            total double           (not shown)
 
-A column that is no longer declared stays in the rows that have it, until they are written again: declared once more, it
-is found there. So rows of any age, written in any order, have one meaning, whatever was merged, restored or taken over
-meanwhile. Rows are never rewritten for a change: each run, commit and database says with which schema its rows were
-written, and they are projected when they are read.
+Names are those under which columns are stored (`holdfast.backends.column_names`). A column that is no longer declared
+stays in the rows that have it, until they are written again: declared once more, it is found there. So rows of any age,
+written in any order, have one meaning, whatever was merged, restored or taken over meanwhile. Rows are never rewritten
+for a change: each run, commit and database says with which schema its rows were written, and they are projected when
+they are read.
 
 Key columns never change: rows are found by them.
 """
@@ -26,8 +27,11 @@ from holdfast.backends.arrow.rows import from_columns
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import SchemaMismatchError
 
-#: By type, narrowest first, the types that hold each of its numbers, as Avro has them; a large integer is rounded.
+#: Narrowest first, types of which each holds the numbers of those before it, as Avro has them; large ones are rounded.
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
+_UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+#: By float, the integers that it holds exactly.
+_EXACT = {pa.float32(): _NUMBERS[:2], pa.float64(): _NUMBERS[:3]}
 
 
 def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
@@ -67,13 +71,19 @@ def key_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
     return differ or ["the order of the key columns"]
 
 
-def value_changes(stored: TableSchema, declared: TableSchema) -> list[str]:
-    """Name the value columns whose stored values cannot be read as declared, as ``name: stored → declared``."""
+def value_changes(stored: TableSchema, declared: TableSchema, *, exact: bool = False) -> list[str]:
+    """Name the value columns whose stored values cannot be read as declared, as ``name: stored → declared``.
+
+    Parameters
+    ----------
+    exact : bool
+        Whether a large integer may not be rounded either.
+    """
     before = {field.name: field.type for field in stored.value}
     return [
         _change(field.name, str(before[field.name]), str(field.type))
         for field in declared.value
-        if field.name in before and _wider(before[field.name], field.type) is None
+        if field.name in before and not is_readable_as(before[field.name], field.type, exact=exact)
     ]
 
 
@@ -81,9 +91,9 @@ def _change(name: str, before: str | None, after: str | None) -> str:
     return f"{name}: {before or 'absent'} → {after or 'absent'}"
 
 
-def is_readable_as(stored: pa.DataType, declared: pa.DataType) -> bool:
-    """Tell whether values of one type can be read as another."""
-    return _wider(stored, declared) is not None
+def is_readable_as(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -> bool:
+    """Tell whether values of one type can be read as another, for `exact` without rounding a large integer."""
+    return _wider(stored, declared, exact=exact) is not None
 
 
 def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> None:
@@ -129,38 +139,48 @@ def _holds(held: pa.DataType, stored: pa.DataType) -> bool:
     return both is not None and held.equals(_wider(held, both))
 
 
-def _wider(stored: pa.DataType, declared: pa.DataType) -> pa.DataType | None:
+def _wider(stored: pa.DataType, declared: pa.DataType, *, exact: bool = False) -> pa.DataType | None:
     """Return the type that holds values of both; None where a stored value cannot be read as it is declared."""
     if stored.equals(declared):
         return stored
     if pa.types.is_struct(stored) and pa.types.is_struct(declared):
-        fields = _wider_fields(list(stored), list(declared))
+        fields = _wider_fields(list(stored), list(declared), exact)
         return None if fields is None else pa.struct(fields)
     if pa.types.is_large_list(stored) and pa.types.is_large_list(declared):
-        element = _wider_field(stored.value_field, declared.value_field)
+        element = _wider_field(stored.value_field, declared.value_field, exact)
         return None if element is None else pa.large_list(element)
     if pa.types.is_map(stored) and pa.types.is_map(declared):
-        item = _wider_field(stored.item_field, declared.item_field)
+        item = _wider_field(stored.item_field, declared.item_field, exact)
         return pa.map_(stored.key_type, item) if item is not None and stored.key_type == declared.key_type else None
-    if stored in _NUMBERS and declared in _NUMBERS[_NUMBERS.index(stored) :]:
-        return declared
-    return None
+    return declared if _is_wider_number(stored, declared, exact) else None
 
 
-def _wider_field(stored: pa.Field, declared: pa.Field) -> pa.Field | None:
-    held = _wider(stored.type, declared.type)
+def _is_wider_number(stored: pa.DataType, declared: pa.DataType, exact: bool) -> bool:
+    if pa.types.is_decimal128(stored) and pa.types.is_decimal128(declared):
+        more_digits, more_whole_digits = (
+            declared.scale - stored.scale,
+            declared.precision - declared.scale - (stored.precision - stored.scale),
+        )
+        return more_digits >= 0 and more_whole_digits >= 0
+    if exact and pa.types.is_integer(stored) and pa.types.is_floating(declared):
+        return stored in _EXACT.get(declared, ())
+    return any(stored in line and declared in line[line.index(stored) :] for line in (_NUMBERS, _UNSIGNED))
+
+
+def _wider_field(stored: pa.Field, declared: pa.Field, exact: bool) -> pa.Field | None:
+    held = _wider(stored.type, declared.type, exact=exact)
     if held is None or (stored.nullable and not declared.nullable):
         return None
     return pa.field(stored.name, held, stored.nullable or declared.nullable)
 
 
-def _wider_fields(stored: list[pa.Field], declared: list[pa.Field]) -> list[pa.Field] | None:
+def _wider_fields(stored: list[pa.Field], declared: list[pa.Field], exact: bool) -> list[pa.Field] | None:
     """Return the fields of a struct that holds values of both; a field that one does not have may be null."""
     after = {field.name: field for field in declared}
     if len({field.name for field in stored}) < len(stored) or len(after) < len(declared):
         return None  # names decide, and here they cannot
     held: list[pa.Field | None] = [
-        _wider_field(field, after.pop(field.name)) if field.name in after else field.with_nullable(True)
+        _wider_field(field, after.pop(field.name), exact) if field.name in after else field.with_nullable(True)
         for field in stored
     ]
     held += [field if field.nullable else None for field in after.values()]

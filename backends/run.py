@@ -39,6 +39,7 @@ from holdfast.backends.arrow.rows import (
     order_rows,
     take,
 )
+from holdfast.backends.column_names import Names, named, with_columns
 from holdfast.backends.evolution import evolved, project, require_readable
 from holdfast.backends.schema import Keys, TableSchema
 from holdfast.errors import CorruptionError
@@ -169,6 +170,12 @@ class Run:
         values = project(self.values, schema.value)
         return Run(schema, pa.RecordBatch.from_arrays([*first, *values.columns], schema=schema.columns))
 
+    def relabelled(self, schema: TableSchema) -> Run:
+        """Return the run with its value columns under the names of a schema, which has them in the same order."""
+        if schema is self.schema:
+            return self
+        return Run(schema, pa.RecordBatch.from_arrays(self.batch.columns, schema=schema.columns))
+
     def slice(self, first_hash: int, last_hash: int) -> Run:
         """Return the rows whose hash lies in [first_hash, last_hash], without copying."""
         start = int(np.searchsorted(self.hashes, np.uint64(first_hash), side="left"))
@@ -225,6 +232,18 @@ class Run:
         if len(runs) != 1:
             raise CorruptionError(f"{source} must hold one batch", table=schema.name, batches=len(runs))
         return runs[0].projected(schema)
+
+
+def under_names(stored: Run, schema: TableSchema, names: Names) -> Run:
+    """Return stored rows with the columns of a schema.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        Under which names these columns are stored; null is in those that it does not have.
+    """
+    known = with_columns(names, stored.schema.value.names, schema.value.names)
+    return stored.projected(named(schema, known)).relabelled(schema)
 
 
 def write_stretches(

@@ -21,7 +21,8 @@ from holdfast.backends.arrow.rows import HashArray, IntArray, take
 from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchError
 
 T = TypeVar("T")
-_KEY, _VALUE = "key.", "value."
+#: What the names of key and value columns begin with in a run, and in `TableSchema.not_null`.
+KEY_SIDE, VALUE_SIDE = "key.", "value."
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,19 @@ class TableSchema:
             repeated = {n for n in side.names if side.names.count(n) > 1}
             if repeated:
                 raise InvalidArgumentError("column names must be unique", table=name, repeated=sorted(repeated))
-        return cls(name, _stored(key), _stored(value), _not_null(key, _KEY) | _not_null(value, _VALUE))
+        return cls(name, _stored(key), _stored(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_sides(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
         """Return the schema whose `sides` are these."""
-        return cls(name, _nullable(key), _nullable(value), _not_null(key, _KEY) | _not_null(value, _VALUE))
+        return cls(name, _nullable(key), _nullable(value), _not_null(key, KEY_SIDE) | _not_null(value, VALUE_SIDE))
 
     @classmethod
     def of_columns(cls, name: str, columns: pa.Schema) -> TableSchema:
         """Return the schema whose `columns` are these."""
         sides = [
             pa.schema([f.with_name(f.name.removeprefix(side)) for f in columns if f.name.startswith(side)])
-            for side in (_KEY, _VALUE)
+            for side in (KEY_SIDE, VALUE_SIDE)
         ]
         return cls(name, *sides)
 
@@ -73,15 +74,15 @@ class TableSchema:
         """The columns of a run of this table."""
         return pa.schema(
             [pa.field("hash", pa.uint64(), nullable=False), pa.field("deleted", pa.bool_(), nullable=False)]
-            + [f.with_name(_KEY + f.name) for f in self.key]
-            + [f.with_name(_VALUE + f.name) for f in self.value]
+            + [f.with_name(KEY_SIDE + f.name) for f in self.key]
+            + [f.with_name(VALUE_SIDE + f.name) for f in self.value]
         )
 
     def sides(self) -> tuple[pa.Schema, pa.Schema]:
         """Return key and value columns of which those in `not_null` are not nullable."""
         key, value = (
             pa.schema([f.with_nullable(side + f.name not in self.not_null) for f in schema])
-            for side, schema in ((_KEY, self.key), (_VALUE, self.value))
+            for side, schema in ((KEY_SIDE, self.key), (VALUE_SIDE, self.value))
         )
         return key, value
 

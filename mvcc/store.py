@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.backends.base import Backend, Pointer, View
+from holdfast.backends.column_names import Names
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import (
     ConflictError,
@@ -146,6 +147,9 @@ class VersionedStore:
         Makes commits durable and restores versions. Without one, state is lost with the backend.
     declared : mapping of str to TableSchema, optional
         The columns that transactions read and write, of some of the backend's tables; by default all that those hold.
+    names : mapping of str to mapping, optional
+        By declared table, under which names its columns are stored, where they have others
+        (`holdfast.backends.column_names`).
 
     Notes
     -----
@@ -153,11 +157,16 @@ class VersionedStore:
     """
 
     def __init__(
-        self, backend: Backend, log: CommitLog | None = None, declared: Mapping[str, TableSchema] | None = None
+        self,
+        backend: Backend,
+        log: CommitLog | None = None,
+        declared: Mapping[str, TableSchema] | None = None,
+        names: Mapping[str, Names] | None = None,
     ) -> None:
         self._backend = backend
         self._log = log
         self._declared = declared
+        self._names = names
 
     def begin(self, pointer: Pointer | None, version: int | None = None) -> Transaction:
         """Begin a transaction on the version that `pointer` names.
@@ -183,7 +192,7 @@ class VersionedStore:
                 "a transaction must commit a later version than it reads", version=version, reads=base_version
             )
         view = self.read_at(pointer) if pointer else None
-        return Transaction(pointer, version, view, self._backend.tables, self._commit, self._declared)
+        return Transaction(pointer, version, view, self._backend.tables, self._commit, self._declared, self._names)
 
     def read_at(self, pointer: Pointer) -> View:
         """Return a view of a version; restores it first if it is not held.

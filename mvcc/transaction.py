@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray, from_columns, take
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.column_names import Names, named, relabelled
 from holdfast.backends.evolution import project
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over
@@ -27,8 +28,8 @@ class Transaction:
     Attributes
     ----------
     tables : mapping of str to TableSchema
-        All tables of the state, with all columns that they hold. Those that are declared are read and written with the
-        declared columns; see `holdfast.backends.evolution`.
+        All tables of the state, with all columns that they hold, under their stored names. Those that are declared are
+        read and written with the declared columns; see `holdfast.backends.evolution`.
 
     Notes
     -----
@@ -43,12 +44,16 @@ class Transaction:
         tables: Mapping[str, TableSchema],
         commit: Callable[[Transaction, Mapping[str, Run]], Pointer],
         declared: Mapping[str, TableSchema] | None = None,
+        names: Mapping[str, Names] | None = None,
     ) -> None:
         self.base = base
         self.version = version
         self.tables = tables
         self._view = view
-        self._declared = {**tables, **(declared or {})}
+        declared, names = declared or {}, names or {}
+        self._declared = {**tables, **declared}
+        # The same columns under the names that rows have.
+        self._stored = {**self._declared, **{t: named(declared[t], names[t]) for t in declared.keys() & names.keys()}}
         self._commit = commit
         self._writes: dict[str, list[Run]] = {}
         self._open = True
@@ -68,7 +73,7 @@ class Transaction:
         """
         schema = self._schema(table)
         found = self._get(table, self.tables[table], keys)
-        return Found(found.exists, project(found.values, schema.value))
+        return Found(found.exists, relabelled(project(found.values, self._stored[table].value), schema.value))
 
     def _get(self, table: str, schema: TableSchema, keys: Keys) -> Found:
         writes = self._writes.get(table, [])
@@ -112,7 +117,8 @@ class Transaction:
                 "there must be one row of values for each key", rows=values.num_rows, keys=len(keys)
             )
         held = self.tables[table]
-        self._write(table, Run.build(held, keys, project(schema.conform(values, "value", keys), held.value)))
+        stored = relabelled(schema.conform(values, "value", keys), self._stored[table].value)
+        self._write(table, Run.build(held, keys, project(stored, held.value)))
 
     def delete(self, table: str, keys: Keys) -> None:
         """Remove the state of each key; keys without state are fine."""
@@ -137,7 +143,7 @@ class Transaction:
 
     def _over(self, below: Iterable[Run], writes: Sequence[Run], schema: TableSchema) -> Iterator[Run]:
         for run in merge_over(below, writes) if any(map(len, writes)) else below:
-            yield run.projected(schema)
+            yield run.projected(self._stored[schema.name]).relabelled(schema)
             self._require_open()
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:

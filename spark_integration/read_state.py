@@ -152,7 +152,8 @@ def _restore(
             rows = read_tables(log, row.pointer, [table])
             return list(rows.values())
 
-        return stored.latest[table], [run for runs in shards.map(restore, rows) for run in runs]
+        shown = stored.latest[table]
+        return shown, [stored.shown(run, shown) for runs in shards.map(restore, rows) for run in runs]
 
 
 def _empty(storage: ObjectStorage, operator: str, table: str) -> TableSchema:

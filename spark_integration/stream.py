@@ -22,10 +22,11 @@ from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.initial_state import initial_rows
 from holdfast.spark_integration.plan.processor_arguments import processor_host
 from holdfast.spark_integration.plan.session import checked_settings, rows_each
+from holdfast.spark_integration.plan.state_changes import StateChanges, changes_of_tables, changes_of_variables
 from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
-from holdfast.spark_integration.shard.operator import INITIAL_VERSION
+from holdfast.spark_integration.shard.operator import INITIAL_VERSION, STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
 from holdfast.spark_integration.transport.output import RowsOutput, output_of_tables
@@ -105,6 +106,7 @@ class GroupedStream:
         outputMode: str,
         name: str | None = None,
         timeMode: TimeMode = "None",
+        stateChanges: StateChanges | None = None,
     ) -> DataFrame:
         """Call a vectorised function once per shard and micro-batch, with state kept in between.
 
@@ -126,6 +128,9 @@ class GroupedStream:
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of ``batch.timers``, as for Spark's ``transformWithState``; "None" for no timers. "EventTime" also
             drops late rows: those that are not newer than the previous micro-batch's watermark.
+        stateChanges : mapping, optional
+            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``; by table where
+            there are several. May stay when it is done: docs/state-schema.md.
 
         Returns
         -------
@@ -155,12 +160,14 @@ class GroupedStream:
             raise InvalidArgumentError("timeMode 'EventTime' needs an input with a watermark: df.withWatermark(…)")
         settings = checked_settings(self.df, stacklevel=2)
         output = parse_struct(outputStructType, "outputStructType")
+        states = declared_states(stateStructType)
         function = ArrowWithState(
             function=func,
             key_types=self._key_types(),
             output_types=arrow_schema(output, "outputStructType", keep_not_null=True),
-            states=declared_states(stateStructType),
+            states=states,
             time_mode=timeMode,
+            state_changes=changes_of_tables(stateChanges, {name: t.types.names for name, t in states.items()}),
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
@@ -180,6 +187,7 @@ class GroupedStream:
         outputMode: str,
         timeoutConf: TimeoutConf,
         name: str | None = None,
+        stateChanges: StateChanges | None = None,
     ) -> DataFrame:
         """Call a function once per key and micro-batch, with state and timeouts, as Spark's method of this name does.
 
@@ -196,6 +204,9 @@ class GroupedStream:
         name : str, optional
             Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
+        stateChanges : mapping, optional
+            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. May stay when
+            it is done: docs/state-schema.md.
 
         Returns
         -------
@@ -228,6 +239,7 @@ class GroupedStream:
             rows_each=rows_each(self.df),
             shown_keys=self.grouping.given,
             shown_columns=self.df.columns,
+            state_changes=changes_of_tables(stateChanges, {STATE_TABLE: state.names}),
         )
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
@@ -247,6 +259,7 @@ class GroupedStream:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
         name: str | None = None,
+        stateChanges: StateChanges | None = None,
     ) -> DataFrame:
         """Call a processor once per key and micro-batch, with state, timers and TTL, as Spark's method of this name.
 
@@ -269,6 +282,9 @@ class GroupedStream:
         name : str, optional
             Name of the operator, which identifies its state for good; by default the name of the processor's class.
             Unique in a query.
+        stateChanges : mapping, optional
+            By variable, columns of stored state to drop and to rename: ``{"total": {"drop": ["m"], "rename": {"old":
+            "new"}}}``. May stay when it is done: docs/state-schema.md.
 
         Returns
         -------
@@ -291,7 +307,7 @@ class GroupedStream:
         timezone = str(self.df.sparkSession.conf.get("spark.sql.session.timeZone"))
         exchange = RowExchange(output, timezone, rows_each(self.df))
         host = processor_host(outputMode, timeMode, eventTimeColumnName, output, self.df)
-        return self._with_processor(statefulProcessor, exchange, host, initialState, name)
+        return self._with_processor(statefulProcessor, exchange, host, initialState, name, stateChanges)
 
     def transformWithStateInPandas(
         self,
@@ -302,12 +318,13 @@ class GroupedStream:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
         name: str | None = None,
+        stateChanges: StateChanges | None = None,
     ) -> DataFrame:
         """Do as `transformWithState` does, for a processor that takes and returns pandas frames."""
         output = declared_struct(outputStructType, "outputStructType")
         exchange = FrameExchange(output, FrameFormat.of_session(self.df.sparkSession), rows_each(self.df))
         host = processor_host(outputMode, timeMode, eventTimeColumnName, output, self.df)
-        return self._with_processor(statefulProcessor, exchange, host, initialState, name)
+        return self._with_processor(statefulProcessor, exchange, host, initialState, name, stateChanges)
 
     def _with_processor(
         self,
@@ -316,12 +333,14 @@ class GroupedStream:
         host: StatefulProcessorHost,
         initial_state: GroupedData | None,
         name: str | None,
+        state_changes: StateChanges | None,
     ) -> DataFrame:
         settings = checked_settings(self.df, stacklevel=3)
         processor = PickledProcessor(given)
+        declared = declaration_of(processor, host.time_mode)
         function = TransformWithState(
             processor=processor,
-            declared=declaration_of(processor, host.time_mode),
+            declared=declared,
             key_types=self._key_types(),
             key_schema=StructType([key.field for key in self.grouping.keys]),
             given_keys=self.grouping.given,
@@ -330,6 +349,7 @@ class GroupedStream:
             time_mode=host.time_mode,
             output_mode=host.output_mode,
             is_streaming=self.df.isStreaming,
+            state_changes=changes_of_variables(state_changes, declared.variables),
         )
         initial = None
         if initial_state is not None:

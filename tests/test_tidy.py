@@ -42,7 +42,7 @@ ROOMS = {
         "stored_file",
         "arrow local",
         "local_files schema",
-        "evolution stored_schema",
+        "column_names evolution stored_schema",
         "run",
         "base",
         "registry run_stack",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
 
+    from holdfast.backends.column_names import ColumnChanges
     from holdfast.snapshotter.ownership.stored_tables import StoredTables
     from holdfast.spark_integration.hosts.host import Host
     from holdfast.spark_integration.shard.operator import ShardInput
@@ -53,6 +54,9 @@ class _Idle:
     """A `ShardFunction` that neither keeps nor returns anything."""
 
     def tables(self) -> dict[str, TableSchema]:
+        return {}
+
+    def changes(self) -> dict[str, ColumnChanges]:
         return {}
 
     def configuration(self) -> dict[str, str]:

@@ -41,6 +41,7 @@ SECTIONS = {
     "Guides": [
         "operators",
         "transform-with-state",
+        "state-schema",
         "sessions",
         "testing",
         "backends",

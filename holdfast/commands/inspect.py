@@ -45,7 +45,7 @@ def _record(target: Target, name: str) -> OperatorRecord | HoldfastError:
     """Return an operator's record, with the tables that its state holds by now."""
     try:
         record = read_operator(target.storage, name)
-        return replace(record, tables=described(stored_tables(target.storage, record).held))
+        return replace(record, tables=described(stored_tables(target.storage, record).live))
     except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
         return exc
 

@@ -24,6 +24,7 @@ KIND = "origin"
 #: No operator has this name.
 FOLDER = "_queries"
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_OF_QUERY = re.compile(r"[A-Za-z0-9-]{0,64}")
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -39,7 +40,7 @@ class QueryOrigin:
     state_id : str
         The id in its pointers and records: its own, or for a clone that of the query which was cloned.
     of_query, batch_id : str, int
-        Whose state it was, after which micro-batch.
+        Whose state it was, after which micro-batch; no query's if it was written for this one.
     directories : mapping of str to str
         The operators' directories that were filled, and the query that the record of each names.
     empty : tuple of str
@@ -89,7 +90,7 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     origin = QueryOrigin(
         fields.text("query_id"),
         fields.text("state_id", _ID),
-        fields.text("of_query", _ID),
+        fields.text("of_query", _OF_QUERY),
         fields.number("batch_id"),
         fields.mapping_of_texts("directories"),
         tuple(fields.all_texts("empty")),

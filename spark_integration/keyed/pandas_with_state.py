@@ -14,7 +14,7 @@ Keys with rows are called in ascending order, null first and NaN last; then keys
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow.rows import BoolArray, IntArray
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.settings import TimeoutRule
@@ -37,10 +38,11 @@ from holdfast.spark_integration.keyed.python_values import RowValues, StateValue
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.keyed.timeouts import NoTimeouts, Timeouts
 from holdfast.spark_integration.keyed.values import ValueState
-from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput, require_same_tables
+from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 
 PandasFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
@@ -65,6 +67,8 @@ class PandasWithState:
         The key column behind each value of a key's tuple; a key given twice appears twice.
     shown_columns : list of str
         Columns of the frames; a column selected twice appears twice.
+    state_changes : mapping of str to ColumnChanges
+        By table.
     """
 
     function: PandasFunction
@@ -77,6 +81,7 @@ class PandasWithState:
     rows_each: int
     shown_keys: list[int]
     shown_columns: list[str]
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
 
     def tables(self) -> Mapping[str, TableSchema]:
         values = arrow_schema(self.state, "stateStructType", keep_not_null=True)
@@ -85,11 +90,15 @@ class PandasWithState:
             return state
         return {**state, **KeyTimers.tables(self.key_types, self.timeout_conf)}
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
     def configuration(self) -> Mapping[str, str]:
         return {}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_tables(stored, self.tables())
+        require_same_api(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         keys = batch.keys(self.tables()[STATE_TABLE])

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +22,7 @@ from holdfast.spark_integration.hosts.host import Host, SentRows
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.plan.grouping_keys import Key
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
-from holdfast.spark_integration.plan.stored_shards import stored_shards
+from holdfast.spark_integration.plan.stored_state import StoredState, stored_state
 from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -96,10 +97,18 @@ class Definition:
             A column of the input cannot be sent, or one of the state cannot be stored.
         """
         self.rows.function.tables()
-        session, stored = self._session, self._stored_shards()
-        if stored is None and self._is_streaming:
+        session, stored = self._session, self._stored()
+        kept = None if self.settings.shards is not None else stored.shards
+        if kept is None and self._is_streaming:
             warn_of_partitions(session, stacklevel=3)
-        shards = self.settings.shards or stored or shuffle_partitions(session)
+        if stored.problem is not None:
+            # Which state it goes on with, only the checkpoint location of its query will say.
+            warnings.warn(
+                f"this definition of {self.name!r} cannot go on with the state of query {stored.query}, which would "
+                f"fail in its first micro-batch: {stored.problem}",
+                stacklevel=3,
+            )
+        shards = self.settings.shards or kept or shuffle_partitions(session)
         definition_id = clock.new_id()
         rows = self._sent(self.rows, shards, definition_id)
         initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)
@@ -138,12 +147,11 @@ class Definition:
             first_version=rows.first_version,
         )
 
-    def _stored_shards(self) -> int | None:
-        """Return the stored number of shards; None if there is none, or if it does not matter."""
-        settings = self.settings
-        if settings.shards is not None or settings.checkpoint_dir is None or not self._is_streaming:
-            return None
-        return stored_shards(self._session, settings, self.name)
+    def _stored(self) -> StoredState:
+        """Return what is stored under the operator's name, as far as it can matter."""
+        if self.settings.checkpoint_dir is None or not self._is_streaming:
+            return StoredState(None, None, None)
+        return stored_state(self._session, self.settings, self.name, self.rows.function)
 
     def _transport(self, rows: KeyedRows, shards: int) -> Transport:
         expressions = [StructField(key.column, key.field.dataType) for key in rows.expressions]

@@ -17,7 +17,7 @@ what is registered while they fire waits for the next micro-batch.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import Row, StructType
 
 from holdfast.backends.arrow.rows import IntArray, order_rows
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.mvcc import Transaction
@@ -52,10 +53,11 @@ from holdfast.spark_integration.processor.restarting import (
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers, timer_tables
-from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput, require_same_tables
+from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.restarting import require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
 
@@ -84,6 +86,8 @@ class TransformWithState:
     output_mode : {"append", "update"}
     is_streaming : bool
         False in a batch query, where nothing is kept.
+    state_changes : mapping of str to ColumnChanges
+        By table.
     """
 
     processor: PickledProcessor
@@ -96,6 +100,7 @@ class TransformWithState:
     time_mode: TimeMode
     output_mode: str
     is_streaming: bool
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -110,13 +115,15 @@ class TransformWithState:
             tables |= timer_tables(self.key_types, self.time_mode)
         return tables
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
     def configuration(self) -> Mapping[str, str]:
         return {"timeMode": self.time_mode, "outputMode": self.output_mode}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
         tables = self.tables()
-        if not configuration:
-            require_same_tables(stored, tables)  # another API's
+        require_same_api(configuration, self.configuration())
         require_same_configuration(configuration, self.configuration())
         require_same_grouping(stored, self.grouping.key)
         for variable in self.declared.variables:
@@ -162,6 +169,9 @@ class InitialState:
 
     def tables(self) -> Mapping[str, TableSchema]:
         return self.step.tables()
+
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.step.changes()
 
     def configuration(self) -> Mapping[str, str]:
         return self.step.configuration()

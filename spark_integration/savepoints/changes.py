@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator
+from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
 from holdfast.spark_integration.stored_pointers import HOSTS
 
 _MODES = {"timeMode": "None", "outputMode": "update"}
@@ -26,6 +27,7 @@ class Changes:
     rename : mapping of str to str
     skip, reset : frozenset of str
     sources : {"saved", "fresh"}
+    migrate : mapping of str to callable, or to a mapping of str to callable
 
     Raises
     ------
@@ -39,6 +41,7 @@ class Changes:
     skip: frozenset[str] = frozenset()
     reset: frozenset[str] = frozenset()
     sources: Sources = "saved"
+    migrate: Mapping[str, Migrate | Mapping[str, Migrate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.sources not in get_args(Sources):
@@ -46,7 +49,7 @@ class Changes:
         numbers = (self.shards, self.partitions)
         if any(number is not None and (type(number) is not int or number < 1) for number in numbers):
             raise InvalidArgumentError("shards and partitions are whole numbers from 1 on", given=numbers)
-        twice = self.skip & (self.reset | self.rename.keys())
+        twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
             raise InvalidArgumentError("an operator that is skipped is not in the new query", operator=min(twice))
 
@@ -63,12 +66,15 @@ class Plan:
     shards : int
     is_reset : bool
         Whether it begins without state.
+    migrations : mapping of str to Migration
+        By table what gives it other columns.
     """
 
     saved: SavedOperator
     name: str
     shards: int
     is_reset: bool
+    migrations: Mapping[str, Migration]
 
 
 def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
@@ -90,6 +96,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
         ("rename", changes.rename.keys(), names),
         ("skip", changes.skip, {*names, *savepoint.left_out}),
         ("reset", changes.reset, names),
+        ("migrate", changes.migrate.keys(), names),
     ):
         unknown = set(given) - known
         if unknown:
@@ -107,7 +114,13 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
         if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
             raise CorruptionError("the savepoint has an operator that no release has", operator=operator.name)
     plans = [
-        Plan(of, changes.rename.get(of.name, of.name), changes.shards or of.shards, of.name in changes.reset)
+        Plan(
+            of,
+            changes.rename.get(of.name, of.name),
+            changes.shards or of.shards,
+            of.name in changes.reset,
+            migrations_of(of, changes.migrate[of.name]) if of.name in changes.migrate else {},
+        )
         for of in kept
     ]
     new_names = [plan.name for plan in plans]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
-from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, shard_row
+from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -184,7 +184,7 @@ class _Making:
         with open_storage(self.settings.checkpoint_dir, self.options) as storage:
             known = {name: self._described(storage, name, step) for name, step in steps.items()}
         pieces = self._saved(known)
-        operators = tuple(replace(operator, pieces=tuple(pieces[name])) for name, (operator, _) in known.items())
+        operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
         return operators, left_out, saved_sources(self.location, batch, folder)
 
     def _steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
@@ -215,22 +215,21 @@ class _Making:
             )
         return found, tuple(left_out)
 
-    def _described(
-        self, storage: ObjectStorage, name: str, step: StatefulStep
-    ) -> tuple[SavedOperator, list[PointerRow]]:
+    def _described(self, storage: ObjectStorage, name: str, step: StatefulStep) -> _Known:
         """Return an operator without pieces, and its shards' pointers."""
         rows = [row for directory, of in step.pointers.items() if operator_of(directory) == name for row in of]
         record: OperatorRecord | None = None
         tables: dict[str, TableSchema] = {}
         declared: dict[str, TableSchema] = {}
+        stored_names: dict[str, StoredNames] = {}
         is_continuous = True
         for directory in sorted({row.directory for row in rows if row.directory}):
             record = read_operator(storage, directory)
             stored = stored_tables(storage, record)
             declared, is_continuous = stored.declared, is_continuous and stored.is_continuous
-            for table, schema in stored.held.items():
-                here = replace(schema, not_null=stored.never_null.get(table, frozenset()))
-                tables[table] = _both(tables[table], here) if table in tables else here
+            stored_names[directory] = StoredNames(encode_schemas(stored.held), stored.names)
+            for table, schema in stored.live.items():
+                tables[table] = _both(tables[table], schema) if table in tables else schema
         if record is None:
             raise CorruptionError("the pointers of an operator name no directory", operator=name)
         for row in rows:
@@ -253,21 +252,41 @@ class _Making:
             times,
             (),
         )
-        return operator, rows
+        return _Known(operator, rows, stored_names)
 
-    def _saved(self, known: dict[str, tuple[SavedOperator, list[PointerRow]]]) -> dict[str, list[Piece]]:
+    def _saved(self, known: dict[str, _Known]) -> dict[str, list[Piece]]:
         """Save all shards, and return the pieces by operator."""
-        shards = [shard_row(name, row) for name, (_, rows) in known.items() for row in rows if row.pointer is not None]
+        shards = [shard_row(name, row) for name, of in known.items() for row in of.rows if row.pointer is not None]
         pieces: dict[str, list[Piece]] = {name: [] for name in known}
-        schemas = {name: encode_schemas(operator.tables) for name, (operator, _) in known.items()}
-        saver = ShardSaver(self.settings, self.target, self.name, schemas)
+        schemas = {name: encode_schemas(of.operator.tables) for name, of in known.items()}
+        stored = {directory: names for of in known.values() for directory, names in of.stored.items()}
+        saver = ShardSaver(self.settings, self.target, self.name, schemas, stored)
         for row in run_tasks(self.spark, shards, SHARD, saver, SAVED):
             source = f"a piece of {row['operator']}"
             pieces[row["operator"]].append(Piece.read(Fields(json.loads(row["piece"]), source, *Piece.FIELDS)))
-        for name, (operator, _) in known.items():
-            order = {table: place for place, table in enumerate(operator.tables)}
+        for name, of in known.items():
+            order = {table: place for place, table in enumerate(of.operator.tables)}
             pieces[name].sort(key=lambda piece, order=order: (order[piece.table], piece.shard))  # type: ignore[misc]
         return pieces
+
+
+@dataclass(frozen=True)
+class _Known:
+    """An operator before it is saved.
+
+    Attributes
+    ----------
+    operator : SavedOperator
+        Without pieces. Its columns have the names that the query calls them by; what was dropped is not saved.
+    rows : list of PointerRow
+        Of its shards.
+    stored : mapping of str to StoredNames
+        By directory.
+    """
+
+    operator: SavedOperator
+    rows: list[PointerRow]
+    stored: Mapping[str, StoredNames]
 
 
 def _both(one: TableSchema, other: TableSchema) -> TableSchema:

@@ -28,7 +28,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin
-from holdfast.snapshotter.ownership.stored_tables import declare_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
@@ -36,6 +36,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.changes import Changes, Plan, Sources, plans_of
+from holdfast.spark_integration.savepoints.migrating import Migrate, migrated
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
 from holdfast.spark_integration.savepoints.restoring_shards import (
     FIRST_VERSION,
@@ -72,6 +73,7 @@ def restore(
     skip: Collection[str] = (),
     reset: Collection[str] = (),
     sources: Sources = "saved",
+    migrate: Mapping[str, Migrate | Mapping[str, Migrate]] | None = None,
 ) -> str:
     """Make a checkpoint location from which a query goes on where a savepoint was made, and its state.
 
@@ -80,9 +82,8 @@ def restore(
     spark : SparkSession
         Its ``spark.holdfast.checkpoint.dir`` is where the state goes, and must be the new query's.
     target : str or pathlib.Path
-        The directory of savepoints.
     name : str
-        Of the savepoint.
+        Of the savepoint in that directory.
     query_checkpoint : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by a restore that was stopped.
     shards : int, optional
@@ -99,6 +100,8 @@ def restore(
         without state.
     sources : {"saved", "fresh"}
         Where sources begin: where they were, or where their own options say.
+    migrate : mapping of str to callable, optional
+        By operator a function that gives its state other columns, or such functions by table: docs/state-schema.md.
 
     Returns
     -------
@@ -108,11 +111,11 @@ def restore(
     Raises
     ------
     NotFoundError
-        There is no such savepoint, or no operator to rename, skip or reset.
+        There is no such savepoint, or no operator or table to rename, skip, reset or migrate.
     ConflictError
         The location holds something else, or another restore writes the same state.
     InvalidArgumentError
-        The savepoint cannot be restored whole: its query had state of Spark's own.
+        The savepoint cannot be restored whole: its query had state of Spark's own. A function that migrates is wrong.
     CorruptionError
         A part of the savepoint is damaged.
 
@@ -123,7 +126,9 @@ def restore(
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
-    changes = Changes(shards, partitions, dict(rename or {}), frozenset(skip), frozenset(reset), sources)
+    changes = Changes(
+        shards, partitions, dict(rename or {}), frozenset(skip), frozenset(reset), sources, dict(migrate or {})
+    )
     settings, options = configured(spark)
     with open_storage(str(target), options) as savepoints:
         savepoint = read_savepoint(savepoints, name)
@@ -199,7 +204,7 @@ class _State:
         ConflictError
             Another query has taken the directory meanwhile.
         """
-        saved = self.plan.saved
+        saved = migrated(self.plan.saved, self.plan.migrations)
         record = OperatorRecord.of(
             self.directory,
             self.query_id,
@@ -210,7 +215,8 @@ class _State:
             settings.retained_versions,
             saved.configuration,
         )
-        declare_tables(self._storage, declare_operator(self._storage, record), saved.declared)
+        declared = StoredTables.of_first_run(saved.declared)
+        declare_tables(self._storage, declare_operator(self._storage, record), declared)
 
 
 def _advise_of_shards(states: Collection[_State]) -> None:
@@ -264,6 +270,7 @@ def _restored(
             encode_schemas(state.plan.saved.tables),
             savepoint.query.batch_id + 1 - FIRST_VERSION,
             _time_mode(state.plan.saved) == "ProcessingTime",
+            state.plan.migrations,
         )
         for name, state in states.items()
     }

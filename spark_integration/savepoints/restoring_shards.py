@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -40,6 +40,7 @@ from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.processor.state.list_state import renumbered
 from holdfast.spark_integration.processor.state.variables import is_of_elements
+from holdfast.spark_integration.savepoints.migrating import Migration
 from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
@@ -187,14 +188,17 @@ class ShardRestorer:
         for table in read.tables:
             run = read.of_shard(table, shard)
             if run is not None:
+                if table in operator.migrations:
+                    run = operator.migrations[table](run)
                 runs[table] = renumbered(run, operator.versions) if is_of_elements(table) else run
         if not runs:
             return None, None
         storage = storage_at(self.settings.checkpoint_dir, self.settings)
         pointer = Pointer(FIRST_VERSION, clock.new_id())
         with working_folder(self.settings) as home:
+            held = {**read.tables, **{table: of.after for table, of in operator.migrations.items()}}
             log = ObjectCommitLog(
-                storage, shard_prefix(operator.directory, shard), read.tables, io_executor(), home, carried_bytes=0
+                storage, shard_prefix(operator.directory, shard), held, io_executor(), home, carried_bytes=0
             )
             try:
                 pending = log.append(pointer, None, runs)
@@ -217,11 +221,13 @@ class RestoredOperator:
     shards, old_shards : int
         Now, and in the savepoint.
     schemas : mapping of str to list of str
-        Encoded, of all tables.
+        Encoded, of all tables as they were saved.
     versions : int
         By how many the query's versions begin earlier than in the savepoint.
     wakes_to_evict : bool
         Whether rows that expire wake a shard, as timers do.
+    migrations : mapping of str to Migration
+        By table what gives it other columns.
     """
 
     directory: str
@@ -230,6 +236,7 @@ class RestoredOperator:
     schemas: Mapping[str, list[str]]
     versions: int
     wakes_to_evict: bool
+    migrations: Mapping[str, Migration] = field(default_factory=dict)
 
 
 class PieceRows:

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends.base import Pointer
+from holdfast.backends.column_names import Names
+from holdfast.backends.run import under_names
 from holdfast.backends.stored_schema import decode_schemas
 from holdfast.errors import HoldfastError
 from holdfast.settings import Settings
@@ -40,6 +42,22 @@ def shard_row(operator: str, row: PointerRow) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
+class StoredNames:
+    """How the rows of an operator are stored in one of its directories; travels to the tasks.
+
+    Attributes
+    ----------
+    held : mapping of str to list of str
+        The encoded schemas of all tables, with the names that columns are stored under.
+    names : mapping of str to mapping of str to str
+        By table the columns that are saved, and under which names they are stored.
+    """
+
+    held: Mapping[str, list[str]]
+    names: Mapping[str, Names]
+
+
+@dataclass(frozen=True)
 class ShardSaver:
     """Saves the shards of a task; a function for ``mapInArrow`` over rows of `SHARD`.
 
@@ -52,13 +70,16 @@ class ShardSaver:
     name : str
         Of the savepoint.
     tables : mapping of str to mapping
-        By operator the encoded schemas of all its tables.
+        By operator the encoded schemas of all its tables, as they are saved.
+    stored : mapping of str to StoredNames
+        By directory how its rows are stored.
     """
 
     settings: Settings
     target: str
     name: str
     tables: Mapping[str, Mapping[str, list[str]]]
+    stored: Mapping[str, StoredNames]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces of each shard, in order.
@@ -86,15 +107,16 @@ class ShardSaver:
         assert self.settings.checkpoint_dir is not None
         storage = storage_at(self.settings.checkpoint_dir, self.settings)
         savepoint = savepoint_folder(storage_at(self.target, self.settings), self.name)
-        tables = decode_schemas(self.tables[row["operator"]])
+        stored = self.stored[row["directory"]]
+        tables, held = decode_schemas(self.tables[row["operator"]]), decode_schemas(stored.held)
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
         with working_folder(self.settings) as home:
-            log = ObjectCommitLog(storage, prefix, tables, io_executor(), home, carried=carried)
-            rows = read_tables(log, pointer, tables)
+            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
+            rows = read_tables(log, pointer, held)
         for table, schema in tables.items():
             if table in rows:
-                run = rows.pop(table).projected(schema)
+                run = under_names(rows.pop(table), schema, stored.names[table])
                 for piece in write_pieces(savepoint, row["operator"], row["shard"], run):
                     yield piece.to_json()

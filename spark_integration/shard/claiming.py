@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from pyspark import TaskContext
 
 from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.backends.run import TableSchema
 from holdfast.errors import SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
@@ -139,13 +138,15 @@ def tables_once(storage: ObjectStorage, record: OperatorRecord, function: ShardF
         tables = StoredTables.of_first_run(declared)
         if stored is not None:
             check_operator(stored, record, storage.url)
-            tables = stored_tables(storage, stored)
             try:
+                tables = stored_tables(storage, stored).with_changes(function.changes())
                 function.require_restartable(tables, stored.configuration)
             except SchemaMismatchError as exc:
                 exc.facts |= {"operator": record.operator, "storage": storage.url}
                 raise
             tables = tables.with_declared(declared)
+            for table, change in tables.made.items():
+                _log.info("%s: columns of %s change from now on: %s", record.operator, table, change)
         done.tables[run] = tables
     return done.tables[run]
 
@@ -158,13 +159,13 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     return done.origins[of]
 
 
-def declare_once(storage: ObjectStorage, record: OperatorRecord, declared: Mapping[str, TableSchema]) -> None:
+def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:
     """Store what the state of an operator holds, before any of it; once per process and run of the query."""
     run, done = _run_of(storage, record), _done()
     if run not in done.declared:
         stored = declare_operator(storage, record)
         if stored.run_id != record.run_id:  # else the record, which this run has written, says all
-            declare_tables(storage, stored, declared)
+            declare_tables(storage, stored, planned)
         done.declared.add(run)
 
 

@@ -14,11 +14,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
-from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import Transaction
 from holdfast.settings import Settings
-from holdfast.snapshotter.ownership.operator_record import described
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.transport.transport import HASH
 
@@ -93,6 +92,9 @@ class ShardFunction(Protocol):
     def tables(self) -> Mapping[str, TableSchema]:
         """Return the schemas of the state tables."""
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        """Return by table the columns that the user drops and renames; of no effect where that is done."""
+
     def configuration(self) -> Mapping[str, str]:
         """Return what nobody may change at a restart; kept in the operator's record."""
 
@@ -102,7 +104,7 @@ class ShardFunction(Protocol):
         Parameters
         ----------
         stored : StoredTables
-            The tables of that state.
+            The tables of that state, with this operator's `changes`.
         configuration : mapping of str to str
             What `configuration` returned in the run that began.
 
@@ -124,35 +126,6 @@ class ShardFunction(Protocol):
         -----
         May be called again for the same micro-batch after a failure, with the same state.
         """
-
-
-def require_same_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
-    """Check that an operator declares the tables that its state holds, with the same columns.
-
-    Raises
-    ------
-    SchemaMismatchError
-        It declares others, or wants no null where rows may be stored that have one.
-    """
-    if stored.held != declared:
-        raise SchemaMismatchError(
-            "the stored state has other tables or other columns than the operator declares: declare the stored ones, "
-            "and timers of the same clock (those in processing time have 'due_processing_ms'), or start with a new "
-            "operator name",
-            stored=described(stored.held),
-            declared=described(declared),
-        )
-    may_be_null = [
-        f"{name}.{column.partition('.')[2]}"
-        for name, schema in sorted(declared.items())
-        for column in sorted(schema.not_null - stored.never_null[name])
-    ]
-    if may_be_null:
-        raise SchemaMismatchError(
-            "state columns are NOT NULL that were not so in every run, and rows may be stored that have null there: "
-            "declare them nullable, or start with a new operator name",
-            columns=may_be_null,
-        )
 
 
 @dataclass(frozen=True)

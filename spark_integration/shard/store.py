@@ -102,7 +102,7 @@ class ShardStore:
     def declare(self) -> None:
         """Store whose state this is, and which tables and columns it holds, before any state."""
         if self.log is not None and self.record is not None:
-            claiming.declare_once(self.log.storage, self.record, self.tables.declared)
+            claiming.declare_once(self.log.storage, self.record, self.tables)
 
     def carried(self, pointer: Pointer) -> bytes | None:
         """Return a version's commit if the pointer's row must carry it."""
@@ -159,7 +159,7 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     policy = SnapshotPolicy(
         settings.snapshot_max_commits, settings.snapshot_max_bytes, settings.snapshot_interval_seconds
     )
-    store = VersionedStore(backend, log, stored.declared)
+    store = VersionedStore(backend, log, stored.declared, stored.names)
     return ShardStore(
         address, executor_directory, prefix, backend, log, record, stored, store, policy, retained_versions
     )

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
+from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
-from holdfast.backends.run import TableSchema
+from holdfast.backends.run import TableSchema, under_names
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commit_objects import Commit, CommitObjects
 from holdfast.snapshotter.commits import ObjectCommitLog
@@ -58,6 +59,8 @@ class QueryTable(ReadableTable):
         Of the checkpoint directory.
     held : mapping of str to mapping
         By directory all tables that the state may hold, with all their columns.
+    names : mapping of str to mapping of str to str
+        By directory under which names the table's columns are stored.
     changes_from : int or None
         Read what has changed since this micro-batch began; None: read the state.
     shards : tuple of ShardPart
@@ -65,6 +68,7 @@ class QueryTable(ReadableTable):
 
     place: Place
     held: Mapping[str, Mapping[str, TableSchema]] = field(repr=False)
+    names: Mapping[str, Names] = field(repr=False)
     schema: TableSchema
     grouping: tuple[str, ...]
     changes_from: int | None
@@ -92,6 +96,7 @@ class QueryTable(ReadableTable):
         return cls(
             place,
             {name: one.held for name, one in read.directories.items()},
+            {name: one.names[table] for name, one in read.directories.items() if table in one.names},
             reduce(evolved, latest),
             grouping_columns(every, table),
             options.changes_from,
@@ -119,7 +124,7 @@ class QueryTable(ReadableTable):
             log = ObjectCommitLog(storage, prefix, held, io_executor(), Path(home), carried=at.carried_commits)
             rows = read_tables(log, at.pointer, [self.schema.name])
         for run in rows.values():
-            yield Rows(run.projected(self.schema))
+            yield Rows(under_names(run, self.schema, self.names[at.directory]))
 
     def _changes(self, storage: ObjectStorage, at: ReadShard) -> Iterator[Rows]:
         assert self.changes_from is not None
@@ -128,7 +133,7 @@ class QueryTable(ReadableTable):
             run = commit.run_of(held)
             if run is not None:
                 # Micro-batch b commits version b + 1.
-                yield Rows(run.projected(self.schema), commit.pointer.version - 1)
+                yield Rows(under_names(run, self.schema, self.names[at.directory]), commit.pointer.version - 1)
 
     def travelling(self) -> QueryTable:
         """Return it without shards and credentials."""

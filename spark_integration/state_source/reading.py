@@ -214,7 +214,7 @@ def _read_of(storage: ObjectStorage, operator: str, pointers: Pointers) -> Store
     for name in sorted(pointers) or [operator]:
         record = read_operator(storage, name)
         stored = stored_tables(storage, record)
-        directories[name] = ReadDirectory(record.shards, stored.held, stored.latest)
+        directories[name] = ReadDirectory(record.shards, stored.held, stored.latest, stored.names)
         for row in pointers.get(name, []):
             row.require(operator_of(name) or operator, row.shard, record.shards)
             if row.pointer is not None:

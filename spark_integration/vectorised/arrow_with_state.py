@@ -12,20 +12,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.shard.operator import ShardInput, require_same_tables
+from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
 from holdfast.spark_integration.tables.key_rows import Expiry, expiring_tables, open_rows
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
 from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
 from holdfast.spark_integration.vectorised.state import ShardState
@@ -62,6 +64,8 @@ class ArrowWithState:
         By table.
     time_mode : {"None", "ProcessingTime", "EventTime"}
         Which timers there are.
+    state_changes : mapping of str to ColumnChanges
+        By table.
     """
 
     function: ArrowFunction
@@ -69,6 +73,7 @@ class ArrowWithState:
     output_types: pa.Schema
     states: Mapping[str, StateColumns]
     time_mode: TimeMode
+    state_changes: Mapping[str, ColumnChanges] = field(default_factory=dict)
 
     def tables(self) -> Mapping[str, TableSchema]:
         tables: dict[str, TableSchema] = {}
@@ -81,11 +86,15 @@ class ArrowWithState:
             return tables
         return {**tables, **KeyTimers.tables(self.key_types, TIMEOUT_CONF[self.time_mode])}
 
+    def changes(self) -> Mapping[str, ColumnChanges]:
+        return self.state_changes
+
     def configuration(self) -> Mapping[str, str]:
         return {}
 
     def require_restartable(self, stored: StoredTables, configuration: Mapping[str, str]) -> None:
-        require_same_tables(stored, self.tables())
+        require_same_api(configuration, self.configuration())
+        require_readable_tables(stored, self.tables())
 
     def run(self, batch: ShardInput, transaction: Transaction) -> Generator[pa.RecordBatch, None, int | None]:
         every_key = batch.keys(self.tables()[next(iter(self.states))])

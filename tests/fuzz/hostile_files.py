@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.rocksdb.marker import Marker, VersionLabel
 from holdfast.backends.run import Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
@@ -81,7 +82,10 @@ class Shard:
             if step == 2:
                 log.write_snapshot(self.backend, pointer)
         later = {**TABLES, "added": TableSchema.of("added", COUNTS.key, THINGS.value)}
-        declare_tables(self.storage, read_operator(self.storage, "totals"), later)
+        record = read_operator(self.storage, "totals")
+        dropped = {"pairs": ColumnChanges(frozenset(PAIRS.value.names[:1]))}
+        planned = stored_tables(self.storage, record).with_changes(dropped).with_declared(later)
+        declare_tables(self.storage, record, planned)
         infos = [info.key for info in self.storage.list("totals/")]
         self.objects = {key: bytes(self.storage.get(key)) for key in infos}
         self.newest = f"{SHARD}/commits/{self.pointer}"

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.evolution import require_readable
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership import stored_tables as module
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
@@ -53,13 +54,17 @@ class Turns:
         self._plan = list(plan)
         self._whose = 0
         self._over: set[int] = set()
+        self._asking: set[int] = set()
         self._changed = threading.Condition()
 
     def wait(self, writer: int) -> None:
-        """Wait for the turn to make a request; what the writer asked before has been done."""
+        """Wait for the turn to make a request; what either writer asked before has been done."""
         with self._changed:
+            self._asking.discard(writer)
+            self._changed.notify_all()
             while not self._may(writer):
                 self._changed.wait()
+            self._asking.add(writer)
             if self._plan:
                 self._plan[0] -= 1
 
@@ -68,10 +73,11 @@ class Turns:
             del self._plan[0]
             self._whose = 1 - self._whose
             self._changed.notify_all()
-        return self._whose == writer or 1 - writer in self._over
+        return (self._whose == writer or 1 - writer in self._over) and 1 - writer not in self._asking
 
     def end(self, writer: int) -> None:
         with self._changed:
+            self._asking.discard(writer)
             self._over.add(writer)
             self._changed.notify_all()
 
@@ -88,16 +94,20 @@ def begun() -> ObjectStorage:
     return storage
 
 
-def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema]) -> HoldfastError | None:
+def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | StoredTables) -> HoldfastError | None:
+    planned = declared if isinstance(declared, StoredTables) else StoredTables.of_first_run({**BEGUN, **declared})
     try:
-        declare_tables(storage, RECORD, {**BEGUN, **declared})
+        declare_tables(storage, RECORD, planned)
     except (ConflictError, SchemaMismatchError) as exc:
         return exc
     return None
 
 
 def at_once(
-    threads: ThreadPoolExecutor, storage: ObjectStorage, pair: tuple[Tables, Tables], plan: Sequence[int]
+    threads: ThreadPoolExecutor,
+    storage: ObjectStorage,
+    pair: tuple[Tables | StoredTables, Tables | StoredTables],
+    plan: Sequence[int],
 ) -> list[HoldfastError | None]:
     turns = Turns(plan)
 
@@ -140,7 +150,7 @@ def test_of_two_that_cannot_both_be_one_is_told(name: str, threads: ThreadPoolEx
                     require_held(storage, tables, plan)
             assert left_behind(storage) == [], plan
             if None not in found:
-                declare_tables(storage, RECORD, {**BEGUN, **APART[name][0]})
+                declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **APART[name][0]}))
 
 
 @pytest.mark.slow
@@ -154,6 +164,41 @@ def test_two_that_go_together_do_not_hinder_each_other(threads: ThreadPoolExecut
             assert at_once(threads, storage, (TEXT, TEXT), plan) == [None, None], plan
             assert len(storage.list("totals/schemas/")) == 1, plan
             assert left_behind(storage) == [], plan
+
+
+def changing(declared: Tables, drop: tuple[str, ...] = (), **rename: str) -> StoredTables:
+    """Return what a run plans that has seen the record, and drops or renames columns of ``a``."""
+    changes = {"a": ColumnChanges(frozenset(drop), rename)}
+    return StoredTables.of_first_run(BEGUN).with_changes(changes).with_declared(declared)
+
+
+RENAMING = changing(table("a", total=pa.int32()), n="total")
+# By name what another run plans at the same time.
+BESIDE_A_RENAME = {
+    "another rename": changing(table("a", sum=pa.int32()), n="sum"),
+    "a drop": changing(table("a", x=pa.int32()), ("n",)),
+    "another table": StoredTables.of_first_run({**BEGUN, **BESIDE}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(BESIDE_A_RENAME))
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+def test_beside_a_rename_nobody_declares(name: str, is_first: bool, threads: ThreadPoolExecutor) -> None:
+    """Whoever is last told nothing finds its columns where it put them; if both are told, either may start again."""
+    other = BESIDE_A_RENAME[name]
+    pair = (RENAMING, other) if is_first else (other, RENAMING)
+    for plan in plans():
+        with begun() as storage:
+            found = at_once(threads, storage, pair, plan)
+            stored, won = stored_tables(storage, RECORD), [p for p, e in zip(pair, found, strict=True) if e is None]
+            assert not won or any(
+                stored.declared == p.declared and stored.places(p.declared) == p.places(p.declared) for p in won
+            ), plan
+            assert len(won) < 2 or other.made == {}, f"two changes were made: {plan}"
+            assert left_behind(storage) == [], plan
+            if not won:
+                declare_tables(storage, RECORD, RENAMING)
 
 
 class Killed(BaseException):
@@ -202,6 +247,6 @@ def test_a_writer_that_took_too_long_does_not_store() -> None:
     clock = iter([0, module.ALIVE_MS])
     with begun() as storage:
         with pytest.raises(UnavailableError, match="took too long"):
-            declare_tables(storage, RECORD, {**BEGUN, **TEXT}, now_ms=lambda: next(clock))
+            declare_tables(storage, RECORD, StoredTables.of_first_run({**BEGUN, **TEXT}), now_ms=lambda: next(clock))
         assert stored_tables(storage, RECORD).held == BEGUN
         assert left_behind(storage) == []

@@ -1,6 +1,7 @@
-"""State whose tables and columns come, go and widen from run to run, on every backend, against a dictionary.
+"""State whose tables and columns come, go, widen, move and are renamed and dropped from run to run, on every backend.
 
-Rows of any age are read as they are declared now, whatever was merged, stored, restored, thawed or opened meanwhile.
+Against a dictionary, whose columns have numbers: rows of any age are read as they are declared now, whatever was
+merged, stored, restored, thawed or opened meanwhile, and what was dropped is never read again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from holdfast.backends import run_stack
 from holdfast.backends.base import Pointer
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.backends.run_files import backend as run_files
 from holdfast.mvcc import VersionedStore
@@ -35,6 +37,7 @@ KEY = pa.schema([("k", pa.string())])
 KEYS = [None, "", *"abcde"]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 NUMBERS = [pa.int16(), pa.int32(), pa.float32(), pa.float64()]
+DECIMALS = [pa.decimal128(1, 0), pa.decimal128(3, 2), pa.decimal128(9, 2), pa.decimal128(38, 9)]
 
 
 def _struct(width: int, fields: frozenset[str]) -> pa.DataType:
@@ -45,24 +48,35 @@ def _struct(width: int, fields: frozenset[str]) -> pa.DataType:
 COLUMNS: dict[str, Callable[[int, frozenset[str]], pa.DataType]] = {
     "n": lambda width, _: INTEGERS[width],
     "x": lambda width, _: NUMBERS[width],
+    "m": lambda width, _: INTEGERS[width],
+    "d": lambda width, _: DECIMALS[width],
     "s": lambda _, __: pa.string(),
+    "t": lambda _, __: pa.string(),
     "place": _struct,
+    "where": _struct,
     "places": lambda width, fields: pa.list_(_struct(width, fields)),
     "by_name": lambda width, fields: pa.map_(pa.string(), _struct(width, fields)),
 }
+# Columns that may take each other's name.
+LIKE = [{"n", "m"}, {"s", "t"}, {"place", "where"}]
 FIELDS = st.sets(st.sampled_from("pqr"), min_size=1).map(frozenset)
 _PLACE = st.one_of(st.none(), st.fixed_dictionaries(dict.fromkeys("pqr", st.one_of(st.none(), st.integers(-9, 9)))))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "n": st.one_of(st.none(), st.integers(-9, 9)),
     "x": st.one_of(st.none(), st.integers(-9, 9)),
+    "m": st.one_of(st.none(), st.integers(-9, 9)),
+    "d": st.one_of(st.none(), st.integers(-9, 9)),
     "s": st.sampled_from([None, "", "ü", "text"]),
+    "t": st.sampled_from([None, "", "ü", "text"]),
     "place": _PLACE,
+    "where": _PLACE,
     "places": st.one_of(st.none(), st.lists(_PLACE, max_size=3)),
     "by_name": st.one_of(
         st.none(), st.dictionaries(st.sampled_from("uv"), _PLACE, max_size=2).map(lambda d: [*d.items()])
     ),
 }
-Row = dict[str, Any]
+Row = dict[int, Any]
+"""Values by the numbers of columns."""
 Asked = dict[str, tuple[int, frozenset[str]]]
 """By column its width, and which fields its structs have."""
 
@@ -103,7 +117,10 @@ class ChangingTables(RuleBasedStateMachine):
         self.carried_bytes = carried_bytes
         self.carried: dict[Pointer, bytes] = {}
         self.runs = itertools.count(1)
-        self.widths: dict[tuple[str, str], int] = {}
+        self.numbers = itertools.count()
+        self.columns: dict[str, dict[str, int]] = {"one": {}, "two": {}}
+        self.widths: dict[int, int] = {}
+        self.changes: dict[str, ColumnChanges] = {}
         self.states: dict[Pointer | None, dict[tuple[str, str | None], Row]] = {None: {}}
         self.last: Pointer | None = None
         self.asked: dict[str, Asked] = {}
@@ -125,16 +142,38 @@ class ChangingTables(RuleBasedStateMachine):
     def restart(self, data: st.DataObject) -> None:
         """Declare other tables and columns, none narrower than before, and open the shard for them."""
         tables = data.draw(st.sets(st.sampled_from(["one", "two"]), min_size=1))
+        self.changes = {}
         self.asked = {table: self.ask(data, table) for table in sorted(tables)}
         self.open()
 
     def ask(self, data: st.DataObject, table: str) -> Asked:
+        names = data.draw(st.lists(st.sampled_from(list(COLUMNS)), unique=True))
+        columns = self.columns[table] = self.changed(data, table, names)
         asked: Asked = {}
-        for name in data.draw(st.lists(st.sampled_from(list(COLUMNS)), unique=True)):
-            width = data.draw(st.integers(self.widths.get((table, name), 0), 3))
+        for name in names:
+            number = columns.setdefault(name, next(self.numbers))
+            width = data.draw(st.integers(self.widths.get(number, 0), 3))
             asked[name] = (width, data.draw(FIELDS))
-            self.widths[table, name] = width
+            self.widths[number] = width
         return asked
+
+    def changed(self, data: st.DataObject, table: str, names: list[str]) -> dict[str, int]:
+        """Drop and rename columns that are not declared; return the numbers of those that are left, by name."""
+        columns = dict(self.columns[table])
+        drop, rename = set(), {}
+        for old in sorted(columns.keys() - {*names}):
+            alike = {name for like in LIKE if old in like for name in like} & {*names} - columns.keys()
+            match data.draw(st.sampled_from(["keep", "drop", "rename"])):
+                case "drop":
+                    drop.add(old)
+                    del columns[old]
+                case "rename" if alike:
+                    rename[old] = min(alike)
+                    columns[rename[old]] = columns.pop(old)
+        # What was never there, or is gone by now, may be named too.
+        drop |= data.draw(st.sets(st.sampled_from(sorted({*COLUMNS, "never"} - {*names} - columns.keys())), max_size=1))
+        self.changes[table] = ColumnChanges(frozenset(drop - rename.keys()), rename)
+        return columns
 
     def declared(self) -> Mapping[str, TableSchema]:
         return {
@@ -148,9 +187,12 @@ class ChangingTables(RuleBasedStateMachine):
         declared = self.declared()
         self.record = OperatorRecord.of("op", "query", run, run, 1, declared, 100)
         stored = declare_operator(self.storage, self.record)
-        self.tables: StoredTables = stored_tables(self.storage, stored).with_declared(declared)
-        declare_tables(self.storage, stored, declared)
-        assert stored_tables(self.storage, stored).held == self.tables.held
+        before = stored_tables(self.storage, stored)
+        self.tables: StoredTables = before.with_changes(self.changes).with_declared(declared)
+        declare_tables(self.storage, stored, self.tables)
+        after = stored_tables(self.storage, stored)
+        assert after == self.tables
+        assert after.with_changes(self.changes) == after, "made once"
         self.opened = ExitStack()
         directory = self.folder / self.name
         self.backend = self.opened.enter_context(open_backend(self.name, directory, self.tables.held))
@@ -164,7 +206,7 @@ class ChangingTables(RuleBasedStateMachine):
             self.carried_bytes,
             self.carried,
         )
-        self.store = VersionedStore(self.backend, self.log, self.tables.declared)
+        self.store = VersionedStore(self.backend, self.log, self.tables.declared, self.tables.names)
 
     # Micro-batches.
 
@@ -186,7 +228,8 @@ class ChangingTables(RuleBasedStateMachine):
                     values = pa.table(columns, schema=schema.value) if columns else _no_columns()
                     transaction.put(table, keys, values)
                     state[table, key] = {
-                        name: with_fields(row[name], fields, "pqr") for name, (_, fields) in self.asked[table].items()
+                        self.columns[table][name]: with_fields(row[name], fields, "pqr")
+                        for name, (_, fields) in self.asked[table].items()
                     }
             self.compare(transaction, state)
             pointer = transaction.commit()
@@ -206,7 +249,8 @@ class ChangingTables(RuleBasedStateMachine):
                 if (table, key) in state:
                     row = state[table, key]
                     expected[key] = {
-                        name: shown(row.get(name), fields) for name, (_, fields) in self.asked[table].items()
+                        name: shown(row.get(self.columns[table][name]), fields)
+                        for name, (_, fields) in self.asked[table].items()
                     }
             scanned = {}
             for run in transaction.scan(table):

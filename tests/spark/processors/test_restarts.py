@@ -31,7 +31,11 @@ from tests.spark.processors.engines import (
 )
 from tests.spark.processors.showing import SHOWN, as_output, text_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(10)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow(10),
+    pytest.mark.filterwarnings("ignore:this definition of .* cannot go on with the state"),
+]
 
 _AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
 Declared = Mapping[str, tuple[Any, ...]]
@@ -197,7 +201,7 @@ BY_US_ONLY: dict[str, tuple[Declared, dict[str, Any], str]] = {
     "Q a renamed column": (
         {**_BEGUN, "v": ("value", "m long, note string")},
         {},
-        "n → m: what is renamed",
+        "to rename, give stateChanges={'v': {'rename': {'n': 'm'}}}",
     ),
     "E7 a column becomes NOT NULL": (
         {**_BEGUN, "v": ("value", "n long not null, note string")},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from holdfast.backends.evolution import evolved, evolved_tables, project, require_readable
+from holdfast.backends.evolution import evolved, evolved_tables, is_readable_as, project, require_readable
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, SchemaMismatchError
 from holdfast.testing.state_rows import keys_of, run_of, values_of
@@ -28,6 +29,14 @@ WIDER = {
     "short to int": (pa.int16(), INT, -7, -7),
     "int to double": (INT, pa.float64(), 3, 3.0),
     "long to float": (LONG, pa.float32(), 4, 4.0),
+    "unsigned": (pa.uint8(), pa.uint64(), 255, 255),
+    "more digits of a decimal": (pa.decimal128(5, 2), pa.decimal128(38, 10), Decimal("-1.25"), Decimal("-1.25")),
+    "decimals of elements": (
+        pa.list_(pa.decimal128(3, 1)),
+        pa.list_(pa.decimal128(9, 2)),
+        [Decimal("99.9"), None],
+        [Decimal("99.90"), None],
+    ),
     "float to double": (pa.float32(), pa.float64(), 0.5, 0.5),
     "a field more": (pa.struct([("a", INT)]), pa.struct([("a", LONG), NULLABLE]), {"a": 1}, {"a": 1, "b": None}),
     "elements": (pa.list_(INT), pa.list_(LONG), [1, None], [1, None]),
@@ -46,7 +55,13 @@ NOT_WIDER = {
     "int to string": (INT, TEXT),
     "string to binary": (TEXT, pa.binary()),
     "date to timestamp": (pa.date32(), pa.timestamp("us", "UTC")),
-    "decimals": (pa.decimal128(10, 2), pa.decimal128(12, 2)),
+    "fewer digits of a decimal": (pa.decimal128(10, 2), pa.decimal128(9, 2)),
+    "fewer digits before the point": (pa.decimal128(10, 2), pa.decimal128(11, 4)),
+    "fewer digits behind it": (pa.decimal128(10, 2), pa.decimal128(12, 1)),
+    "long to decimal": (LONG, pa.decimal128(20, 0)),
+    "signed to unsigned": (INT, pa.uint64()),
+    "unsigned to signed": (pa.uint8(), LONG),
+    "another zone": (pa.timestamp("us", "UTC"), pa.timestamp("us")),
     "list to its element": (pa.list_(INT), INT),
     "keys of a map": (pa.map_(INT, INT), pa.map_(LONG, INT)),
     "a required field more": (pa.struct([("a", INT)]), pa.struct([("a", INT), REQUIRED])),
@@ -82,6 +97,16 @@ def test_what_cannot(name: str) -> None:
     stored, declared = NOT_WIDER[name]
     with pytest.raises(SchemaMismatchError, match=r"start with a new operator name.*table=t.*v: .* → "):
         evolved(table(v=stored), table(v=declared))
+
+
+def test_exact_is_what_rounds_nothing() -> None:
+    """Functions that are no processors, for which Avro's rules do not hold, refuse what would change a large number."""
+    exact = [(pa.int16(), pa.float32()), (INT, pa.float64()), (LONG, LONG), (pa.float32(), pa.float64())]
+    rounds = [(INT, pa.float32()), (LONG, pa.float32()), (LONG, pa.float64())]
+    for stored, declared in exact + rounds:
+        for around in (lambda t: t, pa.large_list, lambda t: pa.struct([("a", t)]), lambda t: pa.map_(TEXT, t)):
+            assert is_readable_as(around(stored), around(declared))
+            assert is_readable_as(around(stored), around(declared), exact=True) == ((stored, declared) in exact)
 
 
 def test_what_a_table_holds_only_grows() -> None:

@@ -22,8 +22,8 @@ WIDER = TableSchema.of("state", STATE.key, pa.schema([("n", pa.int64()), ("m", p
 READ = StoredRead(
     "totals",
     {
-        "totals": ReadDirectory(4, {"state": WIDER}, {"state": STATE}),
-        "totals@5d1f": ReadDirectory(4, {"state": STATE}, {"state": STATE}),
+        "totals": ReadDirectory(4, {"state": WIDER}, {"state": STATE}, {"state": {"total": "n"}}),
+        "totals@5d1f": ReadDirectory(4, {"state": STATE}, {"state": STATE}, {"state": {"n": "n"}}),
     },
     (
         ReadShard("totals", 0, Pointer(7, "aa"), b"carried"),

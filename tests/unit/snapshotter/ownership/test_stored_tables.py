@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends import stored_file
+from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import encode_schema, encode_schemas
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, described
-from holdfast.snapshotter.ownership.stored_tables import declare_tables, stored_tables
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -57,34 +58,92 @@ def test_what_is_held_grows_and_what_is_declared_changes(storage: FaultyStorage)
     """Left out and found again; the order of the objects is that of the runs."""
     assert stored_tables(storage, RECORD).held == A
     for declared in ({**A, **B}, B, WIDE, WIDE):
-        declare_tables(storage, RECORD, declared)
+        declare_tables(storage, RECORD, StoredTables.of_first_run(declared))
     found = stored_tables(storage, RECORD)
     assert found.held == {**WIDE, **B}
     assert found.declared == WIDE
     assert found.latest == {**WIDE, **B}
     assert [name[:7] for name in names(storage)] == ["000001-", "000002-", "000003-"], "the same again writes nothing"
     narrow = table("a", note=pa.string())
-    declare_tables(storage, RECORD, narrow)
+    declare_tables(storage, RECORD, StoredTables.of_first_run(narrow))
     found = stored_tables(storage, RECORD)
     assert (found.held, found.latest) == ({**WIDE, **B}, {**narrow, **B})
 
 
+def change(
+    storage: ObjectStorage, declared: dict[str, TableSchema], drop: tuple[str, ...] = (), **rename: str
+) -> StoredTables:
+    """Do what a run does that drops and renames columns of `a`; return what is stored by then."""
+    changes = {"a": ColumnChanges(frozenset(drop), rename)}
+    declare_tables(storage, RECORD, stored_tables(storage, RECORD).with_changes(changes).with_declared(declared))
+    return stored_tables(storage, RECORD)
+
+
+def test_columns_are_renamed_and_dropped_for_good(storage: FaultyStorage) -> None:
+    """Each change is stored once, however often it is asked for; rows keep the names that they were stored under."""
+    change(storage, WIDE)
+    total = table("a", total=pa.int64())
+    for _ in range(2):
+        found = change(storage, total, ("note", "never"), n="total")
+        assert (found.held, found.live, found.latest) == (WIDE, total, total)
+    assert len(names(storage)) == 2
+    again = table("a", total=pa.int64(), note=pa.int32(), n=pa.string())
+    found = change(storage, again, n="total")
+    assert found.names["a"] == {"total": "n", "note": "note#2", "n": "n#2"}
+    assert found.held["a"].value.names == ["n", "note", "note#2", "n#2"]
+    assert (found.live, found.latest) == (again, again)
+    found = change(storage, again)
+    assert found.names["a"]["note"] == "note#2"
+
+
+def test_a_column_that_is_hidden_is_dropped_too(storage: FaultyStorage) -> None:
+    """Though the run declares what the last one did."""
+    for _ in range(2):
+        change(storage, table("a", x=pa.int8()))
+    assert stored_tables(storage, RECORD).names["a"] == {"n": "n", "x": "x"}
+    assert change(storage, table("a", x=pa.int8()), ("n",)).names["a"] == {"x": "x"}
+
+
+def test_what_was_never_null_goes_with_its_column(storage: FaultyStorage) -> None:
+    columns = pa.schema([pa.field("n", pa.int32(), nullable=False), pa.field("m", pa.int32(), nullable=False)])
+    fixed = {"a": TableSchema.of("a", KEY, columns)}
+    other = replace(RECORD, operator="others", schemas=encode_schemas(fixed), tables=described(fixed))
+    changed = stored_tables(storage, other).with_changes({"a": ColumnChanges(frozenset({"m"}), {"n": "total"})})
+    assert changed.live["a"].not_null == {"value.total"}
+    declared = {
+        "a": TableSchema.of("a", KEY, pa.schema([pa.field(n, pa.int32(), nullable=False) for n in ("total", "m")]))
+    }
+    assert changed.with_declared(declared).live["a"].not_null == {"value.total"}, "rows from before have no new m"
+
+
+def test_who_began_before_a_rename_is_told(storage: FaultyStorage) -> None:
+    """Its rows would have the column where it is no more."""
+    begun = stored_tables(storage, RECORD)
+    change(storage, table("a", total=pa.int32()), n="total")
+    for planned in (begun.with_declared({**A, **B}), begun.with_declared(A)):
+        with pytest.raises(ConflictError, match="one run at a time"):
+            declare_tables(storage, RECORD, planned)
+    assert stored_tables(storage, RECORD).live == table("a", total=pa.int32())
+
+
 def test_who_has_seen_every_run_knows_it(storage: FaultyStorage) -> None:
     """What was left out once was not looked after meanwhile: `StoredTables.is_continuous`."""
-    declare_tables(storage, RECORD, {**A, **B})
+    declare_tables(storage, RECORD, StoredTables.of_first_run({**A, **B}))
     assert stored_tables(storage, RECORD).is_continuous
-    declare_tables(storage, RECORD, B)
+    declare_tables(storage, RECORD, StoredTables.of_first_run(B))
     assert stored_tables(storage, RECORD).is_continuous
-    declare_tables(storage, RECORD, {**A, **B})
+    declare_tables(storage, RECORD, StoredTables.of_first_run({**A, **B}))
     assert not stored_tables(storage, RECORD).is_continuous
-    declare_tables(storage, RECORD, B)
+    declare_tables(storage, RECORD, StoredTables.of_first_run(B))
     assert stored_tables(storage, RECORD).is_continuous
 
 
 def test_all_tasks_of_a_run_may_declare_at_once(storage: FaultyStorage) -> None:
     """Each finds in the end what all of them have declared."""
     with ThreadPoolExecutor(8) as threads:
-        for done in [threads.submit(declare_tables, storage, RECORD, {**WIDE, **B}) for _ in range(16)]:
+        for done in [
+            threads.submit(declare_tables, storage, RECORD, StoredTables.of_first_run({**WIDE, **B})) for _ in range(16)
+        ]:
             done.result()
     assert stored_tables(storage, RECORD).held == {**WIDE, **B}
     assert len(names(storage)) == 1
@@ -95,17 +154,17 @@ def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorag
     """Each process of each later run reads every object. Names of tables come in any order: from a set."""
 
     def meanwhile() -> None:
-        declare_tables(storage, RECORD, {**B, **WIDE})
+        declare_tables(storage, RECORD, StoredTables.of_first_run({**B, **WIDE}))
 
     nth = 1 if when == "put" else 2
     faulty = FaultyStorage(storage, [Fault("delay", action=when, nth=nth, wait=meanwhile)])
-    declare_tables(faulty, RECORD, {**WIDE, **B})
+    declare_tables(faulty, RECORD, StoredTables.of_first_run({**WIDE, **B}))
     assert len(names(storage)) == 1
 
 
 def test_what_does_not_go_with_stored_rows_is_refused_before_anything_is_written(storage: FaultyStorage) -> None:
     with pytest.raises(SchemaMismatchError, match="n: int32 → large_string"):
-        declare_tables(storage, RECORD, OTHER)
+        declare_tables(storage, RECORD, StoredTables.of_first_run(OTHER))
     assert names(storage) == []
 
 
@@ -115,9 +174,9 @@ def test_a_storage_that_fails_leaves_nothing_half_made(storage: FaultyStorage, w
     """Stored or not: the next attempt goes on."""
     faulty = FaultyStorage(storage, [Fault(kind, action="put", key=f"*/{what}/*")])  # type: ignore[arg-type]
     with pytest.raises(UnavailableError):
-        declare_tables(faulty, RECORD, WIDE)
+        declare_tables(faulty, RECORD, StoredTables.of_first_run(WIDE))
     assert stored_tables(storage, RECORD).held == (WIDE if (what, kind) == ("schemas", "lose_reply") else A)
-    declare_tables(storage, RECORD, WIDE)
+    declare_tables(storage, RECORD, StoredTables.of_first_run(WIDE))
     assert stored_tables(storage, RECORD).held == WIDE
     assert len(names(storage)) == 1
 
@@ -132,9 +191,9 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
 
     faulty = FaultyStorage(storage, [Fault("delay", action="put", wait=meanwhile)])
     with pytest.raises(ConflictError, match="one run at a time"):
-        declare_tables(faulty, RECORD, {**A, **second})
+        declare_tables(faulty, RECORD, StoredTables.of_first_run({**A, **second}))
     assert stored_tables(storage, RECORD).held == {**A, **first}
-    declare_tables(storage, RECORD, {**A, **first, **B})
+    declare_tables(storage, RECORD, StoredTables.of_first_run({**A, **first, **B}))
     assert stored_tables(storage, RECORD).held == {**A, **first, **B}
 
 
@@ -148,6 +207,13 @@ def test_of_two_runs_that_declare_what_cannot_both_be_one_is_told(storage: Fault
         ({"schemas": {"a": [1, 2]}}, "cannot be, field=schemas"),
         ({"schemas": []}, "cannot be, field=schemas"),
         ({"colour": "red"}, "has other fields"),
+        ({"changes": []}, "cannot be, field=changes"),
+        ({"changes": {"a": {"drop": []}}}, "has other fields"),
+        ({"changes": {"a": {"drop": [1], "rename": {}}}}, "cannot be, field=drop"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": 1}}}}, "cannot be, field=rename"),
+        ({"changes": {"a": {"drop": ["n"], "rename": {"n": "m"}}}}, "changes one column twice"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "x": "m"}}}}, "changes one column twice"),
+        ({"changes": {"a": {"drop": [], "rename": {"n": "m", "m": "n"}}}}, "changes one column twice"),
     ],
     ids=str,
 )
@@ -165,7 +231,7 @@ def test_an_object_that_says_what_none_says_is_damaged(
 def test_an_object_under_another_name_is_damaged(storage: FaultyStorage) -> None:
     """Names decide the order, and tell tasks of one run that an object is theirs."""
     put_tables(storage, {}, named="0123456789abcdef")
-    for ask in (stored_tables, lambda *asked: declare_tables(*asked, B)):
+    for ask in (stored_tables, lambda *asked: declare_tables(*asked, StoredTables.of_first_run(B))):
         with pytest.raises(CorruptionError, match="000001-0123456789abcdef is not what its name says"):
             ask(storage, RECORD)
 
@@ -179,14 +245,14 @@ def test_who_is_told_of_another_run_is_told_so_though_the_storage_fails(storage:
     storage.delete([f"totals/schemas/{stored}"])
     faulty = FaultyStorage(storage, [Fault("fail", action="delete")])
     with pytest.raises(ConflictError, match="one run at a time"):
-        declare_tables(faulty, RECORD, table("c", n=pa.string()))
+        declare_tables(faulty, RECORD, StoredTables.of_first_run(table("c", n=pa.string())))
 
 
 def test_an_announcement_that_is_damaged_is_named(storage: FaultyStorage) -> None:
     """What it announces cannot be told, so nothing is stored beside it; the writer's own is withdrawn."""
     storage.put("totals/announced/0123456789abcdef.aa", b"no such file")
     with pytest.raises(CorruptionError, match=r"totals/announced/0123456789abcdef.aa is not a whole"):
-        declare_tables(storage, RECORD, B)
+        declare_tables(storage, RECORD, StoredTables.of_first_run(B))
     assert [info.key for info in storage.list("totals/")] == [
         "totals/announced/0123456789abcdef.aa",
         "totals/operator",
@@ -202,7 +268,7 @@ def test_what_was_never_null_is_kept(storage: FaultyStorage) -> None:
     every, some = {"f": {"key.k", "value.n", "value.s"}}, {"f": {"value.n"}}
     assert stored_tables(storage, other).never_null == every
     for declared, never in ((A, every), (fixed, every), (loose, some), (fixed, some)):
-        declare_tables(storage, other, declared)
+        declare_tables(storage, other, StoredTables.of_first_run(declared))
         found = stored_tables(storage, other)
         assert {"f": found.never_null["f"]} == never
         assert not any(field.nullable is False for field in found.held["f"].columns if field.name in every["f"])
@@ -211,5 +277,5 @@ def test_what_was_never_null_is_kept(storage: FaultyStorage) -> None:
 def test_queries_do_not_share_what_they_declare(storage: FaultyStorage) -> None:
     other = replace(RECORD, operator="totals@query-2", query_id="query-2")
     declare_operator(storage, other)
-    declare_tables(storage, other, B)
+    declare_tables(storage, other, StoredTables.of_first_run(B))
     assert stored_tables(storage, RECORD).held == A

@@ -83,8 +83,14 @@ GOES: dict[str, list[Declare]] = {
 }
 # Words of the error.
 DOES_NOT: dict[str, tuple[list[Declare], str]] = {
-    "renamed": ([value(N), value(columns(m=LongType()))], "n → m: what is renamed loses its values"),
-    "renamed and widened": ([value(columns(n=IntegerType())), value(columns(m=LongType()))], "n → m: what is renamed"),
+    "renamed": (
+        [value(N), value(columns(m=LongType()))],
+        "to lose the values, give stateChanges={'v': {'drop': ['n']}}; to keep them hidden",
+    ),
+    "renamed and widened": (
+        [value(columns(n=IntegerType())), value(columns(m=LongType()))],
+        "{'v': {'rename': {'n': 'm'}}}",
+    ),
     "a field renamed": (
         [value(columns(p=ArrayType(N))), value(columns(p=ArrayType(columns(m=LongType()))))],
         "p.n → p.m: what is renamed loses its values",
@@ -152,7 +158,7 @@ def test_what_does_not(name: str, stored: Callable[..., tuple[StoredTables, Tran
 def test_state_of_another_api_is_refused(stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:
     """Its record has no modes."""
     tables, step = stored([value(N), value(TEXT)])
-    with pytest.raises(SchemaMismatchError, match="other tables or other columns"):
+    with pytest.raises(SchemaMismatchError, match="by another kind of operator"):
         step.require_restartable(tables, {})
 
 

@@ -37,7 +37,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.saving import ShardSaver, shard_row
+from holdfast.spark_integration.savepoints.saving import ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time, timers_schema
 from holdfast.spark_integration.transport.routes import shards_of
@@ -71,6 +71,14 @@ def some_hashes(seed: int) -> HashArray:
     found = chance.integers(0, 2**64, 300, np.uint64, endpoint=False)
     at_edges = np.array([end for shards in (2, 3, 7) for end in edges(shards)], np.uint64)
     return np.concatenate([found, at_edges, found[:20]])
+
+
+NAMES = {table: {column: column for column in schema.value.names} for table, schema in TABLES.items()}
+
+
+def as_stored(directory: str) -> tuple[dict[str, Any], dict[str, StoredNames]]:
+    """Return which columns are saved, and how a directory has them."""
+    return {"totals": encode_schemas(TABLES)}, {directory: StoredNames(encode_schemas(TABLES), NAMES)}
 
 
 class Store:
@@ -110,7 +118,7 @@ class Store:
             shard_row("totals", PointerRow("q", directory, shard, shards, pointer, None, None, 0))
             for shard, pointer in pointers.items()
         ]
-        saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, {"totals": encode_schemas(TABLES)})
+        saver = ShardSaver(self.settings, str(self.folder / "savepoints"), name, *as_stored(directory))
         names = [column.split()[0] for column in saving.SHARD.split(", ")]
         found = outcomes(saver, [dict(zip(names, row, strict=True)) for row in rows])
         pieces = [Piece.read(Fields(json.loads(row["piece"]), "a piece", *Piece.FIELDS)) for row in found]
@@ -255,7 +263,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
 
 def test_lost_state_is_an_error_that_names_it(store: Store) -> None:
     pointers = store.write(some_hashes(1), 2)
-    saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", {"totals": encode_schemas(TABLES)})
+    saver = ShardSaver(store.settings, str(store.folder / "savepoints"), "one", *as_stored("totals"))
     lost = PointerRow("q", "totals", 0, 2, replace_id(pointers[0]), None, None, 0)
     names = [column.split()[0] for column in saving.SHARD.split(", ")]
     (row,) = outcomes(saver, [dict(zip(names, shard_row("totals", lost), strict=True))])

@@ -18,6 +18,7 @@ from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import executor_process
 from holdfast.spark_integration.shard import claiming
@@ -174,7 +175,7 @@ def test_the_record_is_written_once_before_the_first_commit(storage: FaultyStora
     assert find_operator(storage, "totals") is None
     storage.operations.clear()
     for _ in range(3):
-        claiming.declare_once(storage, RECORD, {"state": TABLE})
+        claiming.declare_once(storage, RECORD, StoredTables.of_first_run({"state": TABLE}))
     assert [operation.action for operation in storage.operations] == ["get", "put", "get"]
     assert find_operator(storage, "totals") == RECORD
 
@@ -183,7 +184,7 @@ def test_a_process_that_did_not_claim_looks_at_the_record_before_it_calls_anythi
     storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
-    claiming.declare_once(storage, RECORD, {"state": TABLE})
+    claiming.declare_once(storage, RECORD, StoredTables.of_first_run({"state": TABLE}))
     monkeypatch.setattr(os, "getpid", lambda: 4711)
     with pytest.raises(SchemaMismatchError):
         claiming.keep_claim(storage, replace(RECORD, shards=8), tmp_path, 0, APP)

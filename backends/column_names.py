@@ -1,0 +1,108 @@
+"""Under which names the value columns of a table are stored: a column is renamed or dropped, and no row is touched.
+
+::
+
+    a run                                   declared → stored           rows have
+    declares n, m                           n → n, m → m                n, m
+    renames n to total                      total → n, m → m            n, m
+    drops m                                 total → n                   n, and m in those not written since
+    declares total, and an m once more      total → n, m → m#2          n, m#2, …
+
+A stored name is given once: what was dropped is never read again, and a column that takes its name begins empty. Stored
+rows, of whatever age, know stored names only, and so do backends, commits and snapshots. Names are exchanged where a
+transaction reads and writes, and where state is shown or saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from holdfast.backends.arrow.rows import from_columns
+from holdfast.backends.schema import VALUE_SIDE, TableSchema
+from holdfast.errors import SchemaMismatchError
+
+#: By the name under which a column is declared, the one under which it is stored.
+Names = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ColumnChanges:
+    """What becomes of columns of one table, by the names under which they were declared.
+
+    Attributes
+    ----------
+    drop : frozenset of str
+        They are gone for good.
+    rename : mapping of str to str
+        New names by old ones. No column is in both, and no new name is an old one of another.
+    """
+
+    drop: frozenset[str] = frozenset()
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    def effective(self, names: Names) -> ColumnChanges:
+        """Return those that are not made yet; a column that is not known needs none."""
+        rename = {old: new for old, new in self.rename.items() if old in names}
+        return ColumnChanges(self.drop & names.keys(), rename)
+
+    def __bool__(self) -> bool:
+        return bool(self.drop or self.rename)
+
+    def applied(self, names: Names, table: str) -> Names:
+        """Return the names with these changes; those that are made already change nothing.
+
+        Raises
+        ------
+        SchemaMismatchError
+            There is a column of a new name, besides the one that is to have it.
+        """
+        clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
+        if clashes:
+            raise SchemaMismatchError(
+                "a state column cannot be renamed, as one of the new name is stored, too: drop that one first, in a "
+                "start that declares neither the one nor the other under this name",
+                table=table,
+                rename=clashes,
+            )
+        return {self.rename.get(name, name): stored for name, stored in names.items() if name not in self.drop}
+
+
+def with_columns(names: Names, stored: Collection[str], declared: Iterable[str]) -> Names:
+    """Return names for all columns that are declared: one that is new gets a name that no column was stored under.
+
+    Parameters
+    ----------
+    stored : collection of str
+        All names that columns of the table were ever stored under.
+    """
+    taken, found = {*stored, *names.values()}, dict(names)
+    for name in declared:
+        if name not in found:
+            found[name] = _free(name, taken)
+            taken.add(found[name])
+    return found
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}#{number}" in taken:
+        number += 1
+    return f"{name}#{number}"
+
+
+def named(schema: TableSchema, names: Mapping[str, str]) -> TableSchema:
+    """Return the value columns that `names` has, under the names that it gives them."""
+    value = pa.schema([f.with_name(names[f.name]) for f in schema.value if f.name in names])
+    not_null = [c.removeprefix(VALUE_SIDE) for c in schema.not_null if c.startswith(VALUE_SIDE)]
+    still = {VALUE_SIDE + names[name] for name in not_null if name in names}
+    return TableSchema(schema.name, schema.key, value, schema.not_null - {VALUE_SIDE + n for n in not_null} | still)
+
+
+def relabelled(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the same columns under the names of a schema, which has them in the same order; nothing is copied."""
+    return values if values.schema.equals(schema) else from_columns(values.columns, schema, values.num_rows)

@@ -1,0 +1,196 @@
+"""What the columns of state tables may become at a restart, for the APIs that name their tables.
+
+Names decide. Columns are added, reordered and widened as they are declared; one that is left out stays hidden in the
+rows that have it, and is found there again. A rename or a drop must be asked for by name, as `ColumnChanges`: by the
+time that something is checked here, `StoredTables.with_changes` has made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import pyarrow as pa
+
+from holdfast.backends.evolution import is_readable_as, key_changes, value_changes
+from holdfast.backends.schema import VALUE_SIDE, TableSchema
+from holdfast.errors import SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
+from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
+
+NEW_OPERATOR = "or start with a new operator name"
+_Fields = Iterable[pa.Field]
+
+
+def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that state of processors is opened by a processor, and other state by another operator.
+
+    Parameters
+    ----------
+    stored, now : mapping of str to str
+        What the operator let nobody change that wrote the state, and what this one does.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It is not.
+    """
+    if bool(stored) != bool(now):
+        raise SchemaMismatchError(
+            "the state was written by another kind of operator: by a processor (transformWithState), or by a function "
+            f"(apply…WithState). Define it as that kind, {NEW_OPERATOR}",
+            stored="a processor's" if stored else "a function's",
+        )
+
+
+def require_readable_tables(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
+    """Check that an operator can go on with its stored tables.
+
+    Parameters
+    ----------
+    declared : mapping of str to TableSchema
+        All tables of the operator; those of the user with the names that the user gave.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It cannot: says of each column what is stored, what is declared, and what to do.
+    """
+    _require_same_timers(stored, declared)
+    own = {index_of(name) for name in {*stored.held, *declared}} | {TIMERS, TIMERS_BY_DUE}
+    tables = [name for name in declared if name not in own]
+    new, gone = ([n for n in tables if n not in stored.held], sorted(stored.last - own - {*tables}))
+    if new and gone:
+        _refuse(
+            "state tables cannot be renamed: some are new, and would begin empty, while others are left out. Declare "
+            "the old names; if they are other tables, first leave out the ones, and add the others at a later restart",
+            new=new,
+            left_out=gone,
+        )
+    for name in tables:
+        if name in stored.held:
+            _require_readable(stored, declared, name, None if len(tables) == 1 else name)
+
+
+def _require_same_timers(stored: StoredTables, declared: Mapping[str, TableSchema]) -> None:
+    before, after = (t[TIMERS].value.names if TIMERS in t else [] for t in (stored.held, declared))
+    if before != after:
+        _refuse(
+            "the state has other timers than the operator declares, or timers of another clock: those in processing "
+            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_OPERATOR}",
+            stored=before,
+            declared=after,
+        )
+
+
+def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema], name: str, within: str | None) -> None:
+    live, latest, table = stored.live[name], stored.latest[name], declared[name]
+    keys = key_changes(live, table)
+    if keys:
+        _refuse(
+            "the key columns of stored state never change: group by the same columns, of the same names and types, "
+            f"{NEW_OPERATOR}",
+            table=name,
+            changed=keys,
+            stored=shown(live.key),
+            declared=shown(table.key),
+        )
+    why = [
+        *(f"{change}: its stored values cannot be read so" for change in value_changes(live, table, exact=True)),
+        *unconsented(live, latest, table, within),
+        *renamed_fields(live.value, latest.value, table.value),
+        *no_longer_null(live, table),
+    ]
+    if EXPIRES in live.value.names and EXPIRES in table.value.names:
+        is_mixed = (index_of(name) in stored.held) != (index_of(name) in declared)
+        why += [f"{EXPIRES}: a column of the user's and the time to live"] if is_mixed else []
+    if why:
+        _refuse(
+            f"stored state cannot be read with the columns that the operator declares ({'; '.join(why)}). Declare the "
+            "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
+            f"by savepoints.restore(…, migrate=…); {NEW_OPERATOR}",
+            table=name,
+            stored=shown(latest.value),
+            declared=shown(table.value),
+        )
+
+
+def unconsented(
+    live: TableSchema, latest: TableSchema, declared: TableSchema, within: str | None, *, only_fitting: bool = False
+) -> list[str]:
+    """Say of columns that are left out in a start which adds others, how to rename, drop or hide them.
+
+    Parameters
+    ----------
+    live : TableSchema
+        With all columns that may be found again.
+    latest : TableSchema
+        As the last run declared it.
+    within : str or None
+        What to call the table in ``stateChanges``; None where there is only one.
+    only_fitting : bool
+        Whether columns may be new as others are left out, unless one could have been renamed to the other.
+    """
+    known, now = {field.name: field.type for field in live.value}, set(declared.value.names)
+    new = [f for f in declared.value if f.name not in known and f.name != EXPIRES]
+    gone = [name for name in latest.value.names if name not in now and name != EXPIRES]
+    rename: dict[str, str] = {}
+    for name in gone:
+        fitting = [f.name for f in new if f.name not in rename.values() and is_readable_as(known[name], f.type)]
+        rename |= {name: fitting[0]} if fitting else {}
+    if not new or not gone or (only_fitting and not rename):
+        return []
+    ways = [f"to rename, give {_spelled({'rename': rename}, within)}"] if rename else []
+    ways.append(f"to lose the values, give {_spelled({'drop': gone}, within)}")
+    names = ", ".join(f.name for f in new), ", ".join(gone)
+    ways.append("to keep them hidden in the rows that have them, make two restarts of it")
+    return [f"{names[0]} new and {names[1]} left out in one start: {'; '.join(ways)}"]
+
+
+def _spelled(changes: dict[str, object], within: str | None) -> str:
+    return f"stateChanges={changes if within is None else {within: changes}}"
+
+
+def renamed_fields(held: _Fields, latest: _Fields, declared: _Fields, within: str = "") -> list[str]:
+    """Name fields inside columns that look renamed: one is gone, one new, and their types would go together."""
+    was_held, was, now = ({field.name: field.type for field in fields} for fields in (held, latest, declared))
+    gone = [name for name in was if name not in now]
+    new = [name for name in now if name not in was_held]
+    found = [
+        f"{within}{before} → {within}{after}: what is renamed loses its values; to drop the one and add the other, do "
+        "it in two restarts"
+        for before in gone
+        for after in new
+        if within and is_readable_as(was[before], now[after])
+    ]
+    for name in was.keys() & was_held.keys() & now.keys():
+        inner = [_fields_in(types[name]) for types in (was_held, was, now)]
+        found += renamed_fields(inner[0], inner[1], inner[2], f"{within}{name}.")
+    return found
+
+
+def _fields_in(t: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a struct, or of those that are the elements of a list or the values of a map."""
+    if pa.types.is_struct(t):
+        return list(t)
+    if pa.types.is_map(t):
+        return _fields_in(t.item_type)
+    return _fields_in(t.value_type) if pa.types.is_large_list(t) else []
+
+
+def no_longer_null(live: TableSchema, declared: TableSchema) -> list[str]:
+    """Name the columns in which the operator wants no null, and stored rows may have one."""
+    return [
+        f"{name.partition('.')[2]}: it is NOT NULL, and rows may be stored that have null there; declare it nullable"
+        for name in sorted(declared.not_null - live.not_null, key=lambda name: (name.startswith(VALUE_SIDE), name))
+    ]
+
+
+def shown(columns: Iterable[pa.Field]) -> str:
+    """Return columns for an error."""
+    return ", ".join(f"{field.name} {field.type}" for field in columns)
+
+
+def _refuse(message: str, **facts: object) -> NoReturn:
+    raise SchemaMismatchError(message, **facts)

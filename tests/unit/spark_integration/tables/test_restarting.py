@@ -1,0 +1,157 @@
+"""What a function's state tables may become at a restart, and in which words it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.column_names import ColumnChanges
+from holdfast.backends.run import TableSchema
+from holdfast.errors import SchemaMismatchError
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.tables.key_rows import expiring_tables
+from holdfast.spark_integration.tables.key_timers import KeyTimers
+from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
+
+KEY = pa.schema([("k", pa.string())])
+INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
+Tables = Mapping[str, TableSchema]
+
+
+def table(name: str = "state", key: pa.Schema = KEY, **columns: pa.DataType | pa.Field) -> dict[str, TableSchema]:
+    fields = [t.with_name(n) if isinstance(t, pa.Field) else pa.field(n, t) for n, t in columns.items()]
+    return {name: TableSchema.of(name, key, pa.schema(fields))}
+
+
+def expiring(**columns: pa.DataType) -> Tables:
+    return expiring_tables("state", KEY, pa.schema(list(columns.items())))
+
+
+REQUIRED = pa.field("", INT, nullable=False)
+EVENT_TIMERS, CLOCK_TIMERS = (KeyTimers.tables(KEY, conf) for conf in ("EventTimeTimeout", "ProcessingTimeTimeout"))
+PLACE, WIDER_PLACE = pa.struct([("x", INT)]), pa.struct([("x", LONG), ("y", TEXT)])
+
+GOES: dict[str, tuple[Tables, Tables]] = {
+    "added": (table(n=INT), table(m=TEXT, n=INT)),
+    "left out": (table(n=INT, m=TEXT), table(n=INT)),
+    "reordered": (table(n=INT, m=TEXT), table(m=TEXT, n=INT)),
+    "widened": (table(n=INT, d=pa.decimal128(5, 2)), table(n=pa.float64(), d=pa.decimal128(7, 3))),
+    "widened within": (
+        table(a=PLACE, b=pa.list_(PLACE), c=pa.map_(TEXT, PLACE)),
+        table(a=WIDER_PLACE, b=pa.list_(WIDER_PLACE), c=pa.map_(TEXT, WIDER_PLACE)),
+    ),
+    "nullable": (table(n=REQUIRED), table(n=INT)),
+    "a table added": (table("a", n=INT), {**table("a", n=INT), **table("b", n=INT)}),
+    "a table left out": ({**table("a", n=INT), **table("b", n=INT)}, table("b", n=INT)),
+    "a time to live": (table(n=INT), expiring(n=INT)),
+    "no time to live": (expiring(n=INT), table(n=INT)),
+    "timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=LONG), **EVENT_TIMERS}),
+}
+# What the error says.
+DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
+    "narrowed": (table(n=LONG), table(n=INT), ["n: int64 → int32: its stored values cannot", "declared='n int32'"]),
+    "rounded": (table(n=LONG), table(n=pa.float64()), ["n: int64 → double", "stored='n int64'", "migrate=…"]),
+    "fewer digits": (
+        table(n=pa.decimal128(5, 2)),
+        table(n=pa.decimal128(6, 4)),
+        ["n: decimal128(5, 2) → decimal128(6, 4)"],
+    ),
+    "another type": (table(n=INT), table(n=TEXT), ["n: int32 → large_string", "another name", "a new operator name"]),
+    "another zone": (
+        table(n=pa.timestamp("us", "Europe/Berlin")),
+        table(n=pa.timestamp("us")),
+        ["n: timestamp[us, tz=UTC] → timestamp[us]"],
+    ),
+    "narrowed within": (
+        table(a=WIDER_PLACE),
+        table(a=PLACE),
+        ["a: struct<x: int64, y: large_string> → struct<x:"],
+    ),
+    "keys of a map": (table(a=pa.map_(INT, INT)), table(a=pa.map_(LONG, INT)), ["a: map<int32, int32> → map<int64"]),
+    "NOT NULL": (table(n=INT), table(n=REQUIRED), ["n: it is NOT NULL, and rows may be stored that have null"]),
+    "a key": (
+        table(n=INT),
+        table(key=pa.schema([("k", LONG)]), n=INT),
+        ["key columns of stored state never change", "k: large_string → int64", "table=state"],
+    ),
+    "a rename": (
+        table(n=INT, m=TEXT),
+        table(total=LONG, m=TEXT),
+        [
+            "total new and n left out in one start: to rename, give stateChanges={'rename': {'n': 'total'}}; to lose",
+            "to lose the values, give stateChanges={'drop': ['n']}; to keep them hidden",
+        ],
+    ),
+    "two renames": (table(a=INT, b=INT), table(c=INT, d=INT), ["{'rename': {'a': 'c', 'b': 'd'}}"]),
+    "one for another": (table(n=TEXT), table(m=INT), ["m new and n left out in one start: to lose the values, give"]),
+    "a rename in one of two tables": (
+        {**table("a", n=INT), **table("b", n=INT)},
+        {**table("a", m=INT), **table("b", n=INT)},
+        ["stateChanges={'a': {'rename': {'n': 'm'}}}", "stateChanges={'a': {'drop': ['n']}}"],
+    ),
+    "a field renamed": (
+        table(a=pa.list_(PLACE)),
+        table(a=pa.list_(pa.struct([("z", INT)]))),
+        ["a.x → a.z: what is renamed loses its values"],
+    ),
+    "a table renamed": (table("a", n=INT), table("b", n=INT), ["tables cannot be renamed", "new=['b'] left_out=['a']"]),
+    "other timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=INT), **CLOCK_TIMERS}, ["timers of another clock"]),
+    "timers added": (table(n=INT), {**table(n=INT), **EVENT_TIMERS}, ["other timers"]),
+    "timers left out": ({**table(n=INT), **EVENT_TIMERS}, table(n=INT), ["other timers"]),
+    "a column of a time to live": (
+        expiring(n=INT),
+        table(n=INT, expires_ms=LONG),
+        ["expires_ms: a column of the user"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(GOES))
+def test_what_goes(name: str) -> None:
+    """Without consent: by name, and what is held says that it does."""
+    before, after = GOES[name]
+    stored = StoredTables.of_first_run(before)
+    require_readable_tables(stored, after)
+    assert stored.with_declared(after).declared == after
+
+
+@pytest.mark.parametrize("name", list(DOES_NOT))
+def test_what_does_not(name: str) -> None:
+    """With columns, stored type, declared type and remedy."""
+    before, after, words = DOES_NOT[name]
+    with pytest.raises(SchemaMismatchError) as caught:
+        require_readable_tables(StoredTables.of_first_run(before), after)
+    for said in words:
+        assert said in str(caught.value)
+
+
+def test_what_is_consented_to_goes() -> None:
+    """Once or again; what was renamed is compared with its own type, and a dropped column with none."""
+    stored = StoredTables.of_first_run(table(n=LONG, m=TEXT))
+    changes = {"state": ColumnChanges(frozenset({"m"}), {"n": "total"})}
+    for declared in (table(total=LONG), table(total=LONG, m=INT)):
+        for _ in range(2):
+            stored = stored.with_changes(changes if "m" not in declared["state"].value.names else {})
+            require_readable_tables(stored, declared)
+            stored = stored.with_declared(declared)
+    with pytest.raises(SchemaMismatchError, match="total: int64 → int32"):
+        require_readable_tables(stored, table(total=INT))
+
+
+def test_a_hidden_column_is_found_as_it_was() -> None:
+    """In a start of its own, another one may be added; the hidden one keeps its type."""
+    stored = (
+        StoredTables.of_first_run(table(n=INT, m=INT)).with_declared(table(n=INT)).with_declared(table(n=INT, x=INT))
+    )
+    require_readable_tables(stored, table(n=INT, m=LONG, x=INT))
+    with pytest.raises(SchemaMismatchError, match="m: int32 → large_string"):
+        require_readable_tables(stored, table(n=INT, m=TEXT, x=INT))
+
+
+def test_an_operator_stays_of_its_kind() -> None:
+    for stored, now in (({}, {"timeMode": "none"}), ({"timeMode": "none"}, {})):
+        require_same_api(stored, stored)
+        with pytest.raises(SchemaMismatchError, match="by another kind of operator"):
+            require_same_api(stored, now)
