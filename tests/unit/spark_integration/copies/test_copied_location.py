@@ -1,0 +1,76 @@
+"""Which files of Spark's a clone is made of, and that it is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.copies.copied_location import copy_location
+from holdfast.spark_integration.savepoints.query_location import QueryLocation
+
+BATCH = '{"batchWatermarkMs":5,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}'
+OF_FIVE = {
+    **{f"offsets/{n}": f'v1\n{BATCH}\n{{"logOffset":1}}' for n in range(3, 6)},
+    **{f"commits/{n}": 'v1\n{"nextBatchWatermarkMs":0}' for n in range(3, 6)},
+    **{f"sources/0/{n}": "v1" for n in range(2)},
+    "state/0/0/5.zip": "old",
+    "state/0/0/6_8c1e-77.zip": "the version after micro-batch 5",
+    "state/0/0/SSTs/000008-8c1e.sst": "shared",
+    "state/0/1/left-keyToNumValues/6.delta": "",
+    "state/0/_metadata/v2/4": "v2\n{}",
+    "state/0/0/_metadata/schema": "",
+}
+LATER = {
+    "metadata": '{"id":"5d1f2c"}',
+    "offsets/6": f'v1\n{BATCH}\n{{"logOffset":2}}',
+    "sources/0/2": "v1",
+    "state/0/0/7.zip": "",
+    "state/0/1/7_8c1e.changelog": "",
+    "state/0/_metadata/v2/6": "",
+    "state/0/0/.5.zip.crc": "",
+    "state/0/0/5.zip.crc": "",
+    "state/0/0/.7.zip.8c1e.tmp": "",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[ObjectStorage]:
+    for name, text in {**OF_FIVE, **LATER}.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    named = tmp_path / "source/state/0/_metadata/v2/5"
+    named.write_text("v2\n" + json.dumps({"stateSchemaFilePaths": [f"file:{tmp_path}/source/state/0/_stateSchema/x"]}))
+    with open_storage(str(tmp_path / "source")) as storage:
+        yield storage
+
+
+def test_what_belongs_to_a_micro_batch_is_copied(source: ObjectStorage, tmp_path: Path) -> None:
+    """Nothing later, no leftovers; metadata that names its own files names those of the clone."""
+    query = QueryLocation(source)
+    with open_storage(str(tmp_path / "target")) as target:
+        copy_location(source, target, query, query.batch(5))
+        copied = {info.key: bytes(target.get(info.key)).decode() for info in target.list("")}
+    described = copied.pop("state/0/_metadata/v2/5")
+    assert copied == OF_FIVE
+    assert f"{tmp_path}/target/state/0/_stateSchema/x" in described
+    assert f"{tmp_path}/source" not in described
+
+
+@pytest.mark.parametrize("lost", ["commits/5", "offsets/5"])
+def test_a_micro_batch_that_is_purged_meanwhile_is_not_copied(source: ObjectStorage, tmp_path: Path, lost: str) -> None:
+    """What its state needs may be gone with it."""
+    query = QueryLocation(source)
+    batch = query.batch(5)
+    (tmp_path / "source" / lost).unlink()
+    with (
+        open_storage(str(tmp_path / "target")) as target,
+        pytest.raises(UnavailableError, match="left the micro-batch"),
+    ):
+        copy_location(source, target, query, batch)
