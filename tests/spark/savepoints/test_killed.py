@@ -1,0 +1,112 @@
+"""An application is killed while it saves or restores: there is nothing or the whole, and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast import savepoints
+from holdfast.errors import ConflictError
+from tests.repetitions import repetitions, sample, seed
+from tests.spark.application import start_program
+from tests.spark.conftest import Lab
+from tests.spark.savepoints import killed_program
+from tests.spark.savepoints.queries import restored
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 2)]
+
+PROGRAM = Path(killed_program.__file__)
+KEYS, FILE_ROWS, FILES = 3000, 5000, 3
+# Saving and restoring take so long in an application that has just started.
+PATIENCE_S = 8.0
+
+
+def feed(lab: Lab, files: int = FILES) -> None:
+    for _ in range(files):
+        lab.feed([(str((lab.files * 7919 + row) % KEYS), 1) for row in range(FILE_ROWS)])
+
+
+def expected(files: Iterable[int]) -> dict[str, tuple[int]]:
+    """Return the state after some files."""
+    keys = (str((file * 7919 + row) % KEYS) for file in files for row in range(FILE_ROWS))
+    return {key: (n,) for key, n in Counter(keys).items()}
+
+
+def saved(lab: Lab, name: str = "one") -> dict[str, tuple[int]]:
+    """Return the state in a savepoint, which must be that after the files that it says were read."""
+    target = lab.folder / "savepoints"
+    assert savepoints.verify(target, name) == []
+    (source,) = savepoints.read(target, name).query.sources
+    logged = "\n".join((target / name / log.key).read_text() for log in source.logs)
+    files = {int(file) for file in re.findall(r"/input/(\d+)\.parquet", logged)}
+    assert files, logged
+    found = {row["key"]: (row["n"],) for row in savepoints.load(lab.spark, target, name).collect()}
+    assert found == expected(files)
+    return found
+
+
+@contextmanager
+def application(folder: Path, what: str, settings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the program, and give it once it has begun; it is gone after the context."""
+    with (folder / "application.log").open("w") as log:
+        arguments = (what, json.dumps(settings))
+        process = start_program(
+            PROGRAM, folder, *arguments, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "BEGIN\n", (folder / "application.log").read_text()[-3000:]
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_on(lab: Lab, query: str, durable: str) -> dict[str, tuple[int]]:
+    """Run a query over what it has not read yet, and return its state."""
+    lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+    lab.run(killed_program.totals(lab.spark, lab.folder), query)
+    return lab.state(query=query)
+
+
+CASES = [(what, number) for number in repetitions(1, 17) for what in ("create", "stop", "restore")]
+
+
+@pytest.mark.parametrize(("what", "number"), sample(CASES))
+def test_an_application_is_killed(lab: Lab, what: str, number: int) -> None:
+    """The next try succeeds; the original and what is restored go on to the same end as if nothing had been."""
+    chance = random.Random(f"{seed()} {what} {number}")
+    feed(lab)
+    target = lab.folder / "savepoints"
+    if what == "restore":
+        run_on(lab, "query", "durable")
+        savepoints.create(lab.spark, lab.folder / "query", target, "one")
+    with application(lab.folder, what, {"spark.sql.streaming.minBatchesToRetain": "10"}) as process:
+        feed(lab)
+        threading.Event().wait(chance.random() * PATIENCE_S)
+    finished = {found.name for found in savepoints.listed(target) if found.savepoint}
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    if "one" in finished and what != "restore":
+        assert process.returncode is not None
+        with pytest.raises(ConflictError):
+            savepoints.create(lab.spark, lab.folder / "query", target, "one")
+    elif what != "restore":
+        savepoints.create(lab.spark, lab.folder / "query", target, "one")
+    assert saved(lab)
+    if not (lab.folder / "again/metadata").exists():
+        restored(lab, shards=killed_program.SHARDS)
+    assert run_on(lab, "query", "durable") == expected(range(lab.files))
+    assert run_on(lab, "again", "durable-again") == expected(range(lab.files))
