@@ -9,31 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast import savepoints
 from tests.spark.application import start_spark
-from tests.spark.savepoints.queries import counts
+from tests.spark.savepoints.totals import start
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
-COLUMNS = "key string, v long"
-#: A number that executors of the standalone cluster see as shards, too.
 SHARDS = 3
-
-
-def totals(spark: SparkSession, folder: Path) -> DataFrame:
-    """Return how many rows each key has had."""
-    source = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-    return counts(source, ["key"], "totals")
-
-
-def start(spark: SparkSession, folder: Path) -> StreamingQuery:
-    """Start the query on what it has not read yet, for ever; it keeps but two micro-batches."""
-    writer = totals(spark, folder).writeStream.format("noop").outputMode("update")
-    return writer.option("checkpointLocation", str(folder / "query")).start()
 
 
 def main(folder: Path, what: str, settings: str) -> None:

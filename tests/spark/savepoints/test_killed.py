@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,37 +21,13 @@ from tests.spark.application import start_program
 from tests.spark.conftest import Lab
 from tests.spark.savepoints import killed_program
 from tests.spark.savepoints.queries import restored
+from tests.spark.savepoints.totals import expected, feed, saved, totals
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 2)]
 
 PROGRAM = Path(killed_program.__file__)
-KEYS, FILE_ROWS, FILES = 3000, 5000, 3
 # Saving and restoring take so long in an application that has just started.
 PATIENCE_S = 8.0
-
-
-def feed(lab: Lab, files: int = FILES) -> None:
-    for _ in range(files):
-        lab.feed([(str((lab.files * 7919 + row) % KEYS), 1) for row in range(FILE_ROWS)])
-
-
-def expected(files: Iterable[int]) -> dict[str, tuple[int]]:
-    """Return the state after some files."""
-    keys = (str((file * 7919 + row) % KEYS) for file in files for row in range(FILE_ROWS))
-    return {key: (n,) for key, n in Counter(keys).items()}
-
-
-def saved(lab: Lab, name: str = "one") -> dict[str, tuple[int]]:
-    """Return the state in a savepoint, which must be that after the files that it says were read."""
-    target = lab.folder / "savepoints"
-    assert savepoints.verify(target, name) == []
-    (source,) = savepoints.read(target, name).query.sources
-    logged = "\n".join((target / name / log.key).read_text() for log in source.logs)
-    files = {int(file) for file in re.findall(r"/input/(\d+)\.parquet", logged)}
-    assert files, logged
-    found = {row["key"]: (row["n"],) for row in savepoints.load(lab.spark, target, name).collect()}
-    assert found == expected(files)
-    return found
 
 
 @contextmanager
@@ -78,7 +52,7 @@ def application(folder: Path, what: str, settings: dict[str, str]) -> Iterator[s
 def run_on(lab: Lab, query: str, durable: str) -> dict[str, tuple[int]]:
     """Run a query over what it has not read yet, and return its state."""
     lab.configure({"checkpoint.dir": str(lab.folder / durable)})
-    lab.run(killed_program.totals(lab.spark, lab.folder), query)
+    lab.run(totals(lab.spark, lab.folder), query)
     return lab.state(query=query)
 
 
