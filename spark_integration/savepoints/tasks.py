@@ -59,10 +59,24 @@ def run_tasks(
 
 @contextmanager
 def working_folder(settings: Settings) -> Iterator[Path]:
-    """Give a folder where executors keep what is large; it is gone after the context."""
+    """Give a folder where executors keep what is large; it is gone after the context.
+
+    Raises
+    ------
+    UnavailableError
+        It cannot be made.
+    """
     disk = local_dirs.choose_root(settings.local_dir, in_memory=False)
-    with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
-        yield Path(home)
+    try:
+        disk.mkdir(parents=True, exist_ok=True)
+        home = tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk)
+    except OSError as exc:
+        raise UnavailableError(
+            f"nothing can be kept under {disk} ({exc.strerror}): make it writable, or name another directory in "
+            "spark.holdfast.local.dir"
+        ) from exc
+    with home:
+        yield Path(home.name)
 
 
 def as_text(error: HoldfastError) -> str:
