@@ -55,6 +55,7 @@ def test_an_old_savepoint_is_whole_and_opens_with_pyarrow(folder: Path, name: st
 
 
 @pytest.mark.spark
+@pytest.mark.smoke
 @pytest.mark.parametrize(("folder", "name"), sample(SAMPLES), ids=ids)
 def test_a_query_goes_on_from_an_old_savepoint(spark: SparkSession, tmp_path: Path, folder: Path, name: str) -> None:
     """Each key's timer, which was overdue, fires with the key's state."""

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 STEP = 10
 _DELETED = "org.apache.kafka.clients.admin.RecordsToDelete"
-NAMED = {"spark.sql.streaming.queryEvolution.enableSourceEvolution": "true"}
+NAMED = {
+    "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
+    # Spark 4.2 needs to be told, later ones do so by themselves.
+    "spark.sql.streaming.offsetLog.formatVersion": "2",
+}
 USERS = 7
 # It clicks once, so that a timer is all that its shard is called for.
 QUIET = 18

@@ -12,7 +12,7 @@ import pytest
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError
 from holdfast.spark_integration.savepoints import creating
-from tests.repetitions import repetitions
+from tests.repetitions import repetitions, sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.savepoints.totals import feed, saved, start
@@ -60,6 +60,7 @@ def create(lab: Lab, name: str, **options: Any) -> savepoints.Savepoint:
     return savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", name, **options)
 
 
+@pytest.mark.turn(1, 2)
 def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
     """Or there is none, with an error, if Spark has cleaned up twice meanwhile."""
     feed(lab)
@@ -82,7 +83,7 @@ def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
     assert saved(lab, "last")
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", sample([1, 2]))
 def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
     feed(lab)

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from holdfast import savepoints
 from holdfast.errors import ConflictError
 from tests.repetitions import repetitions, sample, seed
-from tests.spark.application import start_program
 from tests.spark.conftest import Lab
 from tests.spark.savepoints import killed_program
+from tests.spark.savepoints.killed import application
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.totals import expected, feed, saved, totals
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 2)]
 
-PROGRAM = Path(killed_program.__file__)
 # Saving and restoring take so long in an application that has just started.
 PATIENCE_S = 8.0
-
-
-@contextmanager
-def application(folder: Path, what: str, settings: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the program, and give it once it has begun; it is gone after the context."""
-    with (folder / "application.log").open("w") as log:
-        arguments = (what, json.dumps(settings))
-        process = start_program(
-            PROGRAM, folder, *arguments, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "BEGIN\n", (folder / "application.log").read_text()[-3000:]
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def run_on(lab: Lab, query: str, durable: str) -> dict[str, tuple[int]]:

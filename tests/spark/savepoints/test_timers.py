@@ -14,7 +14,7 @@ from tests.spark.savepoints.waiting import CASES, KEYS, Case, feed, run_once, st
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("case", sample(CASES, quick=2), ids=str)
+@pytest.mark.parametrize("case", sample(CASES, quick=1), ids=str)
 def test_what_is_overdue_in_quiet_shards_is_due_at_once(lab: Lab, case: Case) -> None:
     """Each timer fires once, in the first micro-batch, and rows live as long as they would have in the original."""
     with configured(lab.spark, case.settings):
