@@ -48,7 +48,7 @@ def executors(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.turn(1, 3)
+@pytest.mark.turn(1, 6)
 @pytest.mark.parametrize("what", sample(["create", "restore"]))
 def test_an_executor_is_killed(lab: Lab, what: str) -> None:
     chance = random.Random(f"{seed()} {what}")

@@ -16,7 +16,7 @@ from tests.spark.savepoints.killed import application
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.totals import expected, feed, saved, totals
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 2)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(30), pytest.mark.timeout(600), pytest.mark.turn(0, 3)]
 
 # Saving and restoring take so long in an application that has just started.
 PATIENCE_S = 8.0

@@ -94,7 +94,7 @@ def test_a_restored_query_reads_on(lab: Lab, kind: type[Source]) -> None:
     require_the_same(lab, kind(lab.spark, lab.folder / "source"))
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 def test_named_sources_may_change_places(lab: Lab) -> None:
     """Each is given its own position by its name."""
     if not hasattr(lab.spark.readStream, "name"):
@@ -103,7 +103,7 @@ def test_named_sources_may_change_places(lab: Lab) -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 4)
 def test_a_topic_of_kafka_is_read_on(lab: Lab, topic: Topic) -> None:
     """Its new partition, too, from the first record on; what the topic has forgotten fails the query, as documented."""
     require_the_same(lab, topic)
@@ -117,7 +117,7 @@ def test_a_topic_of_kafka_is_read_on(lab: Lab, topic: Topic) -> None:
     assert lab.run(open_sessions(topic.numbers(failOnDataLoss="false")), "lossy", "append")
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(2, 4)
 def test_sources_of_two_kinds_begin_anew(lab: Lab) -> None:
     """With ``sources="fresh"`` a savepoint is initial state: all rows of both are read again."""
     source = Two(lab.spark, lab.folder / "source")

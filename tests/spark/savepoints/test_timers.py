@@ -22,7 +22,7 @@ def test_what_is_overdue_in_quiet_shards_is_due_at_once(lab: Lab, case: Case) ->
         run_once(lab, case, "query", "durable")
         savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
         before = state(lab, case, "query", "durable")
-        restored(lab, shards=5)
+        restored(lab, shards=3)
         feed(lab, "z", 20)
         original = run_once(lab, case, "query", "durable")
         assert run_once(lab, case, "again", "durable-again") == original

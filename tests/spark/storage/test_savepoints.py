@@ -44,7 +44,7 @@ def saved(lab: Lab, case: Case, location: str, checkpoint_dir: str, target: str)
 
 
 @pytest.mark.s3
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 4)
 def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Versitygw) -> None:
     """With the tools of S3; the query, its state and the first copy are gone when it is restored."""
     case, location = CASES[0], str(lab.folder / "query")
@@ -68,7 +68,7 @@ def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Vers
 
 
 @pytest.mark.hdfs
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(2, 4)
 @pytest.mark.parametrize("case", sample([CASES[1], CASES[3]]), ids=str)
 def test_a_query_on_hdfs_is_saved_and_restored(lab: Lab, hdfs: Hdfs, case: Case) -> None:
     """Spark's location, the savepoint and the state are all there, and the original's are gone before the restore."""
