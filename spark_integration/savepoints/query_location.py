@@ -147,6 +147,8 @@ class QueryLocation:
         ------
         UnavailableError
             The log of a source of files has a gap: Spark is cleaning up, or it is damaged.
+        InvalidArgumentError
+            Sources have names, which the log of micro-batches does not tell.
         """
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
@@ -158,6 +160,13 @@ class QueryLocation:
         wanted = {name: number for name, number in found.items() if number <= end}
         compacted = max((number for name, number in wanted.items() if name.endswith(_COMPACT)), default=-1)
         missing = set(range(compacted + 1, end + 1)) - set(wanted.values())
+        if missing and not names and self._has_named_sources():
+            raise InvalidArgumentError(
+                "the query's sources have names, but its log of micro-batches does not: Spark 4.2 writes them with "
+                "spark.sql.streaming.offsetLog.formatVersion=2, set before the query's first start",
+                source=source,
+                location=self._storage.url,
+            )
         if missing:
             raise UnavailableError(
                 "what Spark keeps of a source has a gap: if the query runs, try again",
@@ -170,6 +179,10 @@ class QueryLocation:
     def source_log(self, source: str, name: str) -> memoryview:
         """Return a file that a source keeps; raises NotFoundError if Spark has replaced it by a newer one."""
         return self._storage.get(f"sources/{source}/{name}", _LOG_BYTES_MAX)
+
+    def _has_named_sources(self) -> bool:
+        folders = {info.key.split("/")[1] for info in self._storage.list("sources/")}
+        return any(not _NUMBER.fullmatch(name) for name in folders)
 
     def _log_offset(self, offset: str) -> int | None:
         try:

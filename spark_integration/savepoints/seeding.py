@@ -155,13 +155,11 @@ def seed(
     """
     _, batch = _text(stub, "offsets/0").split("\n")[:2]
     stub_conf = json.loads(batch)["conf"]
-    if not query.query_id:  # it has not begun: what it does not pin this session's Spark does
-        conf = {**stub_conf, **conf}
-    differ = sorted(name for name in {*conf, *stub_conf} if conf.get(name) != stub_conf.get(name))
+    differ = sorted(name for name, value in conf.items() if stub_conf.get(name) != value)
     if differ:
         raise InvalidArgumentError(
-            "this session's Spark pins other settings for state than the savepoint's did: restore with the release of "
-            "Spark that the savepoint was made with",
+            "this session's Spark does not pin the settings that the savepoint's did: restore with the release of "
+            "Spark that the savepoint was made with, or a later one",
             settings=", ".join(differ),
         )
     for info in stub.list(_STATE):
@@ -175,7 +173,8 @@ def seed(
         lines = [f"{source.name}:{line}" for source, line in zip(query.sources, lines, strict=True)]
     # What a source reads again from its beginning must not be late.
     watermark_ms = 0 if fresh else query.next_watermark_ms
-    saved = json.loads(query.batch) | {"conf": dict(conf)} | ({"batchWatermarkMs": 0} if fresh else {})
+    # What a later Spark pins besides holds of its state, which it has just made.
+    saved = json.loads(query.batch) | {"conf": stub_conf} | ({"batchWatermarkMs": 0} if fresh else {})
     location.put("offsets/0", _log(query.offsets_version, _json(saved), *lines))
     commit_version, commit = _text(stub, "commits/0").split("\n")[:2]
     committed = json.loads(commit) | {"nextBatchWatermarkMs": watermark_ms}

@@ -65,11 +65,24 @@ def run_frame(
 
 @contextmanager
 def working_folder(settings: Settings) -> Iterator[Path]:
-    """Give a folder where executors keep what is large; it is gone after the context."""
+    """Give a folder where executors keep what is large; it is gone after the context.
+
+    Raises
+    ------
+    UnavailableError
+        It cannot be made.
+    """
     disk = local_dirs.choose_root(settings.local_dir, in_memory=False)
-    disk.mkdir(parents=True, exist_ok=True)  # as a query's executors do
-    with tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk) as home:
-        yield Path(home)
+    try:
+        disk.mkdir(parents=True, exist_ok=True)
+        home = tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk)
+    except OSError as exc:
+        raise UnavailableError(
+            f"nothing can be kept under {disk} ({exc.strerror}): make it writable, or name another directory in "
+            "spark.holdfast.local.dir"
+        ) from exc
+    with home:
+        yield Path(home.name)
 
 
 def as_text(error: HoldfastError) -> str:

@@ -5,6 +5,8 @@
     ~/.cache/holdfast-test-servers/          (or below $XDG_CACHE_HOME)
         versitygw-1.8.0/versitygw
         hadoop-3.4.2/*.jar
+        kafka-4.3.1/*.jar
+        spark-kafka-4.2.0/*.jar
         chromium-153.0.0-axe-4.14.1/         chromium, lib/, fonts/, fonts.conf, node_modules/axe-core/
         versitygw-1.8.0.lock                 held by the one process that fetches; the others wait
 
@@ -27,6 +29,7 @@ import pytest
 
 VERSITYGW = "1.8.0"
 HADOOP = "3.4.2"
+KAFKA, SPARK_KAFKA = "4.3.1", "4.2.0"
 CHROMIUM, AXE = "153.0.0", "4.14.1"
 
 
@@ -46,10 +49,21 @@ def versitygw() -> Path:
 @functools.cache
 def hadoop() -> str:
     """Return the class path of a NameNode and a DataNode."""
-    pom = Path(__file__).with_name("hadoop-pom.xml")
-    command = ["mvn", "-B", "-q", "-f", str(pom), f"-Dhadoop.version={HADOOP}", "dependency:copy-dependencies"]
-    folder = _fetched(f"hadoop-{HADOOP}", command, lambda folder: {"HADOOP_JARS": str(folder)})
-    return ":".join(map(str, sorted(folder.glob("*.jar"))))
+    return ":".join(_jars("hadoop-pom.xml", f"hadoop-{HADOOP}", f"hadoop.version={HADOOP}", "HADOOP_JARS"))
+
+
+@functools.cache
+def kafka() -> str:
+    """Return the class path of a broker; fetches Spark's connector, too, since nobody needs one without the other."""
+    spark_kafka()
+    return ":".join(_jars("kafka-pom.xml", f"kafka-{KAFKA}", f"kafka.version={KAFKA}", "KAFKA_JARS"))
+
+
+@functools.cache
+def spark_kafka() -> list[str]:
+    """Return the jars of Spark's connector to Kafka."""
+    connector = f"connector.version={SPARK_KAFKA}"
+    return _jars("spark-kafka-pom.xml", f"spark-kafka-{SPARK_KAFKA}", connector, "CONNECTOR_JARS")
 
 
 @functools.cache
@@ -60,7 +74,7 @@ def chromium() -> Path:
     return _fetched(f"chromium-{CHROMIUM}-axe-{AXE}", command, lambda folder: {"CHROMIUM_FOLDER": str(folder)})
 
 
-_BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "browser": chromium}
+_BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "kafka": kafka, "browser": chromium}
 
 
 def prefetch(markers: Collection[str]) -> None:
@@ -79,6 +93,14 @@ def skipped_where_missing() -> Iterator[None]:
         if os.environ.get("HOLDFAST_TEST_MUST_SERVE"):
             pytest.fail(str(exc))
         pytest.skip(str(exc))
+
+
+def _jars(pom: str, name: str, version: str, variable: str) -> list[str]:
+    """Return what Maven fetches for a POM, which takes the version, and the folder from an environment variable."""
+    project = str(Path(__file__).with_name(pom))
+    command = ["mvn", "-B", "-q", "-f", project, f"-D{version}", "dependency:copy-dependencies"]
+    folder = _fetched(name, command, lambda folder: {variable: str(folder)})
+    return [str(jar) for jar in sorted(folder.glob("*.jar"))]
 
 
 def _fetched(name: str, command: list[str], environment: Callable[[Path], dict[str, str]]) -> Path:

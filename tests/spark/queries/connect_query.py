@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
+from holdfast import savepoints
 from holdfast.errors import InvalidArgumentError
 from tests.spark.application import settings_of
 from tests.spark.processors.engines import NEEDED
@@ -239,9 +240,39 @@ def with_timers(spark: SparkSession, events: DataFrame, folder: Path) -> list[di
     return sorted(state.to_pylist(), key=repr)
 
 
+def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Save a query after its second file, and let it and what is restored read the third one; return what is found."""
+    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+
+    def run(query: str, durable: str) -> list[dict[str, Any]]:
+        spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / durable))
+        counts = (
+            holdfast.stream(source.parquet(str(folder / "input")))
+            .groupBy("key")
+            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
+        )
+        writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(folder / query)).start().awaitTermination()
+        return sorted(holdfast.read_state(spark, folder / query, "counts").to_pylist(), key=repr)
+
+    run("query", "durable")
+    savepoints.create(spark, folder / "query", folder / "savepoints", "one")
+    saved = savepoints.load(spark, folder / "savepoints", "one").drop("shard").toArrow().to_pylist()
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable-again"))
+    savepoints.restore(spark, folder / "savepoints", "one", folder / "again", shards=3)
+    for path in (folder / "more").iterdir():
+        path.rename(folder / "input" / path.name)
+    return {
+        "saved": sorted(saved, key=repr),
+        "original": run("query", "durable"),
+        "restored": run("again", "durable-again"),
+    }
+
+
 PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {
     "each API": by_each_api,
     "in foreachBatch": in_foreach_batch,
+    "savepoints": by_savepoint,
 }
 
 

@@ -38,7 +38,20 @@ def require_any_evaluation(found: dict[str, Any]) -> None:
         ]  # fmt: skip
 
 
-REQUIRED = {"each API": require_each_api, "in foreachBatch": require_any_evaluation}
+def require_savepoints(found: dict[str, Any]) -> None:
+    """Made, read and restored, with other shards."""
+    assert found["saved"] == [{"key": "a", "n": 2}, {"key": "b", "n": 1}, {"key": None, "n": 1}]
+    assert found["restored"] == found["original"]
+    assert found["original"] == [
+        {"key": "a", "n": 3}, {"key": "b", "n": 1}, {"key": "c", "n": 1}, {"key": None, "n": 1},
+    ]  # fmt: skip
+
+
+REQUIRED = {
+    "each API": require_each_api,
+    "in foreachBatch": require_any_evaluation,
+    "savepoints": require_savepoints,
+}
 
 
 @pytest.mark.spark

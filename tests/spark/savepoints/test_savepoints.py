@@ -28,7 +28,17 @@ BACKENDS = ["memory", "filesystem", "rocksdb"]
 @pytest.mark.parametrize(("case", "shards"), sample(list(product(CASES, [None, 3])), quick=4), ids=str)
 def test_a_restored_query_goes_on_as_the_original(lab: Lab, case: Case, shards: int | None) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers, on another backend, with other shards."""
-    before, after = sample([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0]
+    require_the_same(lab, case, shards, *sample([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), list(product(BACKENDS, BACKENDS)))
+def test_each_backend_opens_what_each_has_saved(lab: Lab, before: str, after: str) -> None:
+    """Of a processor, with timers; the test above has one of the pairs in each run."""
+    require_the_same(lab, CASES[3], 3, before, after)
+
+
+def require_the_same(lab: Lab, case: Case, shards: int | None, before: str, after: str) -> None:
     lab.configure({"backend": before})
     with configured(lab.spark, dict(case.settings)):
         later = saved(lab, case)

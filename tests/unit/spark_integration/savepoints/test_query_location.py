@@ -80,6 +80,13 @@ def test_a_gap_in_the_log_of_files_is_no_log(root: Path, location: QueryLocation
         location.source_logs("0", '{"logOffset":11}')
 
 
+def test_names_that_only_the_folders_tell(root: Path, location: QueryLocation) -> None:
+    """Spark 4.2 by default: nothing says which of them the first position belongs to."""
+    (root / "sources/0").rename(root / "sources/left")
+    with pytest.raises(InvalidArgumentError, match=r"offsetLog.formatVersion=2"):
+        location.source_logs("0", '{"logOffset":11}')
+
+
 def test_a_query_without_a_commit(root: Path, location: QueryLocation) -> None:
     for file in (root / "commits").iterdir():
         file.unlink()

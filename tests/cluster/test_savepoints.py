@@ -1,0 +1,74 @@
+"""An executor is killed while a query is saved, or a savepoint restored: its tasks are done by the other one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from holdfast import savepoints
+from tests.cluster.standalone import EXECUTOR, cluster
+from tests.faults.killings import RUN_MARK
+from tests.repetitions import sample, seed
+from tests.spark.conftest import Lab, configured
+from tests.spark.savepoints.killed import application
+from tests.spark.savepoints.totals import expected, feed, saved, totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(900)]
+
+EXECUTORS = {"spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "512m"}
+PATIENCE_S = 3.0
+
+
+@pytest.fixture
+def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
+    found = Lab(spark, tmp_path, tmp_path / "local")
+    with configured(found):
+        yield found
+
+
+def executors(folder: Path) -> list[int]:
+    """Return the executors of the cluster in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if EXECUTOR in process.cmdline() and process.environ().get(RUN_MARK) == str(folder):
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.turn(1, 6)
+@pytest.mark.parametrize("what", sample(["create", "restore"]))
+def test_an_executor_is_killed(lab: Lab, what: str) -> None:
+    chance = random.Random(f"{seed()} {what}")
+    feed(lab)
+    if what == "restore":
+        lab.run(totals(lab.spark, lab.folder))
+        savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+    with cluster(lab.folder) as master, application(lab.folder, what, {**EXECUTORS, "spark.master": master}) as process:
+        threading.Event().wait(chance.random() * PATIENCE_S)
+        victims = executors(lab.folder)
+        assert victims, "it has executors when it begins"
+        os.kill(chance.choice(victims), signal.SIGKILL)
+        said, _ = process.communicate(timeout=300)
+        assert (said, process.returncode) == ("END\n", 0), (lab.folder / "application.log").read_text()[-3000:]
+    assert saved(lab)
+    if what == "create":
+        lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+        savepoints.restore(lab.spark, lab.folder / "savepoints", "one", lab.folder / "again", shards=3)
+    feed(lab, 1)
+    for query, durable in (("query", "durable"), ("again", "durable-again")):
+        lab.configure({"checkpoint.dir": str(lab.folder / durable)})
+        lab.run(totals(lab.spark, lab.folder), query)
+        assert lab.state(query=query) == expected(range(lab.files))

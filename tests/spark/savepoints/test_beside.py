@@ -1,0 +1,111 @@
+"""Savepoints made while the query commits and Spark cleans up behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from holdfast import savepoints
+from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.spark_integration.savepoints import creating
+from tests.repetitions import repetitions, sample
+from tests.spark.conftest import Lab
+from tests.spark.parity.engines import configured
+from tests.spark.savepoints.totals import feed, saved, start
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+# Spark keeps two micro-batches, and cleans up what it keeps of files as soon as it can.
+SHORT = {
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.fileSource.log.compactInterval": "3",
+    "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
+}
+
+
+@contextmanager
+def running(lab: Lab) -> Iterator[Any]:
+    with configured(lab.spark, SHORT):
+        query = start(lab.spark, lab.folder)
+        try:
+            query.processAllAvailable()
+            yield query
+        finally:
+            query.stop()
+
+
+@contextmanager
+def feeding(lab: Lab) -> Iterator[None]:
+    """Let a file come each second."""
+    enough = threading.Event()
+
+    def feed_on() -> None:
+        while not enough.wait(1):
+            feed(lab, 1)
+
+    thread = threading.Thread(target=feed_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def create(lab: Lab, name: str, **options: Any) -> savepoints.Savepoint:
+    return savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", name, **options)
+
+
+@pytest.mark.turn(1, 2)
+def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
+    """Or there is none, with an error, if Spark has cleaned up twice meanwhile."""
+    feed(lab)
+    with running(lab) as query, feeding(lab):
+        for number in repetitions(1, 20):
+            try:
+                made = create(lab, f"round-{number}")
+            except HoldfastError as exc:
+                assert "purged" in str(exc) or "try again" in str(exc), exc  # noqa: PT017
+                assert all(
+                    found.savepoint is None
+                    for found in savepoints.listed(lab.folder / "savepoints")
+                    if found.name == f"round-{number}"
+                )
+            else:
+                assert saved(lab, f"round-{number}")
+                assert made.query.batch_id > 0
+        assert query.exception() is None
+    create(lab, "last")
+    assert saved(lab, "last")
+
+
+@pytest.mark.parametrize("times", sample([1, 2]))
+def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Once: a later one is saved. Again, or where a micro-batch was asked for: an error, and no savepoint."""
+    feed(lab)
+    purges = iter(range(times))
+    steps = creating.stateful_steps
+
+    def late(*arguments: Any) -> Any:
+        if next(purges, None) is not None:
+            feed(lab, 5)
+            query.processAllAvailable()
+        return steps(*arguments)
+
+    with running(lab) as query:
+        last = query.lastProgress["batchId"]
+        monkeypatch.setattr(creating, "stateful_steps", late)
+        if times == 1:
+            assert create(lab, "one").query.batch_id == last + 5
+            assert saved(lab)
+            return
+        with pytest.raises(NotFoundError, match="purged"):
+            create(lab, "one")
+        purges = iter(range(1))
+        with pytest.raises(NotFoundError, match="purged"):
+            create(lab, "two", batchId=query.lastProgress["batchId"])
+    assert not [found for found in savepoints.listed(lab.folder / "savepoints") if found.savepoint]
