@@ -16,6 +16,7 @@ from holdfast import savepoints
 from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, SchemaMismatchError
 from holdfast.examples.flights.sessions import CHAIN, CHAINS, chains, follow
 from holdfast.examples.stateful import sessions
+from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
@@ -59,6 +60,7 @@ def test_a_new_query_begins_with_what_was_written(lab: Lab) -> None:
     assert {row["carrier"]: row["n"] for row in left if row["carrier"] in (None, "quiet")} == {None: 7, "quiet": 3}
 
 
+@pytest.mark.turn(0, 2)
 def test_written_timers_fire(lab: Lab) -> None:
     """A chain of flights that was written ends when its timer says, though its aircraft never flies."""
     file = CHAINS_CASE.files()[0]
@@ -102,6 +104,7 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
         written(lab, carriers(lab, {"AA": 1}))
 
 
+@pytest.mark.turn(1, 2)
 def test_every_type_of_state_can_be_written_and_read(lab: Lab) -> None:
     """Nested times too, whatever the session's time zone."""
     columns = """'k' || id AS a, CAST(id AS decimal(9, 2)) AS b, id * 1.5 AS n, timestamp_millis(id * 86400000) AS t,
@@ -133,6 +136,7 @@ def test_one_key_is_edited(lab: Lab) -> None:
     assert len(set(batch) - set(original)) == 1
 
 
+@pytest.mark.turn(1, 2)
 def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     saved(lab, TOTALS)
     target = lab.folder / "savepoints"
@@ -152,6 +156,7 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
         savepoints.edit(stored, target, "one", "edited", "totls")
 
 
+@pytest.mark.turn(0, 2)
 def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
     """What is removed of a user is gone with its timers; all others go on as they were."""
     with configured(lab.spark, NEEDED):
@@ -204,7 +209,7 @@ SPARK_CASES = [
 ]
 
 
-@pytest.mark.parametrize("of_spark", SPARK_CASES, ids=lambda one: str(one.case))
+@pytest.mark.parametrize("of_spark", sample(SPARK_CASES, quick=1), ids=lambda one: str(one.case))
 def test_a_query_of_sparks_goes_on_with_holdfast(lab: Lab, of_spark: SparkCase) -> None:
     """From the same positions, with state, timers and watermark: output as Spark's operator goes on itself."""
     case, target = of_spark.case, lab.folder / "savepoints"
@@ -248,6 +253,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.turn(1, 2)
 def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     """Variables of each kind, their expiry and timers in processing time."""
     target = lab.folder / "savepoints"
@@ -284,6 +290,7 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     assert row["timers"] == repr([4_102_444_800_002, 4_102_444_800_005])
 
 
+@pytest.mark.turn(0, 2)
 def test_what_is_not_sparks_python_state_is_refused(lab: Lab) -> None:
     target = lab.folder / "savepoints"
     file = TOTALS.files()[0]
