@@ -24,7 +24,13 @@ from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, find_origin, forget_origin
+from holdfast.snapshotter.ownership.query_origin import (
+    QueryOrigin,
+    declare_origin,
+    find_origin,
+    forget_origin,
+    may_clear,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
@@ -143,7 +149,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
         return
     for directory, owner in origin.directories.items():
         record = find_operator(storage, directory)
-        if record is not None and record.query_id == owner:
+        if record is not None and record.query_id == owner and may_clear(storage, origin, directory):
             own = f"{directory}/operator"
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
             storage.delete([own])  # last: as long as it is there, the rest is known to be this
