@@ -28,6 +28,8 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 KIND = "origin"
 #: No operator has this name.
 FOLDER = "_queries"
+#: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
+RESCALING = "_rescaling"
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _FILLS = ".fills"
 _OF_QUERY = re.compile(r"[A-Za-z0-9-]{0,64}")

@@ -25,6 +25,7 @@ from holdfast.errors import HoldfastError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import (
+    RESCALING,
     QueryOrigin,
     declare_origin,
     find_origin,
@@ -37,9 +38,6 @@ from holdfast.spark_integration.savepoints import seeding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# No operator, and so no query, has a directory of this name.
-_RESCALING = "_rescaling"
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
 
 
 def _rescaling_url(settings: Settings) -> str:
-    return f"{str(settings.checkpoint_dir).rstrip('/')}/{_RESCALING}"
+    return f"{str(settings.checkpoint_dir).rstrip('/')}/{RESCALING}"
 
 
 def _stub_url(url: str, query_id: str) -> str:
