@@ -82,10 +82,10 @@ def test_a_damaged_part_is_found(bench: Bench) -> None:
         before = flip(path)
         try:
             left = copied(bench)
-            assert [key for key in whole - left if key.startswith("snapshots/")]
-        except CorruptionError as exc:
-            assert "a part of it" in str(exc)
+        except CorruptionError:
             refused += 1
+        else:
+            assert [key for key in whole - left if key.startswith("snapshots/")]
         path.write_bytes(before)
     assert refused
 
