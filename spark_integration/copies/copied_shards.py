@@ -143,7 +143,7 @@ def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequ
         except NotFoundError:
             found[key] = None
         except CorruptionError:
-            found[key] = _Object(len(data), None)
+            found[key] = _Object(0, None)
         else:
             parts = {part.key: _Object(part.size_bytes, part.digest) for file in manifest.files for part in file.parts}
             manifests[key] = data, parts
