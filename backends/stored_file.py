@@ -350,6 +350,14 @@ def decode(
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
 
+def digest_of(data: memoryview) -> str | None:
+    """Return the digest that names exactly these bytes; None if they are no whole stored file."""
+    if len(data) < _TAIL_SIZE or bytes(data[-8:]) != MAGIC:
+        return None
+    digest = xxhash.xxh3_128(data[:-24]).digest()
+    return digest.hex() if bytes(data[-24:-8]) == digest else None
+
+
 def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
     """Check that the sections lie one after the other before `end`, and say of themselves what can be."""
     at = 0

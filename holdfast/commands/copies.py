@@ -52,7 +52,8 @@ def rescale(
             rename=pairs(rename, "--rename"),
             to_checkpoint_dir=to_checkpoint_dir,
         )
-    say_new_query(original, f"rescaled to {shards} shards", query_id, query_checkpoint, as_json=as_json)
+    where = to_checkpoint_dir or checkpoint_dir
+    say_new_query(original, f"rescaled to {shards} shards", query_id, query_checkpoint, where, as_json=as_json)
 
 
 @click.command()
@@ -85,4 +86,4 @@ def clone(
         query_id = savepoints.clone(
             spark, original, query_checkpoint, to_checkpoint_dir=to_checkpoint_dir, batchId=batch_id
         )
-    say_new_query(original, "cloned", query_id, query_checkpoint, as_json=as_json)
+    say_new_query(original, "cloned", query_id, query_checkpoint, to_checkpoint_dir, as_json=as_json)

@@ -14,6 +14,7 @@ from holdfast.commands.target import Target, on_checkpoint, opened, plain, retai
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.query_origin import RESCALING
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
@@ -90,7 +91,8 @@ def gc(
             aborted = None
         else:
             list(target.executor.map(partial(_carry_out, target), going))
-            aborted = _abort_uploads(target, before_ms, outcomes)
+            folders = [*target.listing.operators, *([] if operator else [RESCALING])]
+            aborted = _abort_uploads(target, folders, before_ms, outcomes)
         if as_json:
             target.show({"dry_run": dry_run, "now_ms": now_ms, **_document(outcomes, aborted)})
         else:
@@ -100,7 +102,7 @@ def gc(
 
 
 def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> list[Outcome]:
-    work, outcomes = [], []
+    work, outcomes = [], _of_rescaling(target, before_ms)
     for name, operator in target.listing.operators.items():
         outcomes.append(_beside_shards(operator, before_ms))
         try:
@@ -119,6 +121,17 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> l
 def _is_of(record: OperatorRecord, prefix: str) -> bool:
     number = int(prefix.rpartition("-")[2])
     return number < record.shards and prefix == shard_prefix(record.operator, number)
+
+
+def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
+    """Return what killed attempts to rescale a query have left: one that is at work writes all the time."""
+    outcomes = []
+    for folder, infos in target.listing.rescaling.items():
+        if all(info.modified_ms <= before_ms for info in infos):
+            reason = "the savepoint of a query whose rescaling was stopped"
+            sizes = {info.key: info.size_bytes for info in infos}
+            outcomes.append(Outcome(Plan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
+    return outcomes
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:
@@ -163,10 +176,10 @@ def _carry_out(target: Target, outcome: Outcome) -> None:
         outcome.error = exc
 
 
-def _abort_uploads(target: Target, before_ms: int, outcomes: list[Outcome]) -> int:
+def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:
     """Remove what killed uploads left, and return how many; that this is not allowed is one more outcome."""
     try:
-        return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in target.listing.operators)
+        return sum(target.storage.abort_unfinished_uploads(f"{name}/", before_ms) for name in folders)
     except HoldfastError as exc:
         outcomes.append(Outcome(Plan("unfinished uploads", 0), {}, exc))
         return 0

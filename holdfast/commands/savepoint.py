@@ -16,6 +16,7 @@ from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spa
 from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, size, table
 from holdfast.errors import InvalidArgumentError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
+from holdfast.settings import PREFIX
 
 if TYPE_CHECKING:
     pass
@@ -127,15 +128,21 @@ def restore(
             reset=reset,
             sources=sources,
         )
-    say_new_query(name, "restored", query_id, query_checkpoint, as_json=as_json)
+    say_new_query(name, "restored", query_id, query_checkpoint, checkpoint_dir, as_json=as_json)
 
 
-def say_new_query(what: str, done: str, query_id: str, query_checkpoint: str, *, as_json: bool) -> None:
-    """Say how to start a query that was made."""
+def say_new_query(
+    what: str, done: str, query_id: str, query_checkpoint: str, checkpoint_dir: str, *, as_json: bool
+) -> None:
+    """Say how to start a query that was made: both its places are new, or may be."""
+    made = {"query_id": query_id, "query_checkpoint": query_checkpoint, "checkpoint_dir": checkpoint_dir}
     if as_json:
-        click.echo(json.dumps({"name": what, "query_id": query_id, "query_checkpoint": query_checkpoint}))
+        click.echo(json.dumps({"name": what} | made))
     else:
-        click.echo(f"{what} is {done}: start the query with checkpointLocation {query_checkpoint} (id {query_id})")
+        click.echo(
+            f"{what} is {done}: start the query with checkpointLocation {query_checkpoint} and "
+            f"{PREFIX}checkpoint.dir {checkpoint_dir} (id {query_id})"
+        )
 
 
 @savepoint.command("list")

@@ -3,9 +3,14 @@
 ::
 
     _queries/<query id>
+    _queries/<query id>.fills       of a clone: no other query fills its directories
 
 Whoever restores or clones writes it before anything else in the checkpoint directory, so that what a stopped attempt
 leaves there can be told from what others own. A query that has no such object began by itself.
+
+The records of a restored query name it, but those of all clones of a query name the same one. So a clone looks for
+others that name its directories, once they could see that it does; only if there is none does it take them, and say so.
+Of two at once, one finds the other, or both do.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from holdfast.backends import stored_file
-from holdfast.errors import NotFoundError
+from holdfast.errors import ConflictError, NotFoundError
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -23,7 +28,10 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 KIND = "origin"
 #: No operator has this name.
 FOLDER = "_queries"
+#: Holds a savepoint below a query's id, while that is made by rescaling another one; nor has an operator this name.
+RESCALING = "_rescaling"
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_FILLS = ".fills"
 _OF_QUERY = re.compile(r"[A-Za-z0-9-]{0,64}")
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(@[A-Za-z0-9-]{1,64})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -105,6 +113,41 @@ def find_origin(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     return origin
 
 
+def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
+    """Take the directories of a clone that was declared, before anything is written there.
+
+    Raises
+    ------
+    ConflictError
+        Another query that was restored or cloned names one of them.
+    """
+    folder = PrefixedStorage(storage, FOLDER)
+    for other in sorted(info.key for info in folder.list("")):
+        found = find_origin(storage, other) if _ID.fullmatch(other) and other != origin.query_id else None
+        shared = origin.directories.keys() & found.directories.keys() if found else ()
+        if shared:
+            raise ConflictError(
+                "another query was cloned or restored into this checkpoint directory, or is just now, or was begun and "
+                "stopped: choose another directory, or finish that one first by the same command. If it is gone for "
+                f"good, and its operators' directories with it, delete {FOLDER}/{other}",
+                operators=", ".join(sorted(shared)),
+                query=other,
+                storage=storage.url,
+            )
+    folder.put(origin.query_id + _FILLS, b"")
+
+
+def may_clear(storage: ObjectStorage, origin: QueryOrigin, directory: str) -> bool:
+    """Tell whether what lies in a directory was written by the attempt that declared the origin.
+
+    It was where the directory's record names the query, which nobody else writes, or where a clone took it.
+    """
+    if origin.directories[directory] == origin.query_id:
+        return True
+    return any(info.key == f"{FOLDER}/{origin.query_id}{_FILLS}" for info in storage.list(f"{FOLDER}/"))
+
+
 def forget_origin(storage: ObjectStorage, query_id: str) -> None:
     """Delete what is stored of a query that never was."""
-    PrefixedStorage(storage, FOLDER).delete([query_id])
+    for key in (query_id + _FILLS, query_id):
+        PrefixedStorage(storage, FOLDER).delete([key])

@@ -11,7 +11,7 @@
                           files/5f0c1d…-0           "part"
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
-    _queries/…                                      no operator's: see `holdfast.snapshotter.ownership.query_origin`
+    _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.query_origin`
     anything else                                   "unknown"
 
 A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
+from holdfast.snapshotter.ownership.query_origin import RESCALING
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -39,6 +40,7 @@ from holdfast.snapshotter.stored_reads import KEY as READ
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
+_RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
@@ -162,10 +164,13 @@ class CheckpointListing:
         By name.
     unknown : tuple of ObjectInfo
         What belongs to no operator.
+    rescaling : mapping of str to list of ObjectInfo
+        By folder the savepoints of queries that are rescaled, or whose rescaling was killed.
     """
 
     operators: Mapping[str, OperatorListing]
     unknown: tuple[ObjectInfo, ...]
+    rescaling: Mapping[str, list[ObjectInfo]] = field(default_factory=dict)
 
     def without_record(self) -> list[str]:
         """Return the folders that hold commits or snapshots of shards, but no operator record."""
@@ -221,11 +226,15 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
         raise _nothing_found(storage, operator, infos)
     of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
     unknown: list[ObjectInfo] = []
+    rescaling: dict[str, list[ObjectInfo]] = {}
     for info in infos:
-        folder = info.key.partition("/")[0]
-        if folder != QUERIES:
+        folder, rescaled = info.key.partition("/")[0], _RESCALED.fullmatch(info.key)
+        if rescaled:
+            rescaling.setdefault(rescaled[1], []).append(replace(info, key=rescaled[2]))
+        elif folder != QUERIES:
             of_operator.get(folder, unknown).append(info)
-    return CheckpointListing({name: _operator(name, of_operator[name]) for name in of_operator}, tuple(unknown))
+    found = {name: _operator(name, of_operator[name]) for name in of_operator}
+    return CheckpointListing(found, tuple(unknown), rescaling)
 
 
 def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:

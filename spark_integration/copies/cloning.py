@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, find_origin, take_directories
 from holdfast.snapshotter.ownership.stored_tables import FOLDER as SCHEMAS
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -140,17 +140,17 @@ def _copy_operators(
             storage=new.storage.url,
         )
     before = find_origin(storage, query_id)  # what is cloned may be a clone
-    new.fill(
-        QueryOrigin(
-            new.query_id,
-            query_id if before is None else before.state_id,
-            query_id,
-            batch_id,
-            {directory: record.query_id for directory, record in records.items()},
-            () if before is None else before.empty,
-            sum(step.is_ours and not step.pointers for step in steps),
-        )
+    origin = QueryOrigin(
+        new.query_id,
+        query_id if before is None else before.state_id,
+        query_id,
+        batch_id,
+        {directory: record.query_id for directory, record in records.items()},
+        () if before is None else before.empty,
+        sum(step.is_ours and not step.pointers for step in steps),
     )
+    new.fill(origin)
+    take_directories(new.storage, origin)
     for record in records.values():
         _copy_record(storage, new.storage, record)
     shards = [shard_row(directory, row) for directory, of in rows.items() for row in of if row.pointer is not None]

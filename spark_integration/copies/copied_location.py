@@ -9,7 +9,7 @@
     metadata                               not copied: the clone has an id of its own
 
 State is copied as it is, whoever keeps it: Spark's own operators, too. Only where Spark's metadata names its own files
-by path, the path is changed.
+by path, the path is changed, whatever it was.
 
 Source: Spark 4.3's ``HDFSBackedStateStoreProvider``, ``RocksDBFileManager``, ``OperatorStateMetadata``, and locations
 that it wrote.
@@ -31,7 +31,6 @@ _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
-_DESCRIBING = "/_metadata/"
 _LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 
 
@@ -84,7 +83,7 @@ def _copy_all(source: ObjectStorage, target: ObjectStorage, keys: Iterable[str])
             data = source.get(key, _FILE_BYTES_MAX)
         except NotFoundError:
             return key
-        target.put(key, seeding.moved(data, source.url, target.url) if _DESCRIBING in key else data)
+        target.put(key, seeding.moved(key, data, target.url))
         return None
 
     return [key for key in io_executor().map(copy, keys) if key is not None]

@@ -2,8 +2,9 @@
 
 Names of objects say nothing of the checkpoint directory or the query, so they stay as they are. Copied are the commits
 and snapshots up to the version, whether it builds on them or not: so the clone can do without a damaged snapshot as
-the original can, and knows as much of what was cleaned up. What is later, or an attempt at the version that Spark did
-not accept, is no part of it.
+the original can, and knows as much of what was cleaned up. What the version builds on is checked, byte by byte, and so
+are the parts of all snapshots: one with a damaged part is left out. What is later, or an attempt at the version that
+Spark did not accept, is no part of it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, StateLostError
 from holdfast.settings import Settings
@@ -76,7 +78,7 @@ class ShardCopier:
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:
-    """Copy what a version is made of; return how many objects these are.
+    """Copy what a version is made of; return how many commits and snapshots these are.
 
     Parameters
     ----------
@@ -88,53 +90,83 @@ def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointe
     StateLostError
         An object that the version is made of is missing.
     CorruptionError
-        Its commit is damaged.
+        One is damaged, or another one than the version was made of.
     """
     commits = CommitObjects(source, {})
     commit = commits.fetch_newest(pointer) if carried is None else commits.decode_carried(carried, pointer)
-    needed = {entry.key: entry.size_bytes for entry in commit.lineage.chain}
-    if carried is None:
-        needed[commit.entry.key] = commit.entry.size_bytes
+    needed = [*commit.lineage.chain, *([commit.entry] if carried is None else [])]
     stored = [one for one in list_shard(source).versions if one.version < pointer.version or one.pointer == pointer]
     copied = _copy_snapshots(source, target, [one.key for one in stored if one.kind == "snapshot"])
     copied |= _copy_all(source, target, [one.key for one in stored if one.kind == "commit"])
-    missing = sorted(key for key, size_bytes in needed.items() if copied.get(key) != size_bytes)
-    if missing:
-        raise StateLostError(
-            "an object that the version is made of is missing, or is another one",
-            key=f"{source.url}/{missing[0]}",
-            version=pointer.version,
+    for entry in needed:
+        _require(copied, entry.key, _Object(entry.size_bytes, entry.digest), source, pointer)
+    return sum(one is not None and one.digest is not None for one in copied.values())
+
+
+class _Object(NamedTuple):
+    """What an object is; it has no digest if it is damaged."""
+
+    size_bytes: int
+    digest: str | None
+
+
+def _require(
+    copied: Mapping[str, _Object | None],
+    key: str,
+    wanted: _Object,
+    source: PrefixedStorage,
+    pointer: Pointer,
+) -> None:
+    """Check that an object which the version is made of was copied, and is the one that it was made of."""
+    facts = {"key": f"{source.url}/{key}", "version": pointer.version}
+    found = copied.get(key)
+    if found is None:
+        raise StateLostError("an object that the version is made of is missing, or a part of it is", **facts)
+    if found != wanted:
+        raise CorruptionError(
+            "an object that the version is made of, or a part of it, was altered or damaged; holdfast verify names it",
+            **facts,
         )
-    return sum(size_bytes > 0 for size_bytes in copied.values())
 
 
-def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, int]:
-    """Copy snapshots, their manifests last; return the sizes of the manifests of those that are whole."""
-    manifests: dict[str, tuple[memoryview, dict[str, int]]] = {}
+def _copy_snapshots(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
+    """Copy the snapshots that are whole, their manifests last; return what the manifests of all are.
+
+    A manifest that names a damaged part counts as damaged, and one that names a missing part as missing.
+    """
+    found: dict[str, _Object | None] = {}
+    manifests: dict[str, tuple[memoryview, dict[str, _Object]]] = {}
     for key in keys:
         try:
             data = source.get(key)
             manifest, _ = read_manifest(data, source.prefix, f"{source.url}/{key}", key)
-        except (NotFoundError, CorruptionError):
-            continue
-        manifests[key] = data, {part.key: part.size_bytes for file in manifest.files for part in file.parts}
+        except NotFoundError:
+            found[key] = None
+        except CorruptionError:
+            found[key] = _Object(0, None)
+        else:
+            parts = {part.key: _Object(part.size_bytes, part.digest) for file in manifest.files for part in file.parts}
+            manifests[key] = data, parts
     # Snapshots share parts.
     copied = _copy_all(source, target, sorted({key for _, parts in manifests.values() for key in parts}))
-    whole = {key: data for key, (data, parts) in manifests.items() if parts.items() <= copied.items()}
-    for key, data in whole.items():
-        target.put(key, data)
-    return {key: len(data) for key, data in whole.items()}
+    for key, (data, parts) in manifests.items():
+        if parts.items() <= copied.items():
+            target.put(key, data)
+            found[key] = _Object(len(data), stored_file.digest_of(data))
+        else:
+            found[key] = None if None in map(copied.get, parts) else _Object(len(data), None)
+    return found
 
 
-def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, int]:
+def _copy_all(source: PrefixedStorage, target: PrefixedStorage, keys: Sequence[str]) -> dict[str, _Object | None]:
     return dict(zip(keys, io_executor().map(partial(_copy, source, target), keys), strict=True))
 
 
-def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> int:
-    """Copy an object, and return its size; 0 if it is gone: it was cleaned up, unless the version needs it."""
+def _copy(source: PrefixedStorage, target: PrefixedStorage, key: str) -> _Object | None:
+    """Copy an object, and return what it is; None if it is gone: it was cleaned up, unless the version needs it."""
     try:
         data = source.get(key, COMMIT_BYTES_MAX)
     except NotFoundError:
-        return 0
+        return None
     target.put(key, data)
-    return len(data)
+    return _Object(len(data), stored_file.digest_of(data))

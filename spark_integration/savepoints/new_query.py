@@ -24,16 +24,20 @@ from holdfast import clock
 from holdfast.errors import HoldfastError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
-from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, find_origin, forget_origin
+from holdfast.snapshotter.ownership.query_origin import (
+    RESCALING,
+    QueryOrigin,
+    declare_origin,
+    find_origin,
+    forget_origin,
+    may_clear,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import seeding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# No operator, and so no query, has a directory of this name.
-_RESCALING = "_rescaling"
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
         return
     for directory, owner in origin.directories.items():
         record = find_operator(storage, directory)
-        if record is not None and record.query_id == owner:
+        if record is not None and record.query_id == owner and may_clear(storage, origin, directory):
             own = f"{directory}/operator"
             storage.delete(info.key for info in storage.list(f"{directory}/") if info.key != own)
             storage.delete([own])  # last: as long as it is there, the rest is known to be this
@@ -151,7 +155,7 @@ def _clear(storage: ObjectStorage, query_id: str) -> None:
 
 
 def _rescaling_url(settings: Settings) -> str:
-    return f"{str(settings.checkpoint_dir).rstrip('/')}/{_RESCALING}"
+    return f"{str(settings.checkpoint_dir).rstrip('/')}/{RESCALING}"
 
 
 def _stub_url(url: str, query_id: str) -> str:

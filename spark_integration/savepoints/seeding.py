@@ -18,6 +18,7 @@ Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were st
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,10 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 _STATE = "state/"
 _STATE_BYTES_MAX = 4 << 30
 _OURS = ("offsets/", "commits/", "sources/", _STATE)
+_METADATA = re.compile(r"state/[0-9]+/_metadata/(metadata|v[0-9]+/[0-9]+)")
+# Paths as Spark writes them: file:/…, file:///…, s3a://bucket/…, or without a scheme.
+_PATH = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?/")
+_BELOW = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)?/.*(?P<state>/state/[0-9]+/_.+)")
 # Says that a restore is at work, or was stopped, and which id its query will have.
 _MARK = "holdfast-restoring-"
 
@@ -164,7 +169,7 @@ def seed(
         )
     for info in stub.list(_STATE):
         if not info.key.endswith(".crc"):  # of what is copied as it is they say nothing new
-            location.put(info.key, moved(stub.get(info.key, _STATE_BYTES_MAX), stub.url, location.url))
+            location.put(info.key, moved(info.key, stub.get(info.key, _STATE_BYTES_MAX), location.url))
     for source in () if fresh else query.sources:
         for log in source.logs:
             location.put(f"sources/{source.name}/{log.name}", read_log(savepoint, log))
@@ -181,13 +186,60 @@ def seed(
     location.put("commits/0", _log(commit_version, _json(committed)))
 
 
-def moved(data: memoryview, before: str, after: str) -> memoryview | bytes:
-    """Return a file of Spark's state for its new place: metadata of some operators names its own files by path."""
-    if bytes(data[:1]) not in (b"{", b"v"):
+def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
+    """Return a file of Spark's state for its new place: an operator's metadata may name files of its own by path.
+
+    Whatever stands before ``/state/`` in such a path is replaced. It need not be the place that the file was read from:
+    a symbolic link, a mount, an alias of a name service lead to the same files, and the original may have been moved.
+
+    Parameters
+    ----------
+    key : str
+        Below the location.
+    location : str
+        URL of the new place.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It names a file that is not below the location's state.
+    """
+    if not _METADATA.fullmatch(key):
         return data
-    text = bytes(data)
-    old, new = (url.partition("://")[2].encode() for url in (before, after))
-    return text.replace(old, new) if old in text else data
+    try:
+        version, _, text = bytes(data).decode().partition("\n")
+        described = json.loads(text)
+    except ValueError as exc:
+        raise CorruptionError("metadata of Spark's state cannot be read", key=key) from exc
+    return f"{version}\n{_json(_moved(described, key, location))}".encode()
+
+
+def _moved(value: Any, key: str, location: str) -> Any:
+    """Return a JSON value with other paths."""
+    if isinstance(value, dict):
+        return {name: _moved(inner, key, location) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_moved(inner, key, location) for inner in value]
+    if not isinstance(value, str) or not _PATH.match(value):
+        return value
+    below = _BELOW.fullmatch(value)
+    if below is None:
+        raise InvalidArgumentError(
+            "metadata of Spark's state names a file that is not below the checkpoint location, so it cannot be copied",
+            key=key,
+            path=value,
+        )
+    scheme, _, root = location.partition("://")
+    written = below["scheme"] or ""
+    if _family(written) != _family(scheme):  # else as Spark has it: file:/…, s3a://…
+        written = {"s3": "s3a:", "file": "file:"}.get(scheme, f"{scheme}:")
+    slashes = "//" if written not in ("", "file:") else ""
+    return f"{written}{slashes}{root.rstrip('/')}{below['state']}"
+
+
+def _family(scheme: str) -> str:
+    name = scheme.rstrip(":") or "file"
+    return "s3" if name in ("s3a", "s3n") else name
 
 
 def _text(storage: ObjectStorage, key: str) -> str:

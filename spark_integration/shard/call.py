@@ -100,6 +100,8 @@ def call_shard(
     if remembered is None:
         require_number_of_shards(operator, streaming)
         streaming = as_restored(operator, streaming)
+    else:
+        require_own_state(operator, streaming, remembered)
     times = BatchTimes(
         processing_ms=batch_ms,
         watermark_ms=group.watermark_ms if operator.has_watermark else None,
@@ -218,6 +220,23 @@ def as_restored(operator: Operator, streaming: StreamingTask) -> StreamingTask:
         return streaming
     require_restored(origin, operator.name, operator.settings.allow_new)
     return replace(streaming, query_id=origin.state_id)
+
+
+def require_own_state(operator: Operator, streaming: StreamingTask, remembered: PointerRow) -> None:
+    """Check that a query which goes on with another's pointers is a clone, and in the clone's checkpoint directory.
+
+    In the original's it would pass for a newer run of the original, and write over its state.
+
+    Raises
+    ------
+    ConflictError
+        It is not.
+    """
+    if streaming.spark_id is None or streaming.spark_id == remembered.query:
+        return
+    storage = task_storage.checkpoint_storage(operator.settings)
+    if storage is not None and remembered.directory is not None:
+        claiming.require_clone_once(storage, streaming.spark_id, remembered.query, remembered.directory)
 
 
 def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[list[pd.DataFrame]]:

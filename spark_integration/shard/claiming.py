@@ -17,7 +17,7 @@ from pyspark import TaskContext
 
 from holdfast import clock
 from holdfast.backends import local_files
-from holdfast.errors import SchemaMismatchError, UnavailableError
+from holdfast.errors import ConflictError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims, Tenure
 from holdfast.snapshotter.ownership.operator_record import (
@@ -58,12 +58,15 @@ class _Done:
         By run, the tables that the operator's state may hold from then on.
     origins : dict
         By storage and query, what it began with.
+    clones : set
+        By storage and query, whose state in which directory it may go on with.
     """
 
     claimed: set[_Run] = field(default_factory=set)
     declared: set[_Run] = field(default_factory=set)
     tables: dict[_Run, StoredTables] = field(default_factory=dict)
     origins: dict[tuple[str, str], QueryOrigin | None] = field(default_factory=dict)
+    clones: set[tuple[str, str, str, str]] = field(default_factory=set)
 
 
 @kept_per_process(1)
@@ -157,6 +160,40 @@ def origin_once(storage: ObjectStorage, query_id: str) -> QueryOrigin | None:
     if of not in done.origins:
         done.origins[of] = find_origin(storage, query_id)
     return done.origins[of]
+
+
+def require_clone_once(storage: ObjectStorage, query_id: str, state_id: str, directory: str) -> None:
+    """Check that a query may go on with the state of another id; looked up once per process.
+
+    Parameters
+    ----------
+    query_id : str
+        The query's, as Spark tells it.
+    state_id, directory : str
+        What the query's pointer names.
+
+    Raises
+    ------
+    ConflictError
+        The query was not cloned into this checkpoint directory.
+    """
+    of, done = (storage.url, query_id, state_id, directory), _done()
+    if of in done.clones:
+        return
+    origin = origin_once(storage, query_id)
+    if origin is None or state_id not in (origin.state_id, *origin.directories.values()):
+        stored = find_operator(storage, directory)
+        # State that began in a task which Spark told no query bears the id of that run, or one made of it.
+        if stored is None or stored.query_id != state_id or not state_id.startswith(stored.run_id):
+            raise ConflictError(
+                "this query is a copy of the one whose state its pointers name, and was not cloned into this "
+                "checkpoint directory: set spark.holdfast.checkpoint.dir to the directory that it was cloned into",
+                query=query_id,
+                original=state_id,
+                directory=directory,
+                storage=storage.url,
+            )
+    done.clones.add(of)
 
 
 def declare_once(storage: ObjectStorage, record: OperatorRecord, planned: StoredTables) -> None:

@@ -49,6 +49,8 @@ class StreamingTask:
         None if unknown.
     partitions : int or None
         Number of partitions of Spark's state, as pinned in the query's offset log; None if unknown.
+    spark_id : str or None
+        The query's id as Spark tells it here: a clone's own, while `query_id` is the original's; None if unknown.
     """
 
     query_id: str
@@ -56,6 +58,7 @@ class StreamingTask:
     is_run_known: bool
     batch_id: int | None
     partitions: int | None
+    spark_id: str | None = None
 
     @classmethod
     def current(cls, definition_id: str, pinned_query_id: str | None, batch_ms: int) -> StreamingTask:
@@ -85,6 +88,7 @@ class StreamingTask:
             is_run_known=run_id is not None,
             batch_id=_number(tell(_BATCH)) if query_id else None,
             partitions=partitions,
+            spark_id=query_id,
         )
 
 

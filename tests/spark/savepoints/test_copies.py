@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast import savepoints
@@ -147,6 +148,25 @@ def test_a_clone_can_be_cloned_and_its_new_shards_begin_in_it(lab: Lab) -> None:
     made = savepoints.create(lab.spark, lab.folder / "third", lab.folder / "savepoints", "of-a-clone")
     assert made.query.query_id == second
     assert made.operators[0].rows == {"state": 8}
+
+
+def test_a_clone_in_the_originals_checkpoint_directory_is_refused(lab: Lab) -> None:
+    """A setting that is easily forgotten: the original would lose its state to it."""
+    lab.configure({"commit.carriedBytes": "0"})
+    lab.feed([("a", 1), ("b", 1)])
+    lab.run(lab.totals())
+    query_id = clone(lab)
+    before = {path for path in (lab.folder / "durable").rglob("*") if path.is_file()}
+    lab.feed([("a", 1), ("b", 1)])
+    with pytest.raises(StreamingQueryException, match=rf"was cloned into.*query={query_id}"):
+        lab.run(lab.totals(), "again")
+    assert {path for path in (lab.folder / "durable").rglob("*") if path.is_file()} == before
+    lab.run(lab.totals())
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
+    lab.run(lab.totals(), "again")
+    assert lab.state(query="again") == {"a": (2, 2), "b": (2, 2)}
+    lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
+    assert lab.state() == {"a": (2, 2), "b": (2, 2)}
 
 
 def test_a_clone_does_without_a_damaged_snapshot_as_the_original_does(lab: Lab) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.commands import target
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import Claimant, claim_name
 from holdfast.snapshotter.ownership.claims import Claims
@@ -210,3 +211,38 @@ def test_gc_removes_what_tests_of_the_storage_and_unfinished_writes_left(
     assert done["unfinished_uploads_removed"] == 1
     assert not leftover.exists()
     assert {key for key in files(root) if "probe" in key} == {"totals/probes/probe-2"}
+
+
+def test_gc_takes_what_a_killed_rescale_has_left(root: Path, shard: ShardHistory) -> None:
+    """Once nobody has written to it for the time of grace, and nothing that is not a savepoint's."""
+    killed, at_work = (f"_rescaling/{number}4c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10" for number in (1, 2))
+    name = "operators/totals/state/0000-0-0123456789abcdef.arrow"
+    for key in (f"{killed}/{name}", f"{at_work}/{name}", f"{killed}/thesis.tex", "_rescaling/mine/savepoint"):
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(b"?")
+    age(root)
+    (root / f"{at_work}/sources/0").mkdir(parents=True)
+    (root / f"{at_work}/sources/0/9-0123456789abcdef").write_bytes(b"?")
+    before = files(root)
+    assert document("inspect", root)["unknown_objects"] == 2
+    document("gc", root, "--operator", "totals", "--retain", 100, "--yes")
+    assert f"{killed}/{name}" in files(root)
+    document("gc", root, "--retain", 100, "--yes")
+    assert before - files(root) == {f"{killed}/{name}"}
+
+
+def test_gc_aborts_uploads_of_a_killed_rescale(storage: ObjectStorage, shard: ShardHistory) -> None:
+    """No list shows them, but they cost as much as what they hold."""
+    asked: list[str] = []
+
+    class Asked(FaultyStorage):
+        def abort_unfinished_uploads(self, prefix: str, before_ms: int) -> int:
+            asked.append(prefix)
+            return super().abort_unfinished_uploads(prefix, before_ms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "open_storage", lambda url, options: Asked(open_storage(url, options)))
+        document("gc", storage.url, "--retain", 100, "--yes")
+        assert asked == ["totals/", "_rescaling/"]
+        document("gc", storage.url, "--operator", "totals", "--retain", 100, "--yes")
+    assert asked == ["totals/", "_rescaling/", "totals/"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.backends import stored_file
-from holdfast.errors import CorruptionError, SchemaMismatchError
+from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError
 from holdfast.snapshotter.ownership.query_origin import (
     FOLDER,
     KIND,
@@ -18,6 +18,8 @@ from holdfast.snapshotter.ownership.query_origin import (
     declare_origin,
     find_origin,
     forget_origin,
+    may_clear,
+    take_directories,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -81,3 +83,26 @@ def test_operators_that_may_begin(name: str) -> None:
 def test_the_error_names_the_operator_and_the_restored_ones() -> None:
     with pytest.raises(SchemaMismatchError, match=r"allowNew to its name.*operator=total restored='pairs, totals'"):
         require_restored(ORIGIN, "total", ("tota",))
+
+
+def test_only_the_clone_that_has_taken_directories_may_clear_them(storage: ObjectStorage) -> None:
+    """The records of all clones of a query name the same one: a killed clone must not clear what another one filled."""
+    killed, other = (replace(ORIGIN, query_id=name) for name in ("q-3", "q-4"))
+    declare_origin(storage, killed)
+    declare_origin(storage, other)
+    for one in (killed, other):
+        with pytest.raises(ConflictError, match=r"delete _queries/q-.*operators='pairs@q-1, totals'"):
+            take_directories(storage, one)
+        assert not may_clear(storage, one, "totals")
+    forget_origin(storage, "q-3")
+    take_directories(storage, other)
+    declare_origin(storage, killed)
+    assert may_clear(storage, other, "totals")
+    assert not may_clear(storage, killed, "totals")
+    forget_origin(storage, "q-4")
+    assert not may_clear(storage, other, "totals")
+    restored = replace(ORIGIN, query_id="q-5", state_id="q-5", directories={"totals@q-5": "q-5"})
+    assert may_clear(storage, restored, "totals@q-5"), "nobody else writes records that name it"
+    declare_origin(storage, replace(killed, query_id="q-6", directories={"else": "q-1"}))
+    forget_origin(storage, "q-3")
+    take_directories(storage, restored)

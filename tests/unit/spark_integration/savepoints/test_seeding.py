@@ -13,7 +13,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.seeding import pinned, seed
+from holdfast.spark_integration.savepoints.seeding import moved, pinned, seed
 
 PINNED = {"spark.sql.shuffle.partitions": "2", "spark.sql.a": "1"}
 BATCH = json.dumps({"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": PINNED})
@@ -69,3 +69,51 @@ def test_sources_that_begin_anew_have_no_positions_and_no_watermark(tmp_path: Pa
     _, batch, offset = lines(location / "offsets/0")
     assert (batch["batchWatermarkMs"], offset) == (0, "-")
     assert lines(location / "commits/0")[1]["nextBatchWatermarkMs"] == 0
+
+
+HERE = "/state/3/_stateSchema/default/0_1f5d"
+
+
+@pytest.mark.parametrize(
+    ("before", "location", "after"),
+    [
+        ("file:/data/link/query", "file:///new", "file:/new"),
+        ("file:///data/state/0/query", "file:///new/", "file:/new"),
+        ("/data/query", "file:///new", "/new"),
+        ("s3a://bucket/query", "s3://other/new", "s3a://other/new"),
+        ("hdfs://service/query", "hdfs://host:8020/new", "hdfs://host:8020/new"),
+        ("file:/data/query", "s3://bucket/new", "s3a://bucket/new"),
+        ("s3a://bucket/query", "file:///new", "file:/new"),
+    ],
+)
+@pytest.mark.parametrize("key", ["state/3/_metadata/v2/7", "state/3/_metadata/metadata"])
+def test_paths_of_the_states_own_files_are_those_of_the_new_place(
+    key: str, before: str, location: str, after: str
+) -> None:
+    """However the original's place was written when Spark wrote them: one that stays would be read for good."""
+
+    def metadata(place: str) -> str:
+        stores = [{"storeName": "default", "stateSchemaFilePaths": [place + HERE]}]
+        properties = json.dumps({"stateName": "/data/state/0/_x"})
+        return "v2\n" + json.dumps({"stateStoreInfo": stores, "operatorPropertiesJson": properties})
+
+    found = moved(key, memoryview(metadata(before).encode()), location)
+    assert lines_of(bytes(found)) == lines_of(metadata(after).encode())
+
+
+def lines_of(data: bytes) -> list[Any]:
+    version, text = data.decode().split("\n")
+    return [version, json.loads(text)]
+
+
+def test_a_path_that_cannot_be_one_of_the_states_is_named() -> None:
+    data = memoryview(b'v2\n{"stateSchemaFilePaths": ["file:/data/schemas/0_1f5d"]}')
+    with pytest.raises(InvalidArgumentError, match=r"not below.*path=file:/data/schemas/0_1f5d"):
+        moved("state/3/_metadata/v2/7", data, "file:///new")
+
+
+@pytest.mark.parametrize("key", ["state/3/0/_metadata/schema", "state/3/0/7.delta", "state/3/_stateSchema/default/0"])
+def test_other_files_of_state_stay_as_they_are(key: str) -> None:
+    """A user's values may look like paths."""
+    data = memoryview(b'v2\n{"stateSchemaFilePaths": ["file:/data/query/state/3/_stateSchema/x"]}')
+    assert bytes(moved(key, data, "file:///new")) == bytes(data)

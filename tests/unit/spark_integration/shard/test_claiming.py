@@ -17,7 +17,8 @@ from holdfast import clock
 from holdfast.backends.run import TableSchema
 from holdfast.errors import ConflictError, FencedError, InvalidArgumentError, SchemaMismatchError, UnavailableError
 from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
-from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import executor_process
@@ -196,3 +197,26 @@ def test_a_note_of_a_killed_process_is_no_claim(storage: FaultyStorage, tmp_path
     (tmp_path / "runs" / "run-1-claim").write_text(text)
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
     assert len(storage.list("totals/claims/")) == 1
+
+
+def test_only_a_clone_goes_on_under_another_id_and_only_in_its_directory(storage: FaultyStorage) -> None:
+    """In the original's checkpoint directory it would pass for a newer run of the original."""
+    declare_operator(storage, RECORD)
+    declare_origin(storage, QueryOrigin("other", "query-0", "query-0", 7, {"pairs": "query-0"}))
+    for query_id in ("clone", "other"):
+        with pytest.raises(ConflictError, match=rf"was cloned into.*query={query_id} original=query-1"):
+            claiming.require_clone_once(storage, query_id, "query-1", "totals")
+    declare_origin(storage, QueryOrigin("again", "query-1", "query-1", 7, {"totals": "query-1", "pairs": "run-3"}))
+    before = len(storage.operations)
+    for _ in range(3):
+        claiming.require_clone_once(storage, "again", "query-1", "totals")
+        claiming.require_clone_once(storage, "again", "run-3", "pairs")
+    assert len(storage.operations) == before + 1, "looked up once"
+
+
+def test_state_that_began_where_spark_told_no_query_goes_on_where_it_does(storage: FaultyStorage) -> None:
+    """Its id is of the run that began it: in a thread of ``foreachBatch``, or over Connect."""
+    declare_operator(storage, replace(RECORD, query_id="run-1"))
+    declare_operator(storage, replace(RECORD, operator="pairs", query_id="def-1-1700", run_id="def-1"))
+    claiming.require_clone_once(storage, "query-1", "run-1", "totals")
+    claiming.require_clone_once(storage, "query-1", "def-1-1700", "pairs")

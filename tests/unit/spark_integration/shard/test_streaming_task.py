@@ -38,7 +38,7 @@ def found(
 
 
 def test_a_task_of_sparks_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, OF_SPARK) == StreamingTask(QUERY, CLONE, True, 5, 3)
+    assert found(monkeypatch, OF_SPARK) == StreamingTask(QUERY, CLONE, True, 5, 3, QUERY)
 
 
 @pytest.mark.parametrize("group", ["nightly", "a.b", "a:b", "a/b", "../x", ""])
