@@ -23,7 +23,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.processor.state.variables import grouping_columns, is_of_entry
-from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.read_state import free_name, shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
@@ -176,7 +176,8 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
         shown = {table: shown_columns(schema).names for table, schema in tables.items() if not is_by_time(schema)}
         if name not in shown:
             raise InvalidArgumentError("the operator has no such table", table=name, tables=", ".join(shown))
-        given = [column for column in frame.columns if column in shown[name] or column != SHARD]
+        shard = free_name(SHARD, shown[name], "_")
+        given = [column for column in frame.columns if column != shard]
         if sorted(given) != sorted(shown[name]):
             raise InvalidArgumentError(
                 "the columns are not those of the stored table", table=name, columns=given, expected=shown[name]
