@@ -7,7 +7,7 @@ import binascii
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral
@@ -47,7 +47,7 @@ class Shards:
             raise InvalidArgumentError("the operator has no such shard", shard=max(beyond), shards=shards)
 
 
-def shards_option(shards: Collection[int]) -> str:
+def shards_option(shards: object) -> str:
     """Return the option's text for some shards.
 
     Raises
@@ -56,12 +56,12 @@ def shards_option(shards: Collection[int]) -> str:
         This is no list of numbers; numpy's are numbers, too.
     """
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
-    if found is None or any(not isinstance(n, Integral) or isinstance(n, bool) or n < 0 for n in found):
+    if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
         raise InvalidArgumentError("shards is a list of numbers from 0 on, left out for all shards", shards=shards)
     return ",".join(str(int(shard)) for shard in found)
 
 
-def key_option(key: Mapping[str, object]) -> str:
+def key_option(key: object) -> str:
     """Return the option's text for a key.
 
     Raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -173,7 +173,7 @@ def _in_json(text: str) -> dict[str, str]:
     return found
 
 
-def columns_option(names: Sequence[str]) -> str:
+def columns_option(names: object) -> str:
     """Return the option's text for some columns, whatever they are called.
 
     Raises
