@@ -181,7 +181,7 @@ def _step(
             return StatefulStep(number, host, False, has_timeout, {})  # of another library, or the user's own
         found = rows.collect()
     except PySparkException as exc:
-        if exc.getCondition() == _NOTHING_COMMITTED:
+        if batch_id is None and exc.getCondition() == _NOTHING_COMMITTED:
             raise no_query(query_checkpoint) from exc
         raise NotFoundError(
             "Spark's state cannot be read: it may have purged the micro-batch meanwhile",
