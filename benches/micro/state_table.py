@@ -7,6 +7,7 @@ Parquet does not. The ratio says more than the times: both suffer alike from wha
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -64,6 +65,8 @@ def write_savepoint(target: Path, rows: int) -> None:
 def spark() -> Iterator[SparkSession]:
     """Return a session on two cores."""
     ensure_java()
+    # Not a setting of the session: what plans a data source asks only the environment.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
     session = (
@@ -71,7 +74,6 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.pyspark.python", sys.executable)
         .getOrCreate()
     )
     yield session

@@ -33,7 +33,8 @@ from holdfast.snapshotter.storage.keys import key_problem
 
 KIND = "savepoint"
 _QUERY_ID = re.compile(r"[A-Za-z0-9-]{0,64}")
-_SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
+#: Names of sources, or their numbers.
+SOURCE = re.compile(r"[A-Za-z0-9_]{1,255}")
 _LINE = re.compile(r"[^\n\r]+")
 _OFFSETS_VERSION = re.compile(r"v[0-9]{1,3}")
 
@@ -97,7 +98,7 @@ class SavedSource:
     def read(cls, fields: Fields) -> SavedSource:
         """Return the source that the fields describe; raises `CorruptionError`."""
         logs = tuple(SourceLog.read(log) for log in fields.each("logs", *SourceLog.FIELDS))
-        return cls(fields.text("name", _SOURCE), fields.text("offset", _LINE), logs)
+        return cls(fields.text("name", SOURCE), fields.text("offset", _LINE), logs)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ KEY = "savepoint"
 #: Names of savepoints, operators and hosts.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _HASH = re.compile(r"[0-9a-f]{16}")
-_SHARDS_LIMIT = 1 << 31
+#: Of shards: fewer than these.
+SHARDS_LIMIT = 1 << 31
 #: The largest piece that a reader takes: one table's rows of a few hashes may be large, never the whole of a state.
 PIECE_BYTES_MAX = 4 << 30
 
@@ -69,7 +70,7 @@ class Piece:
         piece = cls(
             read_key(fields, "key"),
             fields.text("table"),
-            fields.number("shard", 0, _SHARDS_LIMIT),
+            fields.number("shard", 0, SHARDS_LIMIT),
             fields.number("rows", 1),
             fields.number("size_bytes", 1, PIECE_BYTES_MAX + 1),
             fields.number("plain_bytes"),
@@ -104,7 +105,7 @@ class ShardTimes:
     def read(cls, fields: Fields) -> ShardTimes:
         """Return the times that the fields describe; raises `CorruptionError`."""
         earliest_timer_ms = fields.integer_or_none("earliest_timer_ms")
-        return cls(fields.number("shard", 0, _SHARDS_LIMIT), earliest_timer_ms, fields.number("batch_ms"))
+        return cls(fields.number("shard", 0, SHARDS_LIMIT), earliest_timer_ms, fields.number("batch_ms"))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class SavedOperator:
             fields.number("number"),
             fields.text("host", NAME),
             fields.flag("has_timeout"),
-            fields.number("shards", 1, _SHARDS_LIMIT),
+            fields.number("shards", 1, SHARDS_LIMIT),
             _tables(fields, "schemas"),
             _tables(fields, "declared"),
             fields.flag("is_continuous"),

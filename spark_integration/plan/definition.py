@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast import clock
+from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.hosts.batch import run_batch
@@ -94,9 +95,15 @@ class Definition:
         Raises
         ------
         InvalidArgumentError
-            A column of the input cannot be sent, or one of the state cannot be stored.
+            A column of the input cannot be sent, or one of the state cannot be stored; or changes of columns would not
+            be remembered.
         """
         self.rows.function.tables()
+        if self._is_streaming and self.settings.checkpoint_dir is None and self.rows.function.changes():
+            raise InvalidArgumentError(
+                "stateChanges are remembered with the state: set spark.holdfast.checkpoint.dir, or leave them out",
+                operator=self.name,
+            )
         session, stored = self._session, self._stored()
         kept = None if self.settings.shards is not None else stored.shards
         if kept is None and self._is_streaming:

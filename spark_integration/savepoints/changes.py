@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import NAME, SavedOperator
+from holdfast.snapshotter.savepoints.saved_operator import NAME, SHARDS_LIMIT, SavedOperator
 from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
 from holdfast.spark_integration.stored_pointers import HOSTS
 
@@ -46,12 +46,35 @@ class Changes:
     def __post_init__(self) -> None:
         if self.sources not in get_args(Sources):
             raise InvalidArgumentError("sources is saved or fresh", sources=self.sources)
-        numbers = (self.shards, self.partitions)
-        if any(number is not None and (type(number) is not int or number < 1) for number in numbers):
-            raise InvalidArgumentError("shards and partitions are whole numbers from 1 on", given=numbers)
+        require_counts(shards=self.shards, partitions=self.partitions)
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
             raise InvalidArgumentError("an operator that is skipped is not in the new query", operator=min(twice))
+
+
+def require_counts(**counts: int | None) -> None:
+    """Check numbers of shards or partitions, which may be left out.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One of them is none.
+    """
+    for what, count in counts.items():
+        if count is not None and (type(count) is not int or not 1 <= count < SHARDS_LIMIT):
+            raise InvalidArgumentError(f"{what} is a whole number from 1 on", given=count)
+
+
+def require_comment(comment: object) -> None:
+    """Check what is to be shown with a savepoint.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no text.
+    """
+    if not isinstance(comment, str):
+        raise InvalidArgumentError("comment is a text", comment=comment)
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,20 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
 def migrated(operator: SavedOperator, migrations: Mapping[str, Migration]) -> SavedOperator:
     """Return what an operator is like once its rows are migrated; its pieces are still those that were saved."""
     after = {name: migration.after for name, migration in migrations.items()}
-    declared = {name: after.get(name, schema) for name, schema in operator.declared.items()}
+    declared = {
+        name: _without(after[name], _hidden(operator.tables[name], schema)) if name in after else schema
+        for name, schema in operator.declared.items()
+    }
     return replace(operator, tables={**operator.tables, **after}, declared=declared)
+
+
+def _hidden(table: TableSchema, declared: TableSchema) -> set[str]:
+    """Return the columns that some rows have, and the query's last run did not declare."""
+    return set(table.value.names) - set(declared.value.names)
+
+
+def _without(table: TableSchema, hidden: set[str]) -> TableSchema:
+    return replace(table, value=pa.schema([field for field in table.value if field.name not in hidden]))
 
 
 def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[TableSchema, tuple[str, ...]]:

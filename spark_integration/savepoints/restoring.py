@@ -47,7 +47,7 @@ from holdfast.spark_integration.savepoints.restoring_shards import (
     ShardRestorer,
     rows_of_shards,
 )
-from holdfast.spark_integration.savepoints.stub_query import StubOperator, run_stub
+from holdfast.spark_integration.savepoints.stub_query import StubOperator, run_stub, session_of_stub
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -175,8 +175,8 @@ def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoin
 def _stub(new: NewQuery, operators: Sequence[StubOperator], conf: Mapping[str, str]) -> Iterator[ObjectStorage]:
     """Run the stub, and give its location; it is gone after the context."""
     try:
-        with _pinning(new.spark, conf):
-            run_stub(new.spark, operators, new.stub_url)
+        with session_of_stub(new.spark, conf) as spark:
+            run_stub(spark, operators, new.stub_url)
         with open_storage(new.stub_url, new.options) as stub:
             yield stub
     finally:
@@ -320,24 +320,3 @@ def _time_mode(saved: SavedOperator) -> TimeMode:
         return "None"
     names = saved.tables[TIMERS].value.names if TIMERS in saved.tables else []
     return "ProcessingTime" if DUE["ProcessingTimeTimeout"] in names else "EventTime"
-
-
-@contextmanager
-def _pinning(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
-    """Let Spark write its own state meanwhile as the savepoint's query did."""
-    wanted = {
-        **conf,
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.unsupportedOperationCheck": "false",
-    }
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)

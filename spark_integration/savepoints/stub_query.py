@@ -13,13 +13,16 @@ Its state is then version 1, that after micro-batch 0. What else the stub leaves
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import (
@@ -29,6 +32,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
+from holdfast.errors import UnavailableError
 from holdfast.spark_integration.hosts.group_state import StateOfGroup
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE, ValueOfGroup
 from holdfast.spark_integration.shard.pointer_row import POINTER_SCHEMA, POINTER_STATE, PointerRow
@@ -49,6 +53,10 @@ NAMED_SOURCES_SETTING = "spark.sql.streaming.queryEvolution.enableSourceEvolutio
 _ARROW = pa.schema(
     [(ROUTE, pa.int32()), (_OPERATOR, pa.int32()), (_ROW, pa.string()), (_AT, pa.timestamp("us", tz="UTC"))]
 )
+
+
+# Of restores in one session of Spark Connect.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,11 @@ def run_stub(spark: SparkSession, operators: Sequence[StubOperator], location: s
         By their number in Spark's state, from 0.
     location : str
         A checkpoint location that does not exist yet.
+
+    Raises
+    ------
+    UnavailableError
+        Spark failed.
     """
     rows = [
         {ROUTE: route_of_hash(row.shard), _OPERATOR: number, _ROW: json.dumps(row.columns()), _AT: _ON_TIME}
@@ -95,7 +108,54 @@ def run_stub(spark: SparkSession, operators: Sequence[StubOperator], location: s
         frame = _step(frame, number, operator)
     modes = {operator.output_mode for operator in operators}
     writer = frame.writeStream.format("noop").outputMode("update" if "update" in modes else "append")
-    writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+    try:
+        writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+    except PySparkException as exc:
+        raise UnavailableError(f"Spark could not make its state of the query: {exc}") from exc
+
+
+@contextmanager
+def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Give a session in which Spark writes its own state as the savepoint's query did.
+
+    In Spark Connect it is the user's, whose settings are other ones meanwhile: a new session there would lack the
+    packages that were added to it.
+
+    Parameters
+    ----------
+    conf : mapping of str to str
+        What the savepoint's query pinned.
+    """
+    wanted = {
+        **conf,
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.unsupportedOperationCheck": "false",
+    }
+    if hasattr(spark, "sparkContext"):
+        own = spark.newSession()
+        for name, value in {**dict(spark.conf.getAll), **wanted}.items():
+            if name in wanted or (own.conf.isModifiable(name) and own.conf.get(name, None) != value):
+                own.conf.set(name, value)
+        yield own
+        return
+    with _ONE_AT_A_TIME, _set(spark, wanted):
+        yield spark
+
+
+@contextmanager
+def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session for a while."""
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def _source(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:

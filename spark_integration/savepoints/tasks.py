@@ -42,25 +42,41 @@ def run_tasks(
     HoldfastError
         That a task returned.
     """
+    from pyspark.errors import PySparkException
+
     if not shards:
         return []
-    return run_frame(spark.createDataFrame(shards, given).repartition(len(shards)), task, returned)
+    try:
+        return run_frame(spark.createDataFrame(shards, given).repartition(len(shards)), task, returned)
+    except PySparkException as exc:
+        raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
 
 
 def run_frame(
     frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], returned: str
 ) -> list[Row]:
-    """Run a task for each partition of a DataFrame; see `run_tasks`."""
+    """Run a task for each partition of a DataFrame; see `run_tasks`.
+
+    Raises
+    ------
+    PySparkException
+        What the DataFrame raises, or Spark.
+    """
     from pyspark.errors import PySparkException
 
     try:
         found = frame.mapInArrow(task, returned).collect()
     except PySparkException as exc:
+        if _UNAVAILABLE not in str(exc):
+            raise  # what failed is the DataFrame, or Spark
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
     for row in found:
         if row["error"] is not None:
             raise _error_of(row["error"], row["operator"], row["shard"])
     return found
+
+
+_UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.stored_reads import ReadShard, StoredRead, fetch_read
 from holdfast.snapshotter.version_rows import read_tables
 from holdfast.spark_integration.executor.local_dirs import choose_root
-from holdfast.spark_integration.processor.state.variables import grouping_columns
+from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.task_storage import io_executor, local_dir_of_session
 from holdfast.spark_integration.state_source.options import Place, ReadOptions
@@ -38,7 +38,6 @@ from holdfast.spark_integration.state_source.table import (
     Part,
     ReadableTable,
     Rows,
-    find_readable,
 )
 
 
@@ -93,7 +92,7 @@ class QueryTable(ReadableTable):
         if options.shards is not None:
             options.shards.require_below(max(one.shards for one in read.directories.values()))
         every = {name: schema for one in read.directories.values() for name, schema in one.held.items()}
-        table = find_readable(every, options.table)
+        table = find_shown(every, options.table)
         latest = [one.latest[table] for one in read.directories.values() if table in one.latest]
         return cls(
             place,

@@ -10,14 +10,13 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
-from holdfast.spark_integration.processor.state.variables import grouping_columns
+from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.state_source.options import Place, ReadOptions
 from holdfast.spark_integration.state_source.table import (
     Part,
     ReadableTable,
     Rows,
-    find_readable,
 )
 
 
@@ -75,7 +74,7 @@ class SavedTable(ReadableTable):
             operator = savepoint.find_operator(options.operator)
         if options.shards is not None:
             options.shards.require_below(operator.shards)
-        table = find_readable(operator.tables, options.table)
+        table = find_shown(operator.tables, options.table)
         grouping = grouping_columns(operator.tables, table)
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))
 

@@ -10,17 +10,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
 from holdfast.backends.run import Run, TableSchema
-from holdfast.errors import NotFoundError
-from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
-from holdfast.spark_integration.tables.timers import is_by_time
 
 
 @dataclass(frozen=True)
@@ -86,18 +83,3 @@ class ReadableTable(ABC):
     @abstractmethod
     def travelling(self) -> ReadableTable:
         """Return it without parts and credentials."""
-
-
-def find_readable(tables: Mapping[str, TableSchema], name: str) -> str:
-    """Return a table by its name, or by that of the processor's variable which it holds.
-
-    Raises
-    ------
-    NotFoundError
-        There is none that can be shown.
-    """
-    for table in (name, *(table_of(kind, name) for kind in KINDS)):
-        if table in tables and not is_by_time(tables[table]):
-            return table
-    shown = [table for table, schema in tables.items() if not is_by_time(schema)]
-    raise NotFoundError("no such table: choose one by the option table", table=name, tables=", ".join(shown))

@@ -55,12 +55,23 @@ def declared_states(states: Declared | Mapping[str, Declared]) -> dict[str, Stat
     if not states:
         raise InvalidArgumentError("stateStructType names no table: give at least one")
     for name in states:
-        if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
-            raise InvalidArgumentError(
-                f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "
-                f"at most 64 long, and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
-            )
+        require_table_name(name)
     return {name: _columns(state, f"stateStructType[{name!r}]") for name, state in states.items()}
+
+
+def require_table_name(name: object) -> None:
+    """Check what a user calls a state table.
+
+    Raises
+    ------
+    InvalidArgumentError
+        No table can be called so.
+    """
+    if not _TABLE_NAME.fullmatch(str(name)) or name in (TIMERS, TIMERS_BY_DUE):
+        raise InvalidArgumentError(
+            f"{name!r} cannot name a state table: use letters, digits and '_', not beginning with a digit, "
+            f"at most 64 long, and neither {TIMERS!r} nor {TIMERS_BY_DUE!r}"
+        )
 
 
 def _columns(declared: Declared, what: str) -> StateColumns:

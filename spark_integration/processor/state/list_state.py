@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import ListState
 
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Run
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.spark_errors import state_error
@@ -41,6 +41,8 @@ def renumbered(run: Run, versions: int) -> Run:
     A restored query counts its versions anew: elements that it appends must come after those that it was given.
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
+    if run.batch.column(place).type != pa.int64():
+        raise CorruptionError("a table that is called as one of elements numbers none", table=run.schema.name)
     numbers = pc.subtract(run.batch.column(place), first_number(versions))
     return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 

@@ -20,10 +20,11 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from holdfast.backends.run import TableSchema
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.spark_integration.spark_types import arrow_schema, require_key_types
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables
 from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.timers import is_by_time
 
 Kind = Literal["value", "list", "map"]
 KINDS: tuple[Kind, ...] = ("value", "list", "map")
@@ -109,6 +110,21 @@ def free_name(name: str, key_types: pa.Schema) -> str:
     while name in key_types.names:
         name = f"_{name}"
     return name
+
+
+def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
+    """Return a table that users see, by its name or by that of the processor's variable which it holds.
+
+    Raises
+    ------
+    NotFoundError
+        There is none.
+    """
+    shown = [table for table, schema in tables.items() if not is_by_time(schema)]
+    for table in (name, *(table_of(kind, name) for kind in KINDS)):
+        if table in shown:
+            return table
+    raise NotFoundError("no such table: choose one by the option table", table=name, tables=", ".join(shown))
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from holdfast import clock
 from holdfast.backends.registry import backend_names
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
@@ -39,6 +39,7 @@ from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.list_state import first_number
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
+from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
@@ -121,6 +122,8 @@ def from_spark(
     -----
     Nothing of the query is changed. The order of a list's elements is kept.
     """
+    require_comment(comment)
+    require_counts(shards=shards)
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     options = parse_storage_options(settings.storage_values(configuration))
@@ -128,7 +131,7 @@ def from_spark(
         require_free(targets, name)
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
-        wanted = shards or int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
+        wanted = shards if shards is not None else int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
         steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = tuple(_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps)
@@ -169,8 +172,19 @@ class _Step:
 
     def read(self, **options: object) -> DataFrame:
         """Return a table of its state."""
+        from pyspark.errors import PySparkException
+
         source = self.spark.read.format("statestore").option("operatorId", self.number).option("batchId", self.batch_id)
-        return source.options(**{name: str(value) for name, value in options.items()}).load(self.location)
+        try:
+            return source.options(**{name: str(value) for name, value in options.items()}).load(self.location)
+        except PySparkException as exc:
+            raise NotFoundError(
+                "Spark's state of this micro-batch cannot be read: it may have purged it",
+                operator=self.host,
+                number=self.number,
+                batch_id=self.batch_id,
+                because=exc,
+            ) from exc
 
 
 def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step]:
@@ -179,7 +193,8 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
     require_readable(location)
     spark_versions.start_state_coordinator(spark)
     try:
-        metadata = spark.read.format("state-metadata").load(location)
+        # As it was then: variables come and go at a restart.
+        metadata = spark.read.format("state-metadata").option("batchId", batch.batch_id).load(location)
         found = metadata.select("operatorId", "operatorName", "operatorProperties").distinct().collect()
     except PySparkException as exc:
         raise no_query(location) from exc
@@ -204,7 +219,7 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
     """Return the operators with their new names."""
     names = {steps[0].number: operators} if isinstance(operators, str) and len(steps) == 1 else operators
     numbers = [step.number for step in steps]
-    if isinstance(names, str) or sorted(names) != numbers:
+    if isinstance(names, str) or set(names) != set(numbers):
         raise InvalidArgumentError(
             "name each operator of the query by its number: operators={0: 'totals', …}",
             numbers=numbers,

@@ -22,15 +22,15 @@ from pyspark.sql.types import LongType, StructType
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
-from holdfast.spark_integration.processor.state.variables import grouping_columns, is_of_entry
+from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.read_state import free_name, shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE, KeyTimers
-from holdfast.spark_integration.tables.timers import is_by_time
 from holdfast.spark_integration.transport.routes import route_column, shard_column
 from holdfast.spark_integration.transport.transport import quoted
+from holdfast.spark_integration.vectorised.state_table import require_table_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -95,6 +95,8 @@ def tables_of_frames(
     found: list[TableRows] = []
     key_types: pa.Schema | None = None
     for name, frame in frames.items():
+        if name != TIMERS:
+            require_table_name(name)
         grouping = resolve_keys(frame, keys)
         types = arrow_schema(StructType([key.field for key in grouping.keys]), "the keys")
         if key_types is not None and not key_types.equals(types):
@@ -169,23 +171,25 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
     Raises
     ------
     InvalidArgumentError
-        The operator has no such table, or it has other columns.
+        A table has other columns.
+    NotFoundError
+        The operator has no such table.
     """
     found = []
     for name, frame in frames.items():
-        shown = {table: shown_columns(schema).names for table, schema in tables.items() if not is_by_time(schema)}
-        if name not in shown:
-            raise InvalidArgumentError("the operator has no such table", table=name, tables=", ".join(shown))
-        shard = free_name(SHARD, shown[name], "_")
+        table = find_shown(tables, name)
+        shown = shown_columns(tables[table]).names
+        shard = free_name(SHARD, shown, "_")  # as `load` shows it
         given = [column for column in frame.columns if column != shard]
-        if sorted(given) != sorted(shown[name]):
+        if sorted(given) != sorted(shown):
             raise InvalidArgumentError(
-                "the columns are not those of the stored table", table=name, columns=given, expected=shown[name]
+                "the columns are not those of the stored table", table=name, columns=given, expected=shown
             )
-        selected = frame.select(*map(quoted, shown[name]))
-        _require_same_keys(tables[name], selected)
-        index = TIMERS_BY_DUE if name == TIMERS else index_of(name)
-        found.append(TableRows(tables[name], selected, grouping_width(tables[name], tables), tables.get(index)))
+        places = [f"c{place}" for place in range(len(frame.columns))]
+        selected = frame.toDF(*places).select(*[places[frame.columns.index(column)] for column in shown])
+        _require_same_keys(tables[table], selected)
+        index = TIMERS_BY_DUE if table == TIMERS else index_of(table)
+        found.append(TableRows(tables[table], selected, grouping_width(tables[table], tables), tables.get(index)))
     return found
 
 
@@ -215,4 +219,11 @@ def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int
     known = grouping_columns(tables, table.name)
     if known:
         return len(known)
-    return next(place for place, name in enumerate(table.key.names) if is_of_entry(name))
+    width = next(place for place, name in enumerate(table.key.names) if is_of_entry(name))
+    if not width:
+        raise InvalidArgumentError(
+            "nothing says which of the key columns the operator groups by: rename those that begin with 'entry.'",
+            table=table.name,
+            keys=table.key.names,
+        )
+    return width

@@ -20,7 +20,7 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
 from holdfast.errors import HoldfastError, InvalidArgumentError
 from holdfast.settings import Settings
-from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.fields import NUMBER_LIMIT, Fields
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
@@ -212,6 +212,8 @@ def _index_of(run: Run, index: TableSchema) -> Run:
         raise InvalidArgumentError("a timer has no time: leave its row out", table=TIMERS)
     keys = run.keys.select(range(len(index.key)))
     due_ms = times.take(pa.array(rows)).to_numpy()
+    if len(due_ms) and not -NUMBER_LIMIT < due_ms.min() <= due_ms.max() < NUMBER_LIMIT:
+        raise InvalidArgumentError("a time is none, in milliseconds since 1970", table=run.schema.name)
     return timers_run(index, Keys(run.hashes, keys).take(rows), due_ms)
 
 

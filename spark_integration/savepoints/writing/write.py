@@ -21,7 +21,7 @@ from holdfast import clock
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
-from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint
+from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import (
     finish_savepoint,
@@ -36,6 +36,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
+from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
 from holdfast.spark_integration.savepoints.saved_query import versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
@@ -112,17 +113,15 @@ def write(
     A task holds the rows of one shard, up to three times. Spark may compute a DataFrame more than once: it should give
     the same rows.
     """
+    require_comment(comment)
+    require_counts(shards=shards)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
     rows = tables_of_frames(frames, _as_list(keys), _known(timeMode), expiring)
     with _begun(frames, target, name) as (writer, targets):
         count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
-        if type(count) is not int or count < 1:
-            raise InvalidArgumentError("shards is at least 1", shards=shards)
+        query, versions = _no_query(sources, count), versions_of(writer.spark)
         empty = without_rows(operator_name(None, operator), 0, GROUP_STATE, count, has_timeout=timeMode != "None")
-        query = _no_query(sources, count)
-        made = Savepoint(
-            name, comment, clock.now_ms(), versions_of(writer.spark), query, (writer.written(empty, rows),)
-        )
+        made = Savepoint(name, comment, clock.now_ms(), versions, query, (writer.written(empty, rows),))
         finish_savepoint(savepoint_folder(targets, name), made)
     return made
 
@@ -167,6 +166,7 @@ def edit(
     InvalidArgumentError, SchemaMismatchError, ConflictError
         As of `write`.
     """
+    require_comment(comment)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
     with _begun(frames, target, name) as (writer, targets):
         read = read_savepoint(targets, base)
@@ -265,10 +265,16 @@ class TableSetWriter:
 
 def _no_query(sources: int | Sequence[str], partitions: int) -> SavedQuery:
     """Return what a savepoint says of a query that has not begun: each source is at its own beginning."""
-    names = [f"{number}" for number in range(sources)] if isinstance(sources, int) else list(sources)
-    if isinstance(sources, str) or len(set(names)) < len(names) or not names:
-        raise InvalidArgumentError("sources is a number, at least 1, or a list of names", sources=sources)
-    named = not isinstance(sources, int)
+    named = isinstance(sources, Sequence)
+    names = []
+    if isinstance(sources, Sequence) and not isinstance(sources, str):
+        names = [str(name) for name in sources]
+    elif type(sources) is int:
+        names = [f"{number}" for number in range(sources)]
+    if not names or len(set(names)) < len(names) or not all(map(SOURCE.fullmatch, names)):
+        raise InvalidArgumentError(
+            "sources is a number, at least 1, or a list of names of letters, digits and underscores", sources=sources
+        )
     conf = {PARTITIONS: f"{partitions}"} | ({NAMED_SOURCES_SETTING: "true"} if named else {})
     batch = {"batchWatermarkMs": 0, "batchTimestampMs": clock.now_ms(), "conf": conf}
     positions = tuple(SavedSource(name, "-", ()) for name in names)

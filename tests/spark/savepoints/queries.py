@@ -117,6 +117,22 @@ class Everything(StatefulProcessor):
         yield Row(key=key[0], seen=repr(seen), timers=repr(sorted(self.handle.listTimers())))
 
 
+class Counting(StatefulProcessor):
+    """Keeps the last number in as many variables as it is told to have."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.values = [handle.getValueState(name, "n long") for name in self.names]
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n = max(row.v for row in rows)
+        for value in self.values:
+            value.update((n,))
+        yield Row(key=key[0])
+
+
 def appended(frame: DataFrame) -> DataFrame:
     grouped = holdfast.stream(frame).groupBy("carrier")
     output = "carrier string, seen string"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 import holdfast
@@ -20,7 +21,18 @@ from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
-from tests.spark.savepoints.queries import CASES, Appending, Case, Everything, restored, rows, run, saved, state
+from tests.spark.savepoints.queries import (
+    CASES,
+    Appending,
+    Case,
+    Counting,
+    Everything,
+    restored,
+    rows,
+    run,
+    saved,
+    state,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,8 +106,21 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
         written(lab, {"one": carriers(lab, {"AA": 1}), "two": lab.spark.range(1).selectExpr("id carrier", "id n")})
     with pytest.raises(InvalidArgumentError, match="bigint column expires_ms"):
         written(lab, carriers(lab, {"AA": 1}), expiring=["state"])
-    with pytest.raises(InvalidArgumentError, match="list of names"):
-        written(lab, carriers(lab, {"AA": 1}), sources=0)
+    for wrong, problem in [
+        ({"sources": 0}, "list of names"),
+        ({"sources": True}, "list of names"),
+        ({"sources": ["../x"]}, "list of names"),
+        ({"shards": 0}, "shards is a whole number"),
+        ({"shards": "3"}, "shards is a whole number"),
+        ({"comment": 7}, "comment is a text"),
+    ]:
+        with pytest.raises(InvalidArgumentError, match=problem):
+            written(lab, carriers(lab, {"AA": 1}), **wrong)
+    for name in ("l.x", "timers_by_due", "../x", "state.expiring"):
+        with pytest.raises(InvalidArgumentError, match="cannot name a state table"):
+            written(lab, {name: carriers(lab, {"AA": 1})})
+    with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):  # the DataFrame's own failure stays Spark's
+        written(lab, lab.spark.range(1).selectExpr("'AA' AS carrier", "CAST(concat('x', id) AS long) AS n"))
     assert [one.savepoint for one in savepoints.listed(lab.folder / "savepoints")] in ([], [None])
     with pytest.raises(NotFoundError):
         savepoints.read(lab.folder / "savepoints", "one")
@@ -147,6 +172,18 @@ def test_one_key_is_edited(lab: Lab) -> None:
     assert len(set(batch) - set(original)) == 1
 
 
+@pytest.mark.turn(0, 2)
+def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
+    """`load` then calls the shard otherwise."""
+    frame = lab.spark.createDataFrame([("AA", 5)], "carrier string, shard long")
+    written(lab, frame)
+    loaded = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
+    assert loaded.columns == ["carrier", "shard", "_shard"]
+    savepoints.edit(loaded.withColumn("shard", F.col("shard") + 1), lab.folder / "savepoints", "one", "two")
+    (row,) = savepoints.load(lab.spark, lab.folder / "savepoints", "two").collect()
+    assert (row["carrier"], row["shard"]) == ("AA", 6)
+
+
 @pytest.mark.turn(1, 2)
 def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     saved(lab, TOTALS)
@@ -161,7 +198,7 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
             savepoints.edit(frame, target, "one", "edited")
     with pytest.raises(SchemaMismatchError, match="column 'n'"):
         savepoints.edit(stored.withColumn("n", F.lit("many")), target, "one", "edited")
-    with pytest.raises(InvalidArgumentError, match=r"no such table.*tables=state"):
+    with pytest.raises(NotFoundError, match=r"no such table.*tables=state"):
         savepoints.edit({"stat": stored}, target, "one", "edited")
     with pytest.raises(NotFoundError, match="no such operator"):
         savepoints.edit(stored, target, "one", "edited", "totls")
@@ -176,7 +213,7 @@ def test_lists_and_timers_of_a_processor_are_edited(lab: Lab) -> None:
         opened = savepoints.load(lab.spark, target, "one", table="open")
         timers = savepoints.load(lab.spark, target, "one", table="timers")
         cut = opened.where("user != 'bob'"), timers.where("user != 'bob'")
-        savepoints.edit({"l.open": cut[0], "timers": cut[1]}, target, "one", "edited")
+        savepoints.edit({"open": cut[0], "timers": cut[1]}, target, "one", "edited")
         lab.configure({"checkpoint.dir": str(lab.folder / "durable-again")})
         savepoints.restore(lab.spark, target, "edited", lab.folder / "again", shards=3)
         for file in later:
@@ -299,6 +336,20 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     numbers, maps = [(1,), (2,), (5,)], [("u1",), ("u2",), ("u5",)]
     assert row["seen"] == repr([numbers, numbers, maps, (5,)])
     assert row["timers"] == repr([4_102_444_800_002, 4_102_444_800_005])
+
+
+@pytest.mark.turn(0, 2)
+def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
+    """Those that a later run of the processor has left out are not lost."""
+    with configured(lab.spark, NEEDED):
+        for batch, names in enumerate((["kept", "gone"], ["kept"])):
+            lab.feed([("a", batch)])
+            grouped = lab.source().groupBy("key")
+            lab.run(grouped.transformWithState(Counting(names), "key string", "update", "None"), "sparks")
+        made = savepoints.from_spark(
+            lab.spark, lab.folder / "sparks", lab.folder / "savepoints", "one", "counting", batchId=0
+        )
+    assert made.operators[0].rows == {"v.kept": 1, "v.gone": 1}
 
 
 @pytest.mark.turn(0, 2)
