@@ -7,6 +7,7 @@ pointers name its directory: ``totals``, or ``totals@<query>`` if another query 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -64,7 +65,7 @@ def read_state(
     -------
     pyarrow.Table
         One row per key with state, in no particular order: the key columns, then the value columns. A value column
-        whose name is already taken by an earlier column is called ``value.<name>``.
+        whose name is already taken by an earlier column, in whatever case, is called ``value.<name>``.
 
     Raises
     ------
@@ -178,14 +179,22 @@ def _table_of(stored: StoredTables, name: str) -> str:
 
 
 def shown_columns(schema: TableSchema) -> pa.Schema:
-    """Return the columns of a table as users see them: a value's that has a key's name is called ``value.<name>``."""
+    """Return the columns of a table as users see them: a value's whose name is taken is called ``value.<name>``.
+
+    A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
+    """
     names: list[str] = list(schema.key.names)
     for name in schema.value.names:
-        free = name
-        while free in names:
-            free = f"value.{free}"
-        names.append(free)
+        names.append(free_name(name, names, "value."))
     return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+
+
+def free_name(name: str, taken: Collection[str], prefix: str) -> str:
+    """Return a name, with a prefix as often as it takes for no other one to be the same in another case."""
+    folded = {other.casefold() for other in taken}
+    while name.casefold() in folded:
+        name = prefix + name
+    return name
 
 
 def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:

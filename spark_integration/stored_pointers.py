@@ -13,6 +13,7 @@ their pointers say; names and settings of the session say nothing.
 from __future__ import annotations
 
 import re
+import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ _POINTERS_IN = {
 #: Spark's operators that may be hosts.
 HOSTS = frozenset(_POINTERS_IN)
 _TIMEOUT = "timeoutTimestamp"
+_NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
+#: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
+_AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,12 @@ def stateful_steps(spark: SparkSession, query_checkpoint: str, batch_id: int | N
     Raises
     ------
     InvalidArgumentError
-        This is not the checkpoint location of a query with state that has committed a micro-batch.
+        This is not the checkpoint location of a query with state that has committed a micro-batch, or Spark cannot
+        read state there.
+    NotFoundError
+        The micro-batch is not committed, or was purged.
     """
+    require_readable(query_checkpoint)
     spark_versions.start_state_coordinator(spark)
     return [_step(spark, query_checkpoint, batch_id, *step) for step in _hosts(spark, query_checkpoint)]
 
@@ -118,6 +126,30 @@ def _may_hold_pointers(host: str, properties: str) -> bool:
         return False
     _, variable = _POINTERS_IN[host]
     return variable is None or re.search(rf"\b{variable}\b", properties) is not None
+
+
+def require_readable(query_checkpoint: str) -> None:
+    """Check that Spark can read state at a location: its source ``statestore`` escapes the path as in a URL.
+
+    It looks for ``a%20b`` instead of ``a b``, where another query may be.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It cannot.
+    """
+    escaped = sorted({one for one in query_checkpoint if not _is_as_it_is(one)})
+    if escaped:
+        raise InvalidArgumentError(
+            "Spark cannot read the state of a query whose checkpointLocation has such characters: name it by a "
+            "symbolic link without them, or mount the directory under another name",
+            query_checkpoint=query_checkpoint,
+            characters=escaped,
+        )
+
+
+def _is_as_it_is(one: str) -> bool:
+    return one in _AS_IT_IS if one.isascii() else one.isprintable() and not one.isspace()
 
 
 def no_query(query_checkpoint: str) -> InvalidArgumentError:
@@ -149,6 +181,8 @@ def _step(
             return StatefulStep(number, host, False, has_timeout, {})  # of another library, or the user's own
         found = rows.collect()
     except PySparkException as exc:
+        if batch_id is None and exc.getCondition() == _NOTHING_COMMITTED:
+            raise no_query(query_checkpoint) from exc
         raise NotFoundError(
             "Spark's state cannot be read: it may have purged the micro-batch meanwhile",
             query_checkpoint=query_checkpoint,

@@ -32,7 +32,7 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.option("--format", "kind", type=click.Choice(["parquet", "csv"]), default="parquet", show_default=True)
 @click.option("--operator", metavar="NAME", help="Needed for a query, and where a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
-@click.option("--columns", metavar="A,B", default="", help="Only these, in this order.")
+@click.option("--columns", metavar="A,B", help="Only these, in this order.")
 @click.option("--checkpoint-dir", metavar="URL", help=f"Of a query: its {PREFIX}checkpoint.dir.")
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Of a query: the micro-batch.")
 @CONF
@@ -42,7 +42,7 @@ def export(
     kind: str,
     operator: str | None,
     table: str,
-    columns: str,
+    columns: str | None,
     checkpoint_dir: str | None,
     batch_id: int | None,
     conf: tuple[str, ...],
@@ -54,7 +54,7 @@ def export(
     LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir it is a query's
     checkpointLocation; the query may be running. Starts a Spark, on this machine unless --conf says otherwise.
     """
-    names = [name.strip() for name in columns.split(",") if name.strip()]
+    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     with started_spark(checkpoint_dir, options, conf) as spark, errors_of_spark():
         if checkpoint_dir is None:
             frame = _saved(spark, location, operator, table, names, batch_id)
@@ -67,7 +67,12 @@ def export(
 
 
 def _saved(
-    spark: SparkSession, location: str, operator: str | None, table: str, columns: list[str], batch_id: int | None
+    spark: SparkSession,
+    location: str,
+    operator: str | None,
+    table: str,
+    columns: list[str] | None,
+    batch_id: int | None,
 ) -> DataFrame:
     if batch_id is not None:
         raise InvalidArgumentError("--batch is of a query, whose --checkpoint-dir is needed: a savepoint is one batch")

@@ -40,12 +40,15 @@ class Migration:
         The table as it was saved, and as it is restored.
     is_expiring : bool
         Whether the column of expiry times is holdfast's own, which the function does not see.
+    returned : tuple of str
+        What the function calls the value columns, in the order of `after`.
     """
 
     function: Migrate
     before: TableSchema
     after: TableSchema
     is_expiring: bool
+    returned: tuple[str, ...]
 
     def __call__(self, run: Run) -> Run:
         """Return the rows with their new value columns.
@@ -59,14 +62,14 @@ class Migration:
 
     def _of(self, run: Run) -> Run:
         before, after = _seen(self.before, self.is_expiring), _seen(self.after, self.is_expiring)
-        shown, wanted, n = shown_columns(before), shown_columns(after), len(before.key)
+        shown, n = shown_columns(before), len(before.key)
         values = [run.values.column(field.name) for field in before.value]
         returned = _called(self.function, from_columns([*run.keys.columns, *values], shown, len(run)), before)
-        if sorted(returned.schema.names) != sorted(wanted.names):
+        if sorted(returned.schema.names) != sorted([*before.key.names, *self.returned]):
             raise _wrong(before, "it returned other columns than for no rows", columns=returned.schema.names)
         if any(not returned.column(name).equals(run.keys.column(i)) for i, name in enumerate(shown.names[:n])):
             raise _wrong(before, "it returned other keys, or the same in another order")
-        columns = [returned.column(name) for name in wanted.names[n:]]
+        columns = [returned.column(name) for name in self.returned]
         found = pa.schema([pa.field(f.name, c.type) for f, c in zip(after.value, columns, strict=True)])
         keys = Keys(run.hashes, run.keys)
         columns = after.conform(from_columns(columns, found, len(run)), "value", keys).columns
@@ -114,7 +117,8 @@ def migrations_of(operator: SavedOperator, given: Any) -> dict[str, Migration]:
             raise NotFoundError("no such table to migrate", operator=operator.name, table=name, tables=tables)
         before = operator.tables[table]
         is_expiring = EXPIRES in before.value.names and index_of(table) in operator.tables
-        found[table] = Migration(function, before, _after(function, before, is_expiring), is_expiring)
+        after, returned = _after(function, before, is_expiring)
+        found[table] = Migration(function, before, after, is_expiring, returned)
     return found
 
 
@@ -137,8 +141,8 @@ def _without(table: TableSchema, hidden: set[str]) -> TableSchema:
     return replace(table, value=pa.schema([field for field in table.value if field.name not in hidden]))
 
 
-def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> TableSchema:
-    """Return the schema that a function gives a table."""
+def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[TableSchema, tuple[str, ...]]:
+    """Return the schema that a function gives a table, and what the function calls its value columns."""
     before = _seen(table, is_expiring)
     shown = shown_columns(before)
     returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
@@ -151,7 +155,8 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> TableSch
         raise _wrong(before, f"{EXPIRES!r} is holdfast's own, and kept")
     fields += [table.value.field(EXPIRES)] if is_expiring else []
     after = TableSchema.of(before.name, before.key, pa.schema(fields))
-    return replace(after, not_null=after.not_null | {name for name in table.not_null if name.startswith(KEY_SIDE)})
+    not_null = after.not_null | {name for name in table.not_null if name.startswith(KEY_SIDE)}
+    return replace(after, not_null=not_null), tuple(f.name for f in returned.schema if f.name not in keys)
 
 
 def _seen(table: TableSchema, is_expiring: bool) -> TableSchema:

@@ -132,7 +132,7 @@ def _range_of(piece: Piece, schema: TableSchema, shards: int) -> HashRange:
 
 @dataclass(frozen=True)
 class ShardRestorer:
-    """Restores the shards of a task; a function for ``mapInArrow`` over rows of `SHARD`.
+    """Restores the shards of a task; a function for ``mapInArrow`` over rows of `SHARDS`.
 
     Attributes
     ----------

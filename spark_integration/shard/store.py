@@ -10,6 +10,7 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.errors import InvalidArgumentError, StateLostError
 from holdfast.mvcc import Transaction, VersionedStore
+from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.claims import Tenure
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, shard_prefix
@@ -116,8 +117,17 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     ----------
     remembered : PointerRow or None
         The shard's row in Spark's state.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The shard's state is durable, and no checkpoint directory is set.
+    HoldfastError
+        The state was lost or is damaged, or belongs to others.
     """
     settings = operator.settings
+    if remembered is not None:
+        require_directory_set(settings, remembered)
     stored = StoredTables.of_first_run(operator.function.tables())
     backend_class = find_backend(settings.backend)
     root = local_dirs.choose_root(settings.local_dir, in_memory=backend_class.in_memory)
@@ -163,6 +173,23 @@ def open_shard(operator: Operator, shard: int, streaming: StreamingTask, remembe
     return ShardStore(
         address, executor_directory, prefix, backend, log, record, stored, store, policy, retained_versions
     )
+
+
+def require_directory_set(settings: Settings, remembered: PointerRow) -> None:
+    """Check that a shard with durable state finds it; without, it would seem lost, or go on unkept.
+
+    Raises
+    ------
+    InvalidArgumentError
+        No checkpoint directory is set.
+    """
+    if settings.checkpoint_dir is None and remembered.directory:
+        raise InvalidArgumentError(
+            "the query has durable state, and no checkpoint directory is set: set spark.holdfast.checkpoint.dir to the "
+            "directory that holds it, before the query is defined",
+            operator_directory=remembered.directory,
+            shard=remembered.shard,
+        )
 
 
 def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: int) -> None:

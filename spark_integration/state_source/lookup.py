@@ -7,9 +7,10 @@ import binascii
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -24,37 +25,52 @@ _STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 @dataclass(frozen=True)
 class Shards:
-    """Stretches of shards, both ends included; all if there are none."""
+    """Stretches of shards, both ends included."""
 
-    stretches: tuple[tuple[int, int], ...] = ()
+    stretches: tuple[tuple[int, int], ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return those that a text like ``0,3-5`` names; raises `InvalidArgumentError`."""
+        """Return those that a text like ``0,3-5`` names, none for an empty one; raises `InvalidArgumentError`."""
         found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
-        if not all(found) or (text and not found):
+        stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
+        if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
             raise InvalidArgumentError("the option shards is as 0,3-5", shards=text[:200])
-        return cls(tuple((int(one[1]), int(one[2] or one[1])) for one in found if one))
+        return cls(stretches)
 
     def __contains__(self, shard: int) -> bool:
-        return not self.stretches or any(first <= shard <= last for first, last in self.stretches)
+        return any(first <= shard <= last for first, last in self.stretches)
+
+    def require_below(self, shards: int) -> None:
+        """Check that an operator of so many shards has all of these; raises `InvalidArgumentError`."""
+        if beyond := [last for _, last in self.stretches if last >= shards]:
+            raise InvalidArgumentError("the operator has no such shard", shard=max(beyond), shards=shards)
 
 
-def shards_option(shards: Collection[int]) -> str:
-    """Return the option's text for some shards."""
-    if any(type(shard) is not int or shard < 0 for shard in shards):
-        raise InvalidArgumentError("shards are numbers from 0 on", shards=list(shards)[:20])
-    return ",".join(map(str, shards))
+def shards_option(shards: object) -> str:
+    """Return the option's text for some shards.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is no list of numbers; numpy's are numbers, too.
+    """
+    found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
+    if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
+        raise InvalidArgumentError("shards is a list of numbers from 0 on, left out for all shards", shards=shards)
+    return ",".join(str(int(shard)) for shard in found)
 
 
-def key_option(key: Mapping[str, object]) -> str:
+def key_option(key: object) -> str:
     """Return the option's text for a key.
 
     Raises
     ------
     InvalidArgumentError
-        A value has a type that cannot be looked up.
+        This is no key, or a value has a type that cannot be looked up.
     """
+    if not isinstance(key, Mapping) or any(not isinstance(name, str) for name in key):
+        raise InvalidArgumentError('a key has its columns by name, as {"user": "ann"}', key=key)
     return json.dumps({name: _as_json(name, value) for name, value in key.items()})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,7 +16,8 @@ from holdfast.spark_integration.shard.task_storage import session_values
 from holdfast.spark_integration.state_source.lookup import Shards, parse_key
 
 STORAGE = "storage."
-#: Spark hands names over in lower case.
+#: Spark hands names over in lower case, so those of storage that have others stand in a JSON object.
+STORAGE_IN_JSON = "storage"
 NAMES = (
     "path",
     "operator",
@@ -25,6 +26,7 @@ NAMES = (
     "columns",
     "key",
     "shards",
+    STORAGE_IN_JSON,
     "read",
     "readChangeFeed",
     "changeStartBatchId",
@@ -71,8 +73,8 @@ class ReadOptions:
         Those to show, in this order; all if there are none.
     key : mapping of str to object
         Read the rows of this key only; all if it is empty.
-    shards : Shards
-        Read these only.
+    shards : Shards or None
+        Read these only; None for all.
     read : str or None
         The id of a stored read of a query, see `holdfast.snapshotter.stored_reads`; None for a savepoint.
     changes_from : int or None
@@ -89,7 +91,7 @@ class ReadOptions:
     table: str = "state"
     columns: tuple[str, ...] = ()
     key: Mapping[str, Any] = field(default_factory=dict)
-    shards: Shards = field(default_factory=Shards)
+    shards: Shards | None = None
     read: str | None = None
     changes_from: int | None = None
     pushdown: bool = False
@@ -107,6 +109,7 @@ class ReadOptions:
         values = {name.lower(): value for name, value in given.items()}
         storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
         values = {name: value for name, value in values.items() if not name.startswith(STORAGE)}
+        storage |= _in_json(values.get(STORAGE_IN_JSON, "{}"))
         for name in values:
             if name not in _AS_GIVEN:
                 raise _unknown(name)
@@ -124,9 +127,9 @@ class ReadOptions:
             values["path"],
             values.get("operator"),
             values.get("table", values.get("statevarname", "state")),
-            _columns(values.get("columns", "")),
+            _columns(values["columns"]) if "columns" in values else (),
             parse_key(values["key"]) if "key" in values else {},
-            Shards.parse(values.get("shards", "")),
+            Shards.parse(values["shards"]) if "shards" in values else None,
             values.get("read"),
             changes_from,
             _flag(values, "pushdown"),
@@ -149,9 +152,39 @@ def _unknown(name: str) -> InvalidArgumentError:
     )
 
 
-def columns_option(names: Sequence[str]) -> str:
-    """Return the option's text for some columns, whatever they are called."""
-    return json.dumps(list(names))
+def storage_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options for what a session sets as ``spark.holdfast.storage.<name>``; Spark keeps each name's case.
+
+    Only what must be is in JSON: Spark hides values of options by the options' names.
+    """
+    in_json = {name: value for name, value in given.items() if name != name.lower()}
+    options = {STORAGE + name: value for name, value in given.items() if name not in in_json}
+    return options | ({STORAGE_IN_JSON: json.dumps(in_json)} if in_json else {})
+
+
+def _in_json(text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or any(type(value) is not str for value in found.values()):
+        # Without the text, which may hold credentials.
+        raise InvalidArgumentError('the option storage is a JSON object of names and texts, as {"anon": "true"}')
+    return found
+
+
+def columns_option(names: object) -> str:
+    """Return the option's text for some columns, whatever they are called.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is no list of names, or names no column.
+    """
+    found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    if not found or any(not isinstance(name, str) for name in found):
+        raise InvalidArgumentError("columns is a list of names, left out for all columns", columns=names)
+    return json.dumps(found)
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -164,6 +197,8 @@ def _columns(text: str) -> tuple[str, ...]:
             names = None
     if not isinstance(names, list) or any(type(name) is not str for name in names):
         raise InvalidArgumentError('the option columns is as a,b or ["a", "b"]', columns=text[:200])
+    if not names:
+        raise InvalidArgumentError("the option columns names no column: leave it out for all", columns=text[:200])
     if len(set(names)) < len(names):
         raise InvalidArgumentError("the option columns names a column twice", columns=text[:200])
     return tuple(names)

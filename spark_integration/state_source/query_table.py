@@ -89,6 +89,8 @@ class QueryTable(ReadableTable):
         place = Place(options.path, options.storage)
         with place.open() as storage:
             read = fetch_read(storage, options.operator, options.read)
+        if options.shards is not None:
+            options.shards.require_below(max(one.shards for one in read.directories.values()))
         every = {name: schema for one in read.directories.values() for name, schema in one.held.items()}
         table = find_shown(every, options.table)
         latest = [one.latest[table] for one in read.directories.values() if table in one.latest]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.settings import PREFIX, STORAGE_PREFIX
+from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -17,7 +17,7 @@ from holdfast.spark_integration.read_state import Pointers, find_pointers
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.state_source.kept_changes import require_kept
 from holdfast.spark_integration.state_source.lookup import key_option, shards_option
-from holdfast.spark_integration.state_source.options import columns_option
+from holdfast.spark_integration.state_source.options import columns_option, storage_options
 from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured
 
@@ -31,9 +31,9 @@ def state(
     operator: str,
     *,
     table: str = "state",
-    columns: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
     key: Mapping[str, object] | None = None,
-    shards: Collection[int] = (),
+    shards: Collection[int] | None = None,
     batchId: int | None = None,
     readChangeFeed: bool = False,
     changeStartBatchId: int | None = None,
@@ -51,13 +51,13 @@ def state(
         The operator's name.
     table : str, default "state"
         One of the operator's state tables, a variable of a processor, or "timers".
-    columns : sequence of str
+    columns : sequence of str, optional
         Show only these, in this order.
     key : mapping of str to object, optional
         Return the rows of this key only: a value for each column that the operator is grouped by. Only its shard is
         read. A filter on the DataFrame finds the same, but reads all shards.
-    shards : collection of int
-        Read these only.
+    shards : collection of int, optional
+        Read these only; no rows if there are none.
     batchId : int, optional
         The micro-batch; by default the last one that is committed.
     readChangeFeed : bool, default False
@@ -107,9 +107,9 @@ def load(
     operator: str | None = None,
     table: str = "state",
     *,
-    columns: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
     key: Mapping[str, object] | None = None,
-    shards: Collection[int] = (),
+    shards: Collection[int] | None = None,
 ) -> DataFrame:
     """Return a table of a savepoint.
 
@@ -150,20 +150,19 @@ def _frame(
     spark: SparkSession,
     path: str,
     given: dict[str, str],
-    columns: Sequence[str],
+    columns: Sequence[str] | None,
     key: Mapping[str, object] | None,
-    shards: Collection[int],
+    shards: Collection[int] | None,
 ) -> DataFrame:
-    if isinstance(columns, str):
-        raise InvalidArgumentError("columns is a list of names", columns=columns)
     register(spark)
-    storage = {k.removeprefix(PREFIX): v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
+    set_names = {k: v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
+    storage = storage_options({k.removeprefix(STORAGE_PREFIX): v for k, v in set_names.items()})
     reader = spark.read.format(NAME).options(**given, **storage)
-    if columns:
+    if columns is not None:
         reader = reader.option("columns", columns_option(columns))
     if key is not None:
         reader = reader.option("key", key_option(key))
-    if shards:
+    if shards is not None:
         reader = reader.option("shards", shards_option(shards))
     return reader.load(path)
 
@@ -197,6 +196,8 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
         raise InvalidArgumentError("a change feed has changeStartBatchId and changeEndBatchId instead of batchId")
     if type(first) is not int or first < 0:
         raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number from 0 on", given=first)
+    if last is not None and type(last) is not int:
+        raise InvalidArgumentError("changeEndBatchId is a number from 0 on", given=last)
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)
     return first, last

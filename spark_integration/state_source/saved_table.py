@@ -72,6 +72,8 @@ class SavedTable(ReadableTable):
                     **exc.facts,
                 ) from exc
             operator = savepoint.find_operator(options.operator)
+        if options.shards is not None:
+            options.shards.require_below(operator.shards)
         table = find_shown(operator.tables, options.table)
         grouping = grouping_columns(operator.tables, table)
         return cls(place, name, operator.name, operator.tables[table], grouping, tuple(operator.of_table(table)))

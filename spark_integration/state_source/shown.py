@@ -22,7 +22,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from holdfast.backends.arrow.values import cast
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.read_state import free_name, shown_columns
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 
 SHARD, BATCH_ID, CHANGE_TYPE = "shard", "batch_id", "change_type"
@@ -74,7 +74,7 @@ class ShownTable:
         taken = list(shown.names)
         own = []
         for name in ((BATCH_ID, CHANGE_TYPE) if changes else ()) + (SHARD,):
-            own.append(free(name, taken))
+            own.append(free_name(name, taken, "_"))
             taken.append(own[-1])
         fields = [StructField(field.name, spark_type(field.type)) for field in shown]
         first = [StructField(name, kind) for name, kind in zip(own[:-1], (LongType(), StringType()), strict=False)]
@@ -132,8 +132,3 @@ class ShownTable:
         if field.name == self.changes[0]:
             return pa.repeat(pa.scalar(batch_id, field.type), len(rows))
         return pa.array(np.array([UPDATE, DELETE], object), field.type).take(pa.array(rows.deleted.view(np.int8)))
-
-
-def free(name: str, taken: Sequence[str]) -> str:
-    """Return a name for a column of holdfast's own beside some others."""
-    return free(f"_{name}", taken) if name in taken else name

@@ -79,15 +79,15 @@ class TableReader(DataSourceReader):
     ----------
     table : ReadableTable
     shown : ShownTable
-    shards : Shards
-        Which to read.
+    shards : Shards or None
+        Which to read; None for all.
     lookup : Lookup or None
         Which key to read; None for all.
     """
 
-    def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards, lookup: Lookup | None) -> None:
+    def __init__(self, table: ReadableTable, shown: ShownTable, shards: Shards | None, lookup: Lookup | None) -> None:
         hashes = None if lookup is None else lookup.hashes
-        self._parts = narrowed(table.parts(), shards.__contains__, hashes)
+        self._parts = narrowed(table.parts(), lambda shard: shards is None or shard in shards, hashes)
         self._lookup = lookup
         self._table = table.travelling()
         self._shown = shown

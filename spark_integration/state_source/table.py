@@ -4,7 +4,7 @@
 
     savepoint     a part for each piece                     `holdfast.spark_integration.state_source.saved_table`
     query         a part for each shard with state          `holdfast.spark_integration.state_source.query_table`
-    changes       a part for each shard that has any        `holdfast.spark_integration.state_source.changed_table`
+    changes       a part for each shard that has any        `holdfast.spark_integration.state_source.query_table`
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.stored_pointers import GROUP_STATE, STATE_VARIABLES, no_query
+from holdfast.spark_integration.stored_pointers import GROUP_STATE, STATE_VARIABLES, no_query, require_readable
 from holdfast.spark_integration.tables.key_rows import index_of
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
 
@@ -190,6 +190,7 @@ class _Step:
 def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step]:
     from pyspark.errors import PySparkException
 
+    require_readable(location)
     spark_versions.start_state_coordinator(spark)
     try:
         # As it was then: variables come and go at a restart.

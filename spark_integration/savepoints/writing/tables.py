@@ -23,7 +23,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns, is_of_entry
-from holdfast.spark_integration.read_state import shown_columns
+from holdfast.spark_integration.read_state import free_name, shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
@@ -179,8 +179,8 @@ def edited_tables(frames: Mapping[str, DataFrame], tables: Mapping[str, TableSch
     for name, frame in frames.items():
         table = find_shown(tables, name)
         shown = shown_columns(tables[table]).names
-        # What `load` calls the shard depends on what else is called so.
-        given = [column for column in frame.columns if column in shown or column.lstrip("_") != SHARD]
+        shard = free_name(SHARD, shown, "_")  # as `load` shows it
+        given = [column for column in frame.columns if column != shard]
         if sorted(given) != sorted(shown):
             raise InvalidArgumentError(
                 "the columns are not those of the stored table", table=name, columns=given, expected=shown

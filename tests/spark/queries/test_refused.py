@@ -240,6 +240,28 @@ def test_reading_state_that_is_not_there(lab: Lab) -> None:
         lab.state()
 
 
+def test_a_location_that_spark_escapes_is_read_by_another_name(lab: Lab) -> None:
+    """The query itself runs there; Spark would read the state of one at ``my%20query``."""
+    lab.feed([("a", 1)])
+    lab.run(lab.totals(), query="my query")
+    with pytest.raises(InvalidArgumentError, match=r"symbolic link.*my query"):
+        lab.state(query="my query")
+    (lab.folder / "mü-query").symlink_to(lab.folder / "my query")
+    assert lab.state(query="mü-query") == {"a": (1, 1)}
+
+
+def test_a_query_with_durable_state_needs_its_directory(lab: Lab) -> None:
+    """Without, its state would seem lost, and the query would be told to begin again."""
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    lab.feed([("a", 1)])
+    lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    with pytest.warns(UserWarning, match="not durable"):
+        totals = lab.totals()
+    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.checkpoint\.dir to the directory"):
+        lab.run(totals)
+
+
 def test_reading_state_of_another_query(lab: Lab) -> None:
     lab.feed([("a", 1)])
     lab.run(lab.totals())

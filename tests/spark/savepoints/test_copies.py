@@ -209,7 +209,7 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "again", **where)
     with pytest.raises(ConflictError, match="must be new"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "query", **where)
-    with pytest.raises(InvalidArgumentError, match="whole numbers from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="is a whole number from 1 on"):
         rescale(lab, 0)
     with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
         savepoints.rescale(lab.spark, lab.folder / "nowhere", lab.folder / "again", shards=2)

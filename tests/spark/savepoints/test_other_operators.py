@@ -109,8 +109,8 @@ def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
         (InvalidArgumentError, "no operator is left", {"skip": ["totals"]}),
         (InvalidArgumentError, "skipped is not in the new query", {"skip": ["totals"], "reset": ["totals"]}),
         (InvalidArgumentError, "lists of names", {"skip": "totals"}),
-        (InvalidArgumentError, "whole numbers from 1 on", {"shards": True}),
-        (InvalidArgumentError, "whole numbers from 1 on", {"partitions": 0}),
+        (InvalidArgumentError, "is a whole number from 1 on", {"shards": True}),
+        (InvalidArgumentError, "is a whole number from 1 on", {"partitions": 0}),
     ):
         with pytest.raises(error, match=said):
             restored(lab, **options)

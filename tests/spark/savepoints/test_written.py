@@ -143,6 +143,17 @@ def test_every_type_of_state_can_be_written_and_read(lab: Lab) -> None:
         assert sorted(map(repr, found.select(*frame.columns).collect())) == sorted(map(repr, frame.collect()))
 
 
+def test_columns_called_as_ours_are_edited(lab: Lab) -> None:
+    """Beside a column ``Shard`` that of the shard has another name, and every column can be named in Spark."""
+    written(lab, carriers(lab, {"AA": 1, "BB": 2}).withColumnRenamed("n", "Shard"))
+    before = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
+    assert before.columns == ["carrier", "Shard", "_shard"]
+    after = before.withColumn("Shard", F.col("Shard") + 10)
+    savepoints.edit(after, lab.folder / "savepoints", "one", "edited")
+    edited = savepoints.load(lab.spark, lab.folder / "savepoints", "edited")
+    assert sorted(row[:2] for row in edited.collect()) == [("AA", 11), ("BB", 12)]
+
+
 def test_one_key_is_edited(lab: Lab) -> None:
     """Read, change, write, restore: the query goes on from the same positions, and nothing else has changed."""
     later = saved(lab, TOTALS)

@@ -124,13 +124,22 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
             "ends before it begins",
             {"readChangeFeed": True, "changeStartBatchId": 1, "changeEndBatchId": 0},
         ),
+        (
+            InvalidArgumentError,
+            "changeEndBatchId is a number",
+            {"readChangeFeed": True, "changeStartBatchId": 0, "changeEndBatchId": "1"},
+        ),
         (InvalidArgumentError, "a list of names", {"columns": "key"}),
+        (InvalidArgumentError, "a list of names", {"columns": []}),
+        (InvalidArgumentError, "a list of numbers", {"shards": [-1]}),
+        (AnalysisException, "no such shard", {"shards": [99]}),
         (AnalysisException, "no such table", {"table": "timers"}),
         (AnalysisException, "no such column", {"columns": ["k"]}),
     ]
     for error, message, options in refused:
         with pytest.raises(error, match=message):
             of(**options)
+    assert of(shards=[]).collect() == []
     with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
         holdfast.state(lab.spark, lab.folder / "input", "totals")
 

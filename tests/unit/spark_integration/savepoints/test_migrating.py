@@ -61,6 +61,19 @@ def test_rows_get_other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (after.tables, after.declared) == ({**tables, "state": wanted},) * 2
 
 
+def test_a_column_may_be_called_as_a_key_in_another_case() -> None:
+    """The function sees it under a name that Spark can tell apart, and may call its own columns what it likes."""
+    table = TableSchema.of("state", KEY, pa.schema([("n", pa.int64()), ("K", pa.int64())]))
+
+    def function(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch.schema.names == ["k", "n", "value.K"]
+        return batch.rename_columns(["k", "N", "value.K"]).append_column("n", batch["n"])
+
+    (migration,) = migrations_of(operator({"state": table}), function).values()
+    found = migration(rows(table, n=[1, 2], K=[3, 4]))
+    assert found.values.to_pylist() == [{"N": 1, "K": 3, "n": 1}, {"N": 2, "K": 4, "n": 2}]
+
+
 def test_times_to_live_are_kept() -> None:
     """The function does not see them; its table may be left with nothing else."""
     tables = dict(expiring_tables("v.total", KEY, pa.schema([("n", pa.int64())])))
@@ -102,7 +115,7 @@ def test_what_a_function_may_not_return(name: str) -> None:
         migration = migrations_of(
             operator(fixed), lambda b: b.set_column(1, pa.field("n", pa.int64(), nullable=False), b["n"])
         )["state"]
-        migration = type(migration)(function, migration.before, migration.after, False)
+        migration = type(migration)(function, migration.before, migration.after, False, migration.returned)
     else:
         migration = migrations_of(operator({"state": STATE}), only_with_rows(function))["state"]
     with pytest.raises(InvalidArgumentError, match="the function that migrates a state table is wrong") as caught:

@@ -15,6 +15,9 @@ from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
+from holdfast.spark_integration.state_source.lookup import key_option, shards_option
+from holdfast.spark_integration.state_source.options import ReadOptions, columns_option, storage_options
+from holdfast.spark_integration.state_source.shown import ShownTable
 from holdfast.spark_integration.state_source.source import StateSource
 from holdfast.spark_integration.tables.timers import timers_schema
 from tests.unit.snapshotter.savepoints.sample import KEY, STATE, a_savepoint
@@ -93,6 +96,16 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
     assert names == ["user", "value.user", "shard", "_shard"]
 
 
+def test_names_that_are_taken_in_another_case(tmp_path: Path) -> None:
+    """Spark does not tell them apart: no two columns of a read are the same to it."""
+    value = pa.schema([(name, pa.int64()) for name in ("USER", "Shard", "n", "N", "Batch_ID")])
+    schema = TableSchema.of("state", KEY, value)
+    assert ShownTable.of(schema, changes=True).struct.names == [
+        *("_batch_id", "change_type"),
+        *("user", "value.USER", "Shard", "n", "value.N", "Batch_ID", "_shard"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -104,6 +117,11 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
         ({"path": "{}", "table": "a", "statevarname": "a"}, InvalidArgumentError, "one option"),
         ({"path": "{}", "columns": "n,n"}, InvalidArgumentError, "twice"),
         ({"path": "{}", "columns": "[1]"}, InvalidArgumentError, "the option columns is"),
+        ({"path": "{}", "columns": "[]"}, InvalidArgumentError, "names no column"),
+        ({"path": "{}", "shards": "0-2"}, InvalidArgumentError, "no such shard"),
+        ({"path": "{}", "shards": "1-0"}, InvalidArgumentError, "the option shards is"),
+        ({"path": "{}", "shards": ","}, InvalidArgumentError, "the option shards is"),
+        ({"path": "{}", "storage": "anon=true"}, InvalidArgumentError, "a JSON object"),
         ({"path": "{}", "columns": "n,m"}, NotFoundError, "no such column.*columns='user, n, shard'"),
         ({"path": "{}", "pushdown": "yes"}, InvalidArgumentError, "true or false"),
         ({"path": "{}", "readchangefeed": "true"}, InvalidArgumentError, "needs changeStartBatchId"),
@@ -123,6 +141,43 @@ def test_what_is_not_there_is_said(
 ) -> None:
     with pytest.raises(error, match=said):
         StateSource({name: value.format(savepoint) for name, value in options.items()}).schema()
+
+
+def test_shards_are_those_that_were_named(savepoint: Path) -> None:
+    """An empty choice is of none, not of all."""
+
+    def read(**options: str) -> set[int]:
+        return {row["shard"] for row in rows_of(StateSource({"path": str(savepoint), **options}))}
+
+    assert [read(), read(shards="1"), read(shards="0-1"), read(shards="")] == [{0, 1}, {1}, {0, 1}, set()]
+    assert read(shards=shards_option(np.arange(1))) == {0}
+
+
+@pytest.mark.parametrize("given", ["0", 3, [-1], [True], [0.5], ["0"], None])
+def test_what_is_no_list_of_shards(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="a list of numbers from 0 on"):
+        shards_option(given)
+
+
+@pytest.mark.parametrize("given", ["n", 3, [], [1], None])
+def test_what_is_no_list_of_columns(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="a list of names"):
+        columns_option(given)
+
+
+@pytest.mark.parametrize("given", [["user"], {1: "ann"}, "ann"])
+def test_what_is_no_key(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="by name"):
+        key_option(given)
+
+
+def test_names_of_storage_keep_their_case() -> None:
+    """Spark hands names of options over in lower case; stores refuse such arguments."""
+    given = {"key": "AKIA", "s3_additional_kwargs.ServerSideEncryption": "aws:kms", "client_kwargs.verify": "false"}
+    options = storage_options(given)
+    assert options["storage.key"] == "AKIA"
+    handed_over = {name.lower(): value for name, value in options.items()}
+    assert ReadOptions.parse({"path": "a/b", **handed_over}).storage == given
 
 
 def test_columns_are_the_savepoints(savepoint: Path) -> None:
