@@ -71,7 +71,7 @@ ROOMS = {
         "processor",
         "plan",
         # The server is a program: workers start it, and import nothing of it.
-        "read_state",
+        "read_state sinks",
         "savepoints server stream",
         "copies",
         "state_source",

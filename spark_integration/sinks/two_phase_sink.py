@@ -1,0 +1,193 @@
+"""The seam of a sink whose results become visible once, and only with a decision that is durable.
+
+::
+
+    worker, per task          driver, per micro-batch                       target
+
+    begin ─▶ write … ─▶ prepare ──handle──▶ confirm                         prepared: invisible, survives a crash
+                                            decided-<batch> is stored       ◀── from here on it will be visible
+                                            commit(handles)                 visible
+    a repeated micro-batch that was decided: commit(the stored handles)     as it was
+    what was prepared and never decided:     abort(handles)                 nothing
+
+A sink's author writes a `TwoPhaseSink` and a `SinkTransaction`. All the rest, decisions, repeats, leftovers, is
+`holdfast.spark_integration.sinks.coordinator`'s. `holdfast.testing.SinkContract` proves an implementation.
+
+Invariants, by name:
+
+invisible   nothing that a transaction wrote can be seen by a reader of the target before `TwoPhaseSink.commit`
+prepared    when `prepare` returns, the transaction survives the death of its worker, of the driver and of the target's
+            server; only `commit` or `abort` ends it
+idempotent  `commit` of what is committed, and `abort` of what is gone, succeed and change nothing
+final       `commit` after `abort`, or of a handle that the target has lost, raises; it is never taken for success
+apart       two attempts at the same partition of the same micro-batch do not see, block or end each other for good
+found       `leftovers` names everything that dead attempts of a query prepared, also where the handle never reached
+            the driver
+silent      no handle, error, repr or pickle holds a credential
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pyarrow as pa
+
+JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
+#: What `SinkTransaction.prepare` returns: plain JSON by which any process finds the prepared transaction again.
+Handle: TypeAlias = Mapping[str, JSON]
+
+
+@dataclass(frozen=True)
+class SinkQuery:
+    """Which query writes to a sink.
+
+    Attributes
+    ----------
+    sink : str
+        The sink's name.
+    query_id : str
+        Spark's id of the query: the same after every restart of it.
+    replaces : str or None
+        The id of the query whose results are in the target, which this one goes on with by the user's consent.
+    options : mapping of str to str
+        What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
+    """
+
+    sink: str
+    query_id: str
+    replaces: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class SinkAttempt:
+    """One attempt at one partition of one micro-batch.
+
+    Attributes
+    ----------
+    query : SinkQuery
+    batch_id : int
+    partition : int
+        From 0; each partition with rows is one transaction.
+    attempt_id : str
+        Unique among all attempts, of all runs: 32 hexadecimal digits.
+    """
+
+    query: SinkQuery
+    batch_id: int
+    partition: int
+    attempt_id: str
+
+
+class SinkTransaction(ABC):
+    """What one attempt writes. Used by one thread of one worker, and never pickled."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows, of the schema that `TwoPhaseSink.begin` was given; called once or more.
+
+        Raises
+        ------
+        HoldfastError
+            The target does not take them. The attempt is aborted, and Spark repeats the task if that may help.
+        """
+
+    @abstractmethod
+    def prepare(self) -> Handle:
+        """Make what was written durable but invisible, and release this process's hold on it.
+
+        Returns
+        -------
+        Handle
+            Finds the transaction again from any process. Plain JSON without credentials; some KB at most, as the driver
+            stores those of all partitions in one object.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up what was written; nothing is prepared. Called after an error, and never raises for a lost target."""
+
+
+class TwoPhaseSink(ABC):
+    """A target of results: see the module for the contract.
+
+    An instance is configuration only: it is pickled with the query's plan, so it holds no credentials and no
+    connections. The driver's calls come one after the other, from one query at a time.
+
+    Attributes
+    ----------
+    name : str
+        Identifies the sink's decisions in the checkpoint directory, and its marks in the target: letters, digits,
+        ``_``, ``.`` and ``-``. One query writes under one name.
+    """
+
+    name: str
+
+    @abstractmethod
+    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
+        """Check the target on the driver, before anything of a run is written; may make what is missing.
+
+        Parameters
+        ----------
+        query : SinkQuery
+        schema : pyarrow.Schema
+            Of the rows that will come.
+
+        Returns
+        -------
+        int or None
+            The newest micro-batch of this query (or of the one that it replaces) that the target shows as committed;
+            -1 if it shows none. None if the target keeps no such mark.
+
+        Raises
+        ------
+        ConflictError
+            Another query, which this one does not replace, has written under this name.
+        SchemaMismatchError
+            A column is missing or has another type.
+        InvalidArgumentError
+            The target is not there or cannot be written; the message says what to do.
+        UnavailableError
+            The target did not answer.
+        """
+
+    @abstractmethod
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        """Begin a transaction in a worker; called when the first row of a partition has come."""
+
+    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:  # noqa: B027  optional
+        """Check on the driver, just before the decision, that everything is still prepared.
+
+        Raises
+        ------
+        UnavailableError
+            Something is gone: the micro-batch fails, and its repeat writes anew.
+        """
+
+    @abstractmethod
+    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        """Make a decided micro-batch visible, on the driver: all its partitions, one after the other or at once.
+
+        Called again for the same micro-batch with the same handles after any crash. No handle if there were no rows.
+
+        Raises
+        ------
+        UnavailableError
+            The target did not answer: the decision stands, and the next start commits.
+        StateLostError
+            The target has lost what was prepared: these results cannot be made visible any more.
+        """
+
+    @abstractmethod
+    def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
+        """End what was prepared and not decided, on the driver; handles that are gone are no error."""
+
+    @abstractmethod
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        """Return what attempts of the query, or of the one it replaces, have prepared and nobody has ended.
+
+        Called on the driver when a run begins, so none of them is of a live attempt. Decided ones may be among them.
+        """
