@@ -53,7 +53,8 @@ FOOTER_BYTES_MAX = 16 << 20
 NOTICE_BYTES_MAX = FOOTER_BYTES_MAX + _TAIL_SIZE
 #: Room for the end of any stored file with one section.
 END_BYTES_MAX = 64 << 10
-
+# From so many bytes on, a file is made in one piece of memory.
+_LARGE_BYTES = 1 << 20
 
 _LZ4 = pa.Codec("lz4")
 
@@ -178,30 +179,41 @@ def write_to(
         Size in bytes and digest.
     """
     out = _DigestingSink(sink)
-    table = []
-    for name, write_section in (sections or {}).items():
-        start = out.size_bytes
-        plain_bytes = _write_section(out, write_section, encoding)
-        size_bytes = out.size_bytes - start
-        table.append({"name": name, "offset": start, "size_bytes": size_bytes, "plain_bytes": plain_bytes})
-    out.write(_footer(kind, header, table, encoding))
+    with pa.PythonFile(out, mode="w") as file:
+        _write_undigested(file, kind, header, sections, encoding)
     digest = out.digest.digest()
     sink.write(digest + MAGIC)
     return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
 
 
-def _write_section(out: _DigestingSink, write_section: SectionWriter, encoding: str) -> int:
-    """Write one section, and return how many bytes it has when it is decoded."""
-    if encoding == "lz4":
-        raw = pa.BufferOutputStream()
-        write_section(raw)
-        plain = raw.getvalue()
-        out.write(lz4.frame.compress(plain))
-        return plain.size
-    start = out.size_bytes
-    with pa.PythonFile(out, mode="w") as file:
-        write_section(file)
-    return out.size_bytes - start
+def _write_undigested(
+    out: pa.NativeFile,
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None,
+    encoding: str,
+) -> None:
+    """Write all that stands before the digest."""
+    table = []
+    for name, write_section in (sections or {}).items():
+        start = out.tell()
+        plain_bytes = _write_section(out, write_section, encoding)
+        size_bytes = out.tell() - start
+        plain_bytes = size_bytes if plain_bytes is None else plain_bytes
+        table.append({"name": name, "offset": start, "size_bytes": size_bytes, "plain_bytes": plain_bytes})
+    out.write(_footer(kind, header, table, encoding))
+
+
+def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: str) -> int | None:
+    """Write one section, and return how many bytes it has when it is decoded; None if as many as were written."""
+    if encoding != "lz4":
+        write_section(out)
+        return None
+    raw = pa.BufferOutputStream()
+    write_section(raw)
+    plain = raw.getvalue()
+    out.write(lz4.frame.compress(plain))
+    return plain.size
 
 
 def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
@@ -226,11 +238,30 @@ def encode(
     header: Mapping[str, Any],
     sections: Mapping[str, SectionWriter] | None = None,
     encoding: str = "plain",
+    plain_bytes: int = 0,
 ) -> tuple[pa.Buffer, str]:
-    """Return one stored file as a buffer, and its digest."""
-    sink = pa.BufferOutputStream()
-    _, digest = write_to(sink, kind, header, sections, encoding)
-    return sink.getvalue(), digest
+    """Return one stored file as a buffer, and its digest.
+
+    Parameters
+    ----------
+    plain_bytes : int
+        How many bytes the sections have in all before they are compressed. If these are many, memory is asked for
+        once: a buffer that grows is copied again and again, which takes longer than LZ4.
+    """
+    if plain_bytes < _LARGE_BYTES:
+        sink = pa.BufferOutputStream()
+        _, digest = write_to(sink, kind, header, sections, encoding)
+        return sink.getvalue(), digest
+    # What LZ4 cannot make smaller it makes larger, by less than that. Pages that are never written take no memory.
+    room = pa.allocate_buffer(plain_bytes + (plain_bytes >> 8) + _LARGE_BYTES + NOTICE_BYTES_MAX)
+    with pa.FixedSizeBufferWriter(room) as file:
+        _write_undigested(file, kind, header, sections, encoding)
+        end = file.tell()
+    view = memoryview(room).cast("B")
+    digest_bytes = xxhash.xxh3_128(view[:end]).digest()
+    whole = end + len(digest_bytes) + len(MAGIC)
+    view[end:whole] = digest_bytes + MAGIC
+    return room.slice(0, whole), digest_bytes.hex()
 
 
 def encode_in_place(

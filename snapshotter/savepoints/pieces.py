@@ -7,8 +7,9 @@ all of the table's, whichever of them a row was written with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow.ipc as ipc
@@ -45,8 +46,9 @@ def write_pieces(
     run: Run,
     piece_bytes: int = PIECE_BYTES,
     new_id: Callable[[], str] = clock.new_id,
+    each: Callable[[Callable[[Any], Piece], Iterable[Any]], Iterable[Piece]] = map,
 ) -> Iterator[Piece]:
-    """Store the live rows of a table and shard, and yield each piece when it is stored.
+    """Store the live rows of a table and shard, and yield the pieces, each when it is stored.
 
     Parameters
     ----------
@@ -56,30 +58,33 @@ def write_pieces(
         Without deletes.
     piece_bytes : int
         Of the rows of one piece, unpacked and on the average.
+    each : callable
+        Calls a function for each piece, as `map` does; in an executor, `holdfast.snapshotter.storage.ahead`.
 
     Raises
     ------
     InvalidArgumentError
         A few rows are so large that no reader would take them.
     """
-    for number, chunk in enumerate(run.chunks(_ROWS_MAX, piece_bytes)):
-        header = {"operator": operator, "table": run.schema.name, "shard": shard}
-        data, digest = stored_file.encode(KIND, header, {"rows": partial(chunk.write, compression="lz4")})
+
+    def written(numbered: tuple[int, Run]) -> Piece:
+        number, chunk = numbered
         key = f"{folder_of(operator, run.schema.name)}/{shard:04d}-{number}-{new_id()}.arrow"
-        if data.size > PIECE_BYTES_MAX:
-            raise InvalidArgumentError("rows of one key are too large for a savepoint", key=key, size_bytes=data.size)
-        savepoint.put(key, data)
-        yield Piece(
-            key,
-            run.schema.name,
-            shard,
-            len(chunk),
-            data.size,
-            ipc.get_record_batch_size(chunk.batch),
-            digest,
-            int(chunk.hashes[0]),
-            int(chunk.hashes[-1]),
-        )
+        return _write_piece(savepoint, operator, shard, chunk, key)
+
+    yield from each(written, enumerate(run.chunks(_ROWS_MAX, piece_bytes)))
+
+
+def _write_piece(savepoint: ObjectStorage, operator: str, shard: int, rows: Run, key: str) -> Piece:
+    table, plain_bytes = rows.schema.name, ipc.get_record_batch_size(rows.batch)
+    header = {"operator": operator, "table": table, "shard": shard}
+    sections = {"rows": partial(rows.write, compression="lz4")}
+    data, digest = stored_file.encode(KIND, header, sections, plain_bytes=plain_bytes)
+    if data.size > PIECE_BYTES_MAX:
+        raise InvalidArgumentError("rows of one key are too large for a savepoint", key=key, size_bytes=data.size)
+    savepoint.put(key, data)
+    first_hash, last_hash = int(rows.hashes[0]), int(rows.hashes[-1])
+    return Piece(key, table, shard, len(rows), data.size, plain_bytes, digest, first_hash, last_hash)
 
 
 def read_piece(savepoint: ObjectStorage, operator: str, piece: Piece, schema: TableSchema) -> Run:

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, StateLostError
+from holdfast.errors import CorruptionError, NotFoundError, StateLostError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.snapshots.manifest import read_manifest
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
-from holdfast.spark_integration.savepoints.tasks import as_text
+from holdfast.spark_integration.savepoints.tasks import each_row
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 
 #: What a task returns of each shard; it is given what `holdfast.spark_integration.savepoints.saving` has.
@@ -49,19 +49,10 @@ class ShardCopier:
     target: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield how many objects each shard has.
+        """Yield how many objects each shard has; see `each_row`."""
+        return each_row(batches, self._copied, _COPIED)
 
-        Raises
-        ------
-        UnavailableError
-            A storage did not answer; Spark repeats the task. Other errors are returned: repeating would not help.
-        """
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield pa.RecordBatch.from_pylist([self._copied(row)], schema=_COPIED)
-
-    def _copied(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        outcome = {"operator": row["operator"], "shard": row["shard"], "objects": None, "error": None}
+    def _copied(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         prefix = shard_prefix(row["directory"], row["shard"])
         assert self.settings.checkpoint_dir is not None
         source, target = (
@@ -69,12 +60,8 @@ class ShardCopier:
             for url in (self.settings.checkpoint_dir, self.target)
         )
         carried = None if row["carried"] is None else bytes(row["carried"])
-        try:
-            return outcome | {"objects": copy_shard(source, target, Pointer(row["version"], row["commit"]), carried)}
-        except HoldfastError as exc:
-            if exc.retryable:
-                raise
-            return outcome | {"error": as_text(exc)}
+        objects = copy_shard(source, target, Pointer(row["version"], row["commit"]), carried)
+        yield {"operator": row["operator"], "shard": row["shard"], "objects": objects}
 
 
 def copy_shard(source: PrefixedStorage, target: PrefixedStorage, pointer: Pointer, carried: bytes | None) -> int:

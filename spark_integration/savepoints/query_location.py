@@ -98,6 +98,10 @@ class QueryLocation:
         """Return the numbers of the committed micro-batches that are still logged, ascending."""
         return sorted(self._numbers("commits/") & self._numbers("offsets/"))
 
+    def newest_planned(self) -> int | None:
+        """Return the number of the micro-batch that Spark planned last, committed or not; None if there is none."""
+        return max(self._numbers("offsets/"), default=None)
+
     def batch(self, batch_id: int | None = None) -> LoggedBatch:
         """Return a committed micro-batch, by default the last one.
 

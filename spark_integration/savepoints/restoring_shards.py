@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.processor.state.list_state import renumbered
 from holdfast.spark_integration.processor.state.variables import is_of_elements
 from holdfast.spark_integration.savepoints.migrating import Migration
-from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
+from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed, working_folder
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
@@ -49,8 +50,9 @@ from holdfast.spark_integration.transport.routes import shards_of
 
 #: The version that a restored query begins with: that after its micro-batch 0.
 FIRST_VERSION = 1
-#: What a task is given of some shards in a row, and what it returns of each: a commit, or an error.
-SHARDS = "operator string, first int, last int, pieces string"
+#: What a task is given of some shards in a row, the first and the last, and what it returns of each: a commit, or an
+#: error.
+SHARDS = "operator string, shard int, last int, pieces string"
 RESTORED = "operator string, shard int, commit string, earliest_timer_ms long, error string"
 _RESTORED = pa.schema(
     [
@@ -152,45 +154,32 @@ class ShardRestorer:
     operators: Mapping[str, RestoredOperator]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the commit of each shard.
-
-        Raises
-        ------
-        UnavailableError
-            A storage did not answer; Spark repeats the task. Other errors are returned: repeating would not help.
-        """
-        for batch in batches:
-            for row in batch.to_pylist():
-                for outcome in self._restored(row):
-                    yield pa.RecordBatch.from_pylist([outcome], schema=_RESTORED)
+        """Yield the commit of each shard; see `each_row`."""
+        return each_row(batches, self._restored, _RESTORED)
 
     def _restored(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         name, source = row["operator"], f"a piece of {row['operator']}"
         pieces = [Piece.read(Fields(piece, source, *Piece.FIELDS)) for piece in json.loads(row["pieces"])]
         folder = savepoint_folder(storage_at(self.source, self.settings), self.name)
-        read = PieceRows(folder, name, self.operators[name], pieces, range(row["first"], row["last"] + 1))
-        for shard in read.shards:
-            outcome = {"operator": name, "shard": shard, "commit": None, "earliest_timer_ms": None, "error": None}
-            try:
-                commit_id, earliest_timer_ms = self._commit(name, shard, read)
-            except HoldfastError as exc:
-                if exc.retryable:
-                    raise
-                yield outcome | {"error": as_text(exc)}
-                return
-            yield outcome | {"commit": commit_id, "earliest_timer_ms": earliest_timer_ms}
+        read = PieceRows(folder, name, self.operators[name], pieces, range(row["shard"], row["last"] + 1))
+        with closing(read):
+            for shard in read.shards:
+                facts = {"operator": name, "shard": shard}
+                try:
+                    commit_id, earliest_timer_ms = self._commit(name, shard, read)
+                except HoldfastError as exc:
+                    yield failed(facts, exc)
+                    return
+                yield facts | {"commit": commit_id, "earliest_timer_ms": earliest_timer_ms}
 
     def _commit(self, name: str, shard: int, read: PieceRows) -> tuple[str | None, int | None]:
         """Store a shard's rows; return the commit's id, None if it has no rows, and when its first timer is due."""
         assert self.settings.checkpoint_dir is not None
         operator = self.operators[name]
         runs = {}
-        for table in read.tables:
-            run = read.of_shard(table, shard)
-            if run is not None:
-                if table in operator.migrations:
-                    run = operator.migrations[table](run)
-                runs[table] = renumbered(run, operator.versions) if is_of_elements(table) else run
+        for table, run in read.of_shard(shard):
+            changed = operator.migrations[table](run) if table in operator.migrations else run
+            runs[table] = renumbered(changed, operator.versions) if is_of_elements(table) else changed
         if not runs:
             return None, None
         storage = storage_at(self.settings.checkpoint_dir, self.settings)
@@ -240,7 +229,9 @@ class RestoredOperator:
 
 
 class PieceRows:
-    """The rows of an operator's new shards, which are asked for in ascending order; each piece is read once.
+    """The rows of an operator's new shards, each asked for once, in ascending order; each piece is read once.
+
+    Pieces are read ahead, in the order in which they are needed.
 
     Parameters
     ----------
@@ -264,36 +255,63 @@ class PieceRows:
     ) -> None:
         self.shards = shards
         self.tables = decode_schemas(operator.schemas)
-        self._folder, self._name, self._operator = folder, name, operator
+        self._name, self._operator = name, operator
         self._pieces = {table: [piece for piece in pieces if piece.table == table] for table in self.tables}
+        self._read = each_ahead(
+            lambda piece: (piece, read_piece(folder, name, piece, self.tables[piece.table])), self._in_order()
+        )
         # By table the piece read last, and by table and shard the timers.
         self._last: dict[str, tuple[Piece, Run]] = {}
         self._timers: dict[str, dict[int, list[Run]]] = {}
 
-    def of_shard(self, table: str, shard: int) -> Run | None:
-        """Return the rows of a table whose keys are in a shard; None if there are none."""
-        schema, operator = self.tables[table], self._operator
-        if is_by_time(schema):
-            runs = self._timers_by_shard(table).pop(shard, [])
-            return merge_runs(runs, drop_deletes=True) if runs else None
-        wanted = HashRange.of_shard(shard, operator.shards)
-        mine = [
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._read.close()
+
+    def of_shard(self, shard: int) -> Iterator[tuple[str, Run]]:
+        """Yield the rows of each table that has any whose keys are in a shard."""
+        wanted = HashRange.of_shard(shard, self._operator.shards)
+        for table, schema in self.tables.items():
+            if is_by_time(schema):
+                runs = self._timers_by_shard(table).pop(shard, [])
+                run = merge_runs(runs, drop_deletes=True) if runs else None
+            else:
+                mine = [self._piece(piece).slice(wanted.first, wanted.last) for piece in self._needed(table, shard)]
+                run = _joined(mine, self._name)
+            if run is not None:
+                yield table, run
+
+    def _in_order(self) -> Iterator[Piece]:
+        """Yield the pieces as they are needed: timers all at once, of other tables what two shards share once."""
+        last: dict[str, Piece] = {}
+        for shard in self.shards:
+            for table, schema in self.tables.items():
+                if not is_by_time(schema):
+                    needed = self._needed(table, shard)
+                    yield from needed[1:] if needed[:1] == [last.get(table)] else needed
+                    if needed:
+                        last[table] = needed[-1]
+                elif shard == self.shards[0]:
+                    yield from self._pieces[table]
+
+    def _needed(self, table: str, shard: int) -> list[Piece]:
+        operator, wanted = self._operator, HashRange.of_shard(shard, self._operator.shards)
+        schema = self.tables[table]
+        return [
             piece for piece in self._pieces[table] if _range_of(piece, schema, operator.old_shards).overlaps(wanted)
         ]
-        return _joined([self._read(piece).slice(wanted.first, wanted.last) for piece in mine], self._name)
 
-    def _read(self, piece: Piece) -> Run:
-        last, run = self._last.get(piece.table, (None, None))
-        if run is None or last != piece:
-            run = read_piece(self._folder, self._name, piece, self.tables[piece.table])
-            self._last[piece.table] = (piece, run)
+    def _piece(self, piece: Piece) -> Run:
+        if piece.table not in self._last or self._last[piece.table][0] != piece:
+            self._last[piece.table] = next(self._read)
+        found, run = self._last[piece.table]
+        assert found == piece
         return run
 
     def _timers_by_shard(self, table: str) -> dict[int, list[Run]]:
         if table not in self._timers:
             found: dict[int, list[Run]] = {}
-            for piece in self._pieces[table]:
-                run = read_piece(self._folder, self._name, piece, self.tables[table])
+            for _, run in islice(self._read, len(self._pieces[table])):
                 for shard, timers in _by_shard(run, self._operator.shards, self.shards):
                     found.setdefault(shard, []).append(timers)
             self._timers[table] = found

@@ -18,14 +18,13 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.column_names import Names
 from holdfast.backends.run import under_names
 from holdfast.backends.stored_schema import decode_schemas
-from holdfast.errors import HoldfastError
 from holdfast.settings import Settings
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints.tasks import as_text, working_folder
+from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, working_folder
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 
@@ -82,26 +81,12 @@ class ShardSaver:
     stored: Mapping[str, StoredNames]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the pieces of each shard, in order.
+        """Yield the pieces of each shard, in order; see `each_row`."""
+        return each_row(batches, self._saved, _SAVED)
 
-        Raises
-        ------
-        UnavailableError
-            A storage did not answer; Spark repeats the task. Other errors are returned: repeating would not help.
-        """
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield pa.RecordBatch.from_pylist(list(self._save(row)), schema=_SAVED)
-
-    def _save(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        shard = {"operator": row["operator"], "shard": row["shard"]}
-        try:
-            for piece in self._pieces(row):
-                yield {**shard, "piece": json.dumps(piece), "error": None}
-        except HoldfastError as exc:
-            if exc.retryable:
-                raise
-            yield {**shard, "piece": None, "error": as_text(exc)}
+    def _saved(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        for piece in self._pieces(row):
+            yield {"operator": row["operator"], "shard": row["shard"], "piece": json.dumps(piece)}
 
     def _pieces(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         assert self.settings.checkpoint_dir is not None
@@ -118,5 +103,5 @@ class ShardSaver:
         for table, schema in tables.items():
             if table in rows:
                 run = under_names(rows.pop(table), schema, stored.names[table])
-                for piece in write_pieces(savepoint, row["operator"], row["shard"], run):
+                for piece in write_pieces(savepoint, row["operator"], row["shard"], run, each=each_ahead):
                     yield piece.to_json()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from holdfast import errors
 from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
 from holdfast.settings import Settings
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.transport.routes import routes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def run_tasks(
@@ -47,7 +53,10 @@ def run_tasks(
     if not shards:
         return []
     try:
-        return run_frame(spark.createDataFrame(shards, given).repartition(len(shards)), task, returned)
+        # Each in a partition of its own: without a column Spark chooses at random, and one task may get two of them.
+        rows = [(*row, route) for row, route in zip(shards, routes_of(len(shards)), strict=True)]
+        frame = spark.createDataFrame(rows, f"{given}, route int").repartition(len(shards), "route")
+        return run_frame(frame, task, returned)
     except PySparkException as exc:
         raise UnavailableError(f"tasks of the savepoint failed: {exc}") from exc
 
@@ -101,9 +110,50 @@ def working_folder(settings: Settings) -> Iterator[Path]:
         yield Path(home.name)
 
 
-def as_text(error: HoldfastError) -> str:
-    """Return an error as a task returns it."""
-    return f"{type(error).__name__}: {error}"
+def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:
+    """Call a function for each item as `map` does, several at once by this process's threads for storage requests."""
+    return ahead(io_executor(), work, items)
+
+
+def each_row(
+    batches: Iterator[pa.RecordBatch],
+    work: Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]],
+    returned: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what some work returns of each row that a task is given, or its error: repeating would not help.
+
+    Parameters
+    ----------
+    work : callable
+        Returns rows as mappings; what they lack is null.
+    returned : pyarrow.Schema
+        Of these rows: ``operator``, ``shard`` and ``error`` among them.
+
+    Raises
+    ------
+    UnavailableError
+        A storage did not answer; Spark repeats the task.
+    """
+    for batch in batches:
+        for row in batch.to_pylist():
+            try:
+                for outcome in work(row):
+                    yield pa.RecordBatch.from_pylist([outcome], schema=returned)
+            except HoldfastError as exc:
+                yield pa.RecordBatch.from_pylist([failed(row, exc)], schema=returned)
+
+
+def failed(facts: Mapping[str, Any], error: HoldfastError) -> dict[str, Any]:
+    """Return an error as a task returns it, with the operator and the shard that `facts` name.
+
+    Raises
+    ------
+    UnavailableError
+        It is one: Spark repeats the task.
+    """
+    if error.retryable:
+        raise error
+    return {"operator": facts["operator"], "shard": facts["shard"], "error": f"{type(error).__name__}: {error}"}
 
 
 def _error_of(text: str, operator: str, shard: int) -> HoldfastError:

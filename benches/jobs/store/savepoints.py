@@ -63,7 +63,7 @@ class Savepoints(StoreJob):
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Make a savepoint of rows; then restore, create, rescale and copy it, again and again."""
         phases_ms, watch = [], StoreWatch()
-        with serving(self.serves), _session(places) as spark:
+        with serving(self.serves), session(places) as spark:
             root = (
                 f"{self.checkpoint.rstrip('/')}/{places.disk.parent.name}" if self.checkpoint else f"{places.disk}/all"
             )
@@ -88,7 +88,7 @@ class _Turns:
     def write(self) -> int:
         """Make the savepoint; return its size in bytes."""
         job = self._job
-        frame = _rows(self._spark, job.rows, job.value_bytes)
+        frame = rows_of(self._spark, job.rows, job.value_bytes)
         made = savepoints.write(frame, self._target, _NAME, "bench", keys="key", shards=job.partitions)
         self._require_whole(made)
         return made.size_bytes
@@ -139,7 +139,8 @@ class _Turns:
 
 
 @contextmanager
-def _session(places: Places) -> Iterator[SparkSession]:
+def session(places: Places) -> Iterator[SparkSession]:
+    """Yield a session of two slots, which keeps what is on disk in the run's places."""
     from pyspark.sql import SparkSession
 
     from holdfast.spark_integration.java import ensure_java
@@ -164,7 +165,7 @@ def _session(places: Places) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _rows(spark: SparkSession, rows: int, value_bytes: int) -> DataFrame:
+def rows_of(spark: SparkSession, rows: int, value_bytes: int) -> DataFrame:
     """Return keys and values as `holdfast.benches.jobs.rows` makes them, the same whenever they are computed."""
 
     def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

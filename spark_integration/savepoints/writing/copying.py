@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from holdfast.backends import stored_file
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.savepoints import pieces as saved_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
-from holdfast.spark_integration.savepoints.tasks import as_text, run_tasks
+from holdfast.spark_integration.savepoints.tasks import each_row, run_tasks
 from holdfast.spark_integration.shard.task_storage import storage_at
 
 if TYPE_CHECKING:
@@ -61,19 +61,11 @@ class PieceCopier:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield an empty error for each piece, or what is wrong with it."""
-        for batch in batches:
-            for row in batch.to_pylist():
-                facts = {"operator": row["operator"], "shard": row["shard"], "error": self._error(row)}
-                yield pa.RecordBatch.from_pylist([facts], schema=_COPIED_ARROW)
+        return each_row(batches, self._copied, _COPIED_ARROW)
 
-    def _error(self, row: dict[str, Any]) -> str | None:
-        try:
-            self._copy(row["key"], row["size_bytes"], row["digest"])
-        except HoldfastError as exc:
-            if exc.retryable:
-                raise
-            return as_text(exc)
-        return None
+    def _copied(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        self._copy(row["key"], row["size_bytes"], row["digest"])
+        yield {"operator": row["operator"], "shard": row["shard"]}
 
     def _copy(self, key: str, size_bytes: int, digest: str) -> None:
         storage = storage_at(self.target, self.settings)

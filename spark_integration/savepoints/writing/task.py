@@ -24,7 +24,7 @@ from holdfast.snapshotter.fields import NUMBER_LIMIT, Fields
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
-from holdfast.spark_integration.savepoints.tasks import as_text, run_frame
+from holdfast.spark_integration.savepoints.tasks import each_ahead, failed, run_frame
 from holdfast.spark_integration.shard.task_storage import storage_at
 from holdfast.spark_integration.tables.key_rows import EXPIRES, NEVER
 from holdfast.spark_integration.tables.key_timers import TIMERS
@@ -151,9 +151,7 @@ class TableWriter:
         try:
             return facts | self._store(shard, rows)
         except HoldfastError as exc:
-            if exc.retryable:
-                raise
-            return facts | {"error": as_text(exc)}
+            return failed(facts, exc)
 
     def _store(self, shard: int, rows: pa.Table) -> dict[str, Any]:
         folder = savepoint_folder(storage_at(self.target, self.settings), self.name)
@@ -161,7 +159,9 @@ class TableWriter:
         run = run_of(schema, rows.column(0).to_numpy(), rows.select(range(_BEFORE, rows.num_columns)))
         by_time = [_index_of(run, index) for index in indexes]
         stored = [
-            piece.to_json() for one in (run, *by_time) for piece in write_pieces(folder, self.operator, shard, one)
+            piece.to_json()
+            for one in (run, *by_time)
+            for piece in write_pieces(folder, self.operator, shard, one, each=each_ahead)
         ]
         due_ms = [first_due_ms(one) for one in by_time if schema.name == TIMERS and len(one)]
         columns = list(zip(schema.columns.names, run.batch.columns, strict=True))[_BEFORE:]

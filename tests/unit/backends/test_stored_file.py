@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import lz4.frame
+import numpy as np
 import pyarrow as pa
+import pyarrow.ipc as ipc
 import pytest
 import xxhash
 from hypothesis import given
@@ -181,6 +183,29 @@ def test_a_file_made_in_place_is_the_same_file() -> None:
     wanted, digest = stored_file.encode("part", {"offset": 0}, {"data": lambda out: out.write(b"some bytes")})
     made, its_digest = stored_file.encode_in_place(room, 10, "part", {"offset": 0}, "data")
     assert (bytes(made), its_digest) == (wanted.to_pybytes(), digest)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("tables", [1, 300])
+def test_a_large_file_made_in_one_piece_of_memory_is_the_same_file(compression: str | None, tables: int) -> None:
+    """Of bytes that LZ4 makes larger, and of many small columns, which it makes larger still."""
+    noise = np.random.default_rng(tables).bytes((4 << 20) // tables)
+    width = 1 << 20 if tables == 1 else 16
+    values = pa.array([noise[start : start + width] for start in range(0, len(noise), width)], pa.large_binary())
+    batch = pa.record_batch([pa.array(range(len(values))), values], ["n", "noise"])
+
+    def write(file: pa.NativeFile) -> None:
+        options = ipc.IpcWriteOptions(compression=compression)
+        with ipc.new_stream(file, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+
+    parts = {f"table-{number}": write for number in range(tables)}
+    plain_bytes = tables * ipc.get_record_batch_size(batch)
+    assert plain_bytes > 1 << 20
+    wanted, digest = stored_file.encode("commit", {"chain": []}, parts)
+    made, its_digest = stored_file.encode("commit", {"chain": []}, parts, plain_bytes=plain_bytes)
+    assert made.equals(wanted)
+    assert its_digest == digest == stored_file.decode(made, source="x", kind="commit").digest
 
 
 def test_a_file_that_has_no_room_is_not_made_in_place() -> None:

@@ -130,7 +130,7 @@ class Store:
             "totals": RestoredOperator(directory, shards, saved.shards, encode_schemas(TABLES), 0, wakes_to_evict=False)
         }
         restorer = ShardRestorer(self.settings, str(self.folder / "savepoints"), name, operators)
-        names = ("operator", "first", "last", "pieces")
+        names = ("operator", "shard", "last", "pieces")
         found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, shards)])
         assert not [row["error"] for row in found if row["error"]]
         return {row["shard"]: Pointer(FIRST_VERSION, row["commit"]) for row in found if row["commit"]}
@@ -238,7 +238,7 @@ def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     saved = store.save("one", "totals", 2, store.write(hashes, 2))
     operators = {"totals": RestoredOperator("again", 5, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
-    names = ("operator", "first", "last", "pieces")
+    names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 5)])
     of_shard = shards_of(hashes, 5)
     for row in found:
@@ -254,7 +254,7 @@ def test_a_damaged_piece_is_an_error_that_names_it(store: Store) -> None:
         savepoint_folder(savepoints, "one").delete([saved.pieces[0].key])
     operators = {"totals": RestoredOperator("again", 2, 2, encode_schemas(TABLES), 0, wakes_to_evict=False)}
     restorer = ShardRestorer(store.settings, str(store.folder / "savepoints"), "one", operators)
-    names = ("operator", "first", "last", "pieces")
+    names = ("operator", "shard", "last", "pieces")
     found = outcomes(restorer, [dict(zip(names, row, strict=True)) for row in rows_of_shards(saved, 2)])
     (error,) = [row["error"] for row in found if row["error"]]
     assert error.startswith("CorruptionError: ")

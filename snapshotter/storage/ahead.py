@@ -1,0 +1,61 @@
+"""Requests ahead of their use: while a caller is busy with one result, the next ones are on their way.
+
+::
+
+    items      1    2    3    4    5    6    7
+               │    └────┴────┴────┘    not begun
+               │    at work, or done and waiting: fewer than `window`
+               with the caller
+
+What is read is fetched and decoded ahead; what is written is encoded and stored behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor, Future, wait
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+#: How many items are at work at once, unless the caller says.
+WINDOW = 4
+
+
+def ahead(
+    executor: Executor, work: Callable[[_Item], _Result], items: Iterable[_Item], window: int = WINDOW
+) -> Generator[_Result, None, None]:
+    """Yield what some work returns of each item, in the order of the items.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+        Runs the work, which must not wait for other work of the executor's.
+    items : iterable
+        Asked for the next item by the caller's thread, and only when there is room for it.
+    window : int
+        How many items may be at work, or done and not yet with the caller: what bounds memory.
+
+    Raises
+    ------
+    Exception
+        The first one, by the order of the items, that the work or `items` raised. What had not begun is dropped.
+
+    Notes
+    -----
+    When the iterator ends, however it does, no work is under way: close it where it is not read to the end.
+    """
+    under_way: deque[Future[_Result]] = deque()
+    try:
+        for item in items:
+            under_way.append(executor.submit(work, item))
+            if len(under_way) >= window:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        for future in under_way:
+            future.cancel()
+        wait(under_way)
