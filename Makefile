@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` builds from requirements/lock.txt; every target that needs it
 # builds it by itself. Variables: PYTHON (3.11 or newer), SPARK (a version in requirements/spark.txt), BACKEND and
-# CHECKPOINT for demo, ARGS for demo, s3, hdfs, pytest and bench.
+# CHECKPOINT for demo, ARGS for demo, s3, hdfs, kafka, postgres, pytest and bench.
 
 # Versions of PySpark: the oldest and the newest release of each minor version. The last one is the lock's.
 SPARKS := 4.0.0 4.0.5 4.1.0 4.1.4 4.2.0 4.2.1 4.3.0
@@ -22,7 +22,7 @@ SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder -p no
 
 # Neither Spark nor a server nor anything slow, no injected faults and no histories by chance; what is left out whole is
 # not imported.
-FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs' \
+FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs and not kafka and not postgres' \
         $(addprefix --ignore=tests/,cluster faults fuzz model packaging soak spark)
 
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo s3 hdfs test test-fast test-long smoke matrix check types bench bench-micro docs links results dist \
+.PHONY: help setup demo s3 hdfs kafka postgres test test-fast test-long smoke matrix check types bench bench-micro docs links results dist \
         lock clean
 
 help: ## this list
@@ -54,6 +54,12 @@ s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
 hdfs: $(STAMP) ## a local HDFS to try the demo on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers hdfs $(ARGS)
 
+kafka: $(STAMP) ## a local Kafka to try the sink on, until Ctrl-C [ARGS=]
+	@$(BIN)/python -m tests.servers kafka $(ARGS)
+
+postgres: $(STAMP) ## a local PostgreSQL to keep results in, until Ctrl-C [ARGS=]
+	@$(BIN)/python -m tests.servers postgres $(ARGS)
+
 test: $(STAMP) ## all tests, few repetitions; those of Spark alone with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
@@ -73,14 +79,14 @@ matrix: ## make test on each version of Spark, make smoke on each further Python
 check: $(STAMP) types links ## format, lint, types, links, house rules
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet -p pyspark_holdfast
+	MYPYPATH=build/types $(BIN)/mypy -p holdfast -p holdfast_parquet $(addprefix -p ,$(notdir $(wildcard found_by_spark/*)))
 	$(BIN)/pytest --quiet tests/test_tidy.py tests/test_source_tree.py tests/test_pages.py
 
 # Packages as links, as an installation would make them: type checkers do not follow package-dir mappings.
 types:
 	@rm -rf build/types && mkdir -p build/types/holdfast
 	@ln -s $(foreach entry,$(filter-out %__pycache__,$(wildcard holdfast/*)) $(FOLDERS),../../../$(entry)) build/types/holdfast/
-	@ln -s ../../examples/parquet_backend/src/holdfast_parquet ../../found_by_spark/pyspark_holdfast build/types/
+	@ln -s ../../examples/parquet_backend/src/holdfast_parquet $(addprefix ../../,$(wildcard found_by_spark/*)) build/types/
 
 bench: $(STAMP) ## which backend suits your load, in ten minutes: build/bench.html [ARGS='--keys 5000000 --value-bytes 200 …']
 	$(BIN)/holdfast bench run --quick --out build/bench $(ARGS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
     from holdfast.spark_integration.read_state import read_state as read_state
-    from holdfast.spark_integration.state_source.reading import register as register
+    from holdfast.spark_integration.sink_source.formats import register as register
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
@@ -53,7 +53,7 @@ _EXPORTS = {
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
     "read_state": "holdfast.spark_integration.read_state",
-    "register": "holdfast.spark_integration.state_source.reading",
+    "register": "holdfast.spark_integration.sink_source.formats",
     "state": "holdfast.spark_integration.state_source.reading",
     "stream": "holdfast.spark_integration.stream",
 }

@@ -3,7 +3,8 @@
 Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refused: a misspelt one would silently do
 nothing. The values travel to the workers with the operator; those under
 ``spark.holdfast.storage.`` do not, because they may be credentials: a worker reads them from its task's
-properties, and only their names are kept here.
+properties, and only their names are kept here. Those under ``spark.holdfast.sink.<name>.`` are that sink's, which
+checks them itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from holdfast.errors import InvalidArgumentError
 
 PREFIX = "spark.holdfast."
 STORAGE_PREFIX = PREFIX + "storage."
+#: Then a sink's name, a dot, and an option: credentials among them, so no setting here keeps one.
+SINK_PREFIX = PREFIX + "sink."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 APPLICATION = "spark.app.id"
 
@@ -174,7 +177,7 @@ class Settings:
         for full_key, value in configuration.items():
             if full_key.startswith(STORAGE_PREFIX):
                 storage_names.append(full_key.removeprefix(STORAGE_PREFIX))
-            elif full_key.startswith(PREFIX):
+            elif full_key.startswith(PREFIX) and not full_key.startswith(SINK_PREFIX):
                 key = full_key.removeprefix(PREFIX)
                 head, _, option = key.partition(".")
                 if key not in known:
@@ -203,7 +206,7 @@ class Settings:
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:
     key = full_key.removeprefix(PREFIX)
     head, _, rest = key.partition(".")
-    near_head = nearest_name(head, ["storage", *backends])
+    near_head = nearest_name(head, ["storage", "sink", *backends])
     near = f"{near_head}.{rest}" if rest and near_head else nearest_name(key, known)
     names = ", ".join([*(PREFIX + name for name in known), *(f"{PREFIX}{name}.*" for name in backends)])
     hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {names} and {STORAGE_PREFIX}*"

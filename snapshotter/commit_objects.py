@@ -149,7 +149,7 @@ class CommitObjects:
             **lineage.to_json(),
         }
         sections = {table: partial(run.write, compression="lz4") for table, run in runs.items()}
-        data, digest = stored_file.encode(KIND, header, sections)
+        data, digest = stored_file.encode(KIND, header, sections, plain_bytes=sum(plain_bytes.values()))
         if data.size > self.limit_bytes:
             raise InvalidArgumentError(
                 "a micro-batch wrote more to one shard than a commit holds: use more shards, or smaller micro-batches",

@@ -181,6 +181,13 @@ class Fields:
         for value in self._list(name):
             yield Fields(value, self.source, *names)
 
+    def objects(self, name: str) -> list[dict[str, Any]]:
+        """Return a list of objects whose fields somebody else knows, and checks."""
+        values = self._list(name)
+        if any(not isinstance(value, dict) for value in values):
+            self._refuse_value(name, values)
+        return values
+
     def _list(self, name: str) -> list[Any]:
         value = self._values[name]
         if not isinstance(value, list):

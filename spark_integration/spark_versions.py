@@ -38,12 +38,36 @@ if TYPE_CHECKING:
     from pyspark.sql.types import Row, StructType
 
 OLDEST = (4, 0)
+#: From here on Spark hands Arrow batches to a writer of a stream in Python.
+STREAMS_TO_ARROW = (4, 1)
 
 
 def minor_version(text: str) -> tuple[int, int]:
     """Return the major and minor number of a version: (4, 1) for 4.1.0.dev1."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def stream_arrow_writer() -> Any:
+    """Return Spark's base class of what writes a stream as Arrow batches; before 4.1 one that Spark cannot use."""
+    from pyspark.sql import datasource
+
+    return getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)
+
+
+def require_arrow_streams(version: str = pyspark.__version__) -> None:
+    """Reject a Spark whose streams cannot be written as Arrow batches.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is older than 4.1.
+    """
+    if minor_version(version) < STREAMS_TO_ARROW:
+        raise InvalidArgumentError(
+            "sinks are data sources from Spark 4.1 on: write with foreachBatch(holdfast.sinks.exactly_once(sink))",
+            spark=version,
+        )
 
 
 def require_supported(version: str) -> None:

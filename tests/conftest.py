@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.servers.hdfs import Hdfs
     from tests.servers.kafka import Kafka
+    from tests.servers.postgres import Postgres
     from tests.servers.s3 import Moto, Versitygw
 
 hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
@@ -38,7 +39,7 @@ seed()
 
 # Seconds that a test takes at a guess, by its marker: enough to say which files take longest. A test says it better by
 # `slow(60)`.
-_WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "spark": 4, "hdfs": 2, "s3": 1}
+_WEIGHTS = {"slow": 20, "cluster": 20, "kafka": 10, "postgres": 5, "spark": 4, "hdfs": 2, "s3": 1}
 
 _STARTED_S = time.monotonic()
 _BUDGET_S = float(os.environ.get("HOLDFAST_TEST_BUDGET_S", "inf"))
@@ -114,6 +115,15 @@ def kafka(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with downloads.skipped_where_missing():
         downloads.kafka()
     with kafka.kafka(tmp_path_factory.mktemp("kafka"), java_home) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Return the PostgreSQL of this run; tests have tables of their own, and who kills it starts it again."""
+    from tests.servers import postgres
+
+    with postgres.postgres() as server:
         yield server
 
 

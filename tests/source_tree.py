@@ -14,9 +14,9 @@ LAYERS = ("backends", "mvcc", "snapshotter", "spark_integration")
 FOLDERS = ("holdfast", *LAYERS, "benches", "examples")
 # The example of a plug-in, in a distribution of its own: outside the package.
 PLUG_IN = "examples/parquet_backend/src/holdfast_parquet"
-# The module that Spark finds the data source by: a package of its own beside holdfast, in a folder of its own, which
+# The modules that Spark finds data sources by: packages of their own beside holdfast, in a folder of their own, which
 # may stand on the path as it is.
-FOUND_BY_SPARK = "found_by_spark/pyspark_holdfast"
+FOUND_BY_SPARK = "found_by_spark"
 
 
 def sources() -> list[str]:

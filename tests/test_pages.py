@@ -18,7 +18,7 @@ import holdfast
 from holdfast.backends.registry import backend_names, find_backend
 from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import STORAGE_PREFIX, Settings
+from holdfast.settings import SINK_PREFIX, STORAGE_PREFIX, Settings
 from tests.pages import FENCE, ROOT, blocks, text
 
 WIDTH = 120
@@ -78,7 +78,7 @@ def test_settings_exist(page: str) -> None:
     for key in set(re.findall(r"`(spark\.holdfast\.[\w.]*\w)[`=]", text(page))):
         name = key.removeprefix("spark.holdfast.")
         head, _, option = name.partition(".")
-        if key.startswith(STORAGE_PREFIX) or head == plug_in or name in {"storage", "snapshot"}:
+        if key.startswith((STORAGE_PREFIX, SINK_PREFIX)) or head == plug_in or name in {"storage", "snapshot", "sink"}:
             continue
         if name in {f.metadata["key"] for f in fields(Settings) if f.metadata}:
             continue

@@ -52,7 +52,7 @@ ROOMS = {
     "snapshotter": (
         "fields storage",
         "lineage",
-        "commit_objects ownership snapshots",
+        "commit_objects decisions ownership snapshots",
         "commits stored_reads",
         "upkeep version_rows",
         "savepoints",
@@ -75,8 +75,9 @@ ROOMS = {
         "savepoints server stream",
         "copies",
         "state_source",
+        "sink_source",
     ),
-    "holdfast": ("clock errors", "settings", "savepoints", "commands testing", "cli"),
+    "holdfast": ("clock errors", "settings", "savepoints sinks", "commands testing", "cli"),
 }
 
 # What a plug-in builds on, as docs/backends.md names it; the example of one is held to it, and to the rules on style.
@@ -101,6 +102,7 @@ ABOVE = (
     "holdfast/cli*.py",
     "holdfast/commands/*",
     "holdfast/savepoints.py",
+    "holdfast/sinks.py",
     "holdfast/testing/*",
 )
 
@@ -110,7 +112,9 @@ PLACES = {
     "botocore": ("snapshotter/storage/*",),
     # The peers of the benches are installed elsewhere: only the programs that run there may import them.
     **dict.fromkeys(("bytewax", "pathway", "pyflink", "quixstreams"), ("benches/peers/programs/*",)),
+    "confluent_kafka": ("spark_integration/sinks/kafka/*", "benches/*", "examples/*"),
     "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
+    "deltalake": ("spark_integration/sinks/delta/*", "benches/*", "examples/*"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
     "jinja2": ("benches/report/page/html.py",),
@@ -120,6 +124,7 @@ PLACES = {
     "mmh3": (),
     "moto": ("benches/instruments/object_store.py",),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
+    "psycopg": ("spark_integration/sinks/postgres/*", "benches/*", "examples/*"),
     "pyarrow.flight": (
         "spark_integration/client/connection.py",
         "spark_integration/client/exchange.py",
@@ -381,7 +386,7 @@ def test_every_public_method_is_described_here_or_where_it_is_abstract(path: str
 def test_packages_are_all_declared() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {(ROOT / path).parent for path in sources()}
-    found = {FOUND_BY_SPARK.rpartition("/")[2]: FOUND_BY_SPARK}
+    found = {path.split("/")[1]: path.rpartition("/")[0] for path in modules(FOUND_BY_SPARK)}
     ours = {module_name(f"{p.relative_to(ROOT).as_posix()}/__init__.py") for p in folders}
     assert set(config["packages"]) == ours | found.keys()
     for folder in folders:

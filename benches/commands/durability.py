@@ -13,6 +13,7 @@ from holdfast.benches.jobs.job_b import JobB
 from holdfast.benches.jobs.requests import DurableA, DurableB, DurableJob, Requests, server_of_environment
 from holdfast.benches.jobs.store.commits import Commits
 from holdfast.benches.jobs.store.savepoints import Savepoints
+from holdfast.benches.jobs.store.sinks import Sinks
 from holdfast.benches.jobs.store.snapshots import Restore, Size, Snapshots
 from holdfast.benches.report.results import WITH_SNAPSHOTS, WITHOUT
 from holdfast.benches.runs.by_name import engines_for
@@ -90,6 +91,14 @@ def savepoints(engines: str, **options: Any) -> None:
     compare("savepoints", Savepoints(), engines, options)
 
 
+@click.command("sinks")
+@engines_option(Sinks, "store-memory")
+@options_of(Sinks(), repeats=1, without="keys")
+def sinks(engines: str, **options: Any) -> None:
+    """Micro-batches into each sink, against the fastest plain way: --postgres 'host=… dbname=…' --kafka … --topic …."""
+    compare("sinks", Sinks(), engines, options)
+
+
 @click.command("size")
 @engines_option(Size, "store-memory,store-filesystem,store-rocksdb")
 @options_of(Size(), repeats=1)
@@ -98,4 +107,4 @@ def size(engines: str, **options: Any) -> None:
     compare("size", Size(), engines, options)
 
 
-COMMANDS = (stalls, requests, waiting_a, waiting_b, snapshots, restore, savepoints, size, uploads_a, uploads_b)
+COMMANDS = (stalls, requests, waiting_a, waiting_b, snapshots, restore, savepoints, sinks, size, uploads_a, uploads_b)

@@ -14,6 +14,7 @@ from holdfast.benches.jobs.requests import DurableA, DurableB, Requests
 from holdfast.benches.jobs.sessions import Sessions
 from holdfast.benches.jobs.store.commits import Commits
 from holdfast.benches.jobs.store.savepoints import Savepoints
+from holdfast.benches.jobs.store.sinks import Sinks
 from holdfast.benches.jobs.store.snapshots import Restore, Size, Snapshots
 from holdfast.benches.jobs.ttl import Ttl
 from holdfast.benches.nexmark.job import Nexmark
@@ -24,7 +25,7 @@ JOBS: dict[str, type[Job]] = {
     for job in (
         *(JobA, JobAOnCluster, JobB, DropIn, ByProcessor, Timers, Sessions, Ttl, Nexmark, FromFiles),
         *(Requests, DurableA, DurableB),
-        *(Commits, Snapshots, Restore, Size, Savepoints),
+        *(Commits, Snapshots, Restore, Size, Savepoints, Sinks),
     )
 }
 

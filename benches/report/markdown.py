@@ -25,7 +25,8 @@ def results_page(results: Results, answers: list[Answer]) -> str:
         _wrapped(
             "`make results` wrote this page from [results](results/run.json), where the raw figures are. "
             "[The whole report](../docs/report.html) has charts, spreads, settings and memory; "
-            "[docs/performance.md](../docs/performance.md) says why."
+            "[docs/performance.md](../docs/performance.md) says why. Sinks under kills, and beside plain writes: "
+            "[SINKS.md](SINKS.md)."
         ),
         _wrapped(f"{described_machine(results)}."),
         _wrapped(f"**{'; '.join(summary.headline)}.**") if summary.headline else "",

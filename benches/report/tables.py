@@ -18,6 +18,8 @@ _PHASES = ("addBatch", "queryPlanning", "walCommit", "commitOffsets", "latestOff
 # Kinds of process, as tables name them.
 _KINDS = {"jvm": "JVM", "python": "Python", "server": "state server", "store": "store", "background": "background"}
 _NOT_MEASURED = "-"
+#: What the names of parts end with that are about small micro-batches.
+FEW_ROWS = ", few rows"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ def sheets(document: Document) -> Iterator[Sheet]:
     yield _latencies(document)
     if document["ratios"]:
         yield _ratios(document)
+    against_plain = _against_plain(document)
+    if against_plain.rows:
+        yield against_plain
     yield _usage(document)
     yield _memory(document)
     yield _written(document)
@@ -102,6 +107,29 @@ def _latencies(document: Document) -> Sheet:
         rows += [_latency(f"{label}: {phase}", counted_ms(document, label, phase)) for phase in phases]
     columns = ("engine", "batches", "median", "p95", "p99", "max", "max / median", "min")
     return Sheet("A micro-batch, ms", columns, rows)
+
+
+def _against_plain(document: Document) -> Sheet:
+    """Of each part that has a plain way beside it: what part of its throughput, and what a small one costs more."""
+    rows = []
+    for label, engine in document["engines"].items():
+        for name in engine["runs"][0]["phases_ms"][0]:
+            many, few = (
+                [np.array(counted_ms(document, label, f"{name}{plain}{few}")) for plain in (", plain", "")]
+                for few in ("", FEW_ROWS)
+            )
+            if all(times.all() for times in (*many, *few)):
+                ratios = many[0] / many[1]
+                rows.append(
+                    (
+                        f"{label}: {name}",
+                        f"{np.median(ratios):.2f}",
+                        f"{ratios.min():.2f} to {ratios.max():.2f}",
+                        f"{np.median(few[1] - few[0]):.0f}",
+                    )
+                )
+    columns = ("part", "throughput by the plain way's", "range", "with few rows, ms more")
+    return Sheet("Beside the plain way, micro-batch by micro-batch", columns, rows)
 
 
 def _latency(label: str, ms: Sequence[float]) -> tuple[str, ...]:

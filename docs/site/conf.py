@@ -48,6 +48,7 @@ SECTIONS = {
         "performance",
         "configuration",
     ],
+    "Exactly-once results": ["sinks", "postgres-sink", "kafka-sink", "file-sinks"],
     "In production": ["deploy", "operations", "savepoints", "state-tables", "migrate", "reliability"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": [
@@ -56,6 +57,7 @@ SECTIONS = {
         "/benches/README",
         "/benches/RESULTS",
         "/benches/PEERS",
+        "/benches/SINKS",
         "/CONTRIBUTING",
     ],
     "Examples": ["/examples/parquet_backend/README"],

@@ -7,12 +7,13 @@ watches it, since it may be killed at any moment::
         flights/flights-000.parquet …     the input, one file a micro-batch
         query/                            Spark's checkpoint location of the query
         local/                            local state, of a backend that keeps it on disk
-        output/batch=7/                   what the query returned for each micro-batch
+        output/batch=7/                   what the query returned for each micro-batch; or a sink's files
         restored/, output-restored/       the same of a query that goes on from a savepoint
         savepoint.json, restored.json     what was saved, and as what it was restored
         sessions                          one line for each start: when Spark's session was up
         progress.jsonl                    one line a committed micro-batch
         state.arrow, result.json          at the end: the state, and what it takes
+        state-half-way.arrow              at the end: the state as it was at the kill, if there is a sink
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ import pyarrow.feather as feather
 
 from holdfast import clock, read_state, savepoints
 from holdfast.examples.flights.data import FLIGHT_COLUMNS
+from holdfast.examples.flights.results.base import SINK_OPTIONS, Results
+from holdfast.examples.flights.results.places import RESULTS
 from holdfast.examples.flights.starts import note_session
 from holdfast.examples.flights.totals import OPERATOR, running_totals
 from holdfast.settings import STORAGE_PREFIX
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.java import ensure_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
@@ -69,6 +73,12 @@ class Job:
         Stop the query with a savepoint as soon as so many micro-batches are committed.
     from_savepoint : bool
         Go on from the savepoint as another query, with twice as many shards.
+    sink : str or None
+        Where results go: a name of `RESULTS`.
+    run : str
+        Tells this run of the demo from all others.
+    half_way : int or None
+        A micro-batch after which the state is to be read as well.
     """
 
     work_dir: str
@@ -78,6 +88,9 @@ class Job:
     savepoints: str | None = None
     stop_after: int | None = None
     from_savepoint: bool = False
+    sink: str | None = None
+    run: str = ""
+    half_way: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -93,6 +106,12 @@ class Job:
     def output(self) -> Path:
         """What the query returns; the micro-batches of a restored one have numbers of their own."""
         return self.folder / (f"output-{RESTORED}" if self.from_savepoint else "output")
+
+    def results(self) -> Results:
+        """Return where results go."""
+        given = self.configuration.items()
+        options = {key.removeprefix(SINK_OPTIONS): value for key, value in given if key.startswith(SINK_OPTIONS)}
+        return RESULTS[self.sink](self.output, self.run, options)
 
 
 def start_spark(job: Job) -> SparkSession:
@@ -113,6 +132,7 @@ def start_spark(job: Job) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **job.configuration,
+        **job.results().settings(),
     }
     builder = SparkSession.builder.master(f"local[{slots}]").appName("holdfast demo")
     for key, value in settings.items():
@@ -125,11 +145,7 @@ def start_query(spark: SparkSession, job: Job) -> StreamingQuery:
     source = spark.readStream.schema(FLIGHT_COLUMNS).option("maxFilesPerTrigger", 1)
     totals = running_totals(source.parquet(str(job.folder / "flights")))
 
-    def write(rows: DataFrame, batch_id: int) -> None:
-        # Overwritten when a micro-batch is repeated, so the output holds each one once, too.
-        rows.coalesce(1).write.mode("overwrite").parquet(str(job.output / f"batch={batch_id}"))
-
-    writer = totals.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
+    writer = totals.writeStream.foreachBatch(job.results().writer()).outputMode("update").trigger(availableNow=True)
     return writer.option("checkpointLocation", str(job.query)).start()
 
 
@@ -191,7 +207,10 @@ def describe(spark: SparkSession, job: Job, restarts: int) -> None:
     state = read_state(spark, job.query, OPERATOR)
     read_ms = clock.monotonic_ms() - started_ms
     feather.write_feather(state, str(job.folder / "state.arrow"))
-    with open_storage(job.checkpoint, parse_storage_options(storage_values(job))) as storage:
+    if job.half_way is not None:
+        then = read_state(spark, job.query, OPERATOR, batchId=job.half_way)
+        feather.write_feather(then, str(job.folder / "state-half-way.arrow"))
+    with stored(job) as storage:
         sizes = [found.size_bytes for found in storage.list("")]
     result = {
         "state_rows": state.num_rows,
@@ -228,6 +247,11 @@ def storage_values(job: Job) -> dict[str, str]:
     """Return the values of ``spark.holdfast.storage.*``."""
     given = job.configuration.items()
     return {key.removeprefix(STORAGE_PREFIX): value for key, value in given if key.startswith(STORAGE_PREFIX)}
+
+
+def stored(job: Job) -> ObjectStorage:
+    """Open what is stored below the job's checkpoint directory."""
+    return open_storage(job.checkpoint, parse_storage_options(storage_values(job)))
 
 
 def encode(job: Job) -> bytes:

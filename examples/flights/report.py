@@ -9,7 +9,6 @@ from statistics import median
 
 import pandas as pd
 import pyarrow.feather as feather
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
@@ -40,20 +39,36 @@ class Kill:
     restored_from: str
 
 
-def state_totals(work_dir: Path) -> pd.DataFrame:
-    """Return the totals that the operator's state holds."""
-    return with_means(feather.read_table(str(work_dir / "state.arrow"))).to_pandas()
+@dataclass(frozen=True)
+class Check:
+    """What must hold at the end.
+
+    Attributes
+    ----------
+    sign : str
+        What holds, in a word.
+    what : str
+        Of what.
+    wrong : list of str
+        Where it does not.
+    """
+
+    sign: str
+    what: str
+    wrong: list[str]
+
+    def show(self, console: Console) -> None:
+        """Print whether it holds."""
+        if self.wrong:
+            console.print(f"[bold red]not {self.sign}:[/] {self.what}; {len(self.wrong):,} differences, the first:")
+            console.print("\n".join(self.wrong[:5]), markup=False)
+        else:
+            console.print(f"[bold green]{self.sign}:[/] {self.what}", soft_wrap=True)
 
 
-def output_totals(work_dir: Path) -> pd.DataFrame:
-    """Return the totals that the query's output holds, and then a restored one's: of each subject the newest row."""
-    folders = [
-        folder
-        for output in (work_dir / "output", work_dir / "output-restored")
-        for folder in sorted(output.glob("batch=*"), key=lambda path: int(path.name.removeprefix("batch=")))
-    ]
-    rows = pd.concat([pq.read_table(str(folder), partitioning=None).to_pandas() for folder in folders])
-    return rows.drop_duplicates(["kind", "name"], keep="last")
+def state_totals(state: Path) -> pd.DataFrame:
+    """Return the totals that a file with the operator's state holds."""
+    return with_means(feather.read_table(str(state))).to_pandas()
 
 
 def differences(found: pd.DataFrame, expected: pd.DataFrame) -> list[str]:

@@ -81,6 +81,11 @@ def gc(
     if not (dry_run or yes or (sys.stdin.isatty() and not as_json)):
         raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete, or --dry-run to preview")
     with opened(url, options, operator) as target:
+        if not target.listing.operators:
+            raise NotFoundError(
+                "the directory holds decisions about sinks only, which queries delete by themselves",
+                storage=target.storage.url,
+            )
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))
         before_ms = now_ms - int(grace_ms)
         outcomes = _plans(target, retain, now_ms, before_ms)

@@ -9,6 +9,7 @@ import click
 
 from holdfast.commands.target import Target, moment, on_checkpoint, opened, plain, size, table
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, described, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -23,20 +24,22 @@ _TROUBLES_SHOWN = 20
 @on_checkpoint
 @click.option("--shards", "with_shards", is_flag=True, help="Also list each shard.")
 def inspect(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, with_shards: bool) -> None:
-    """Show the operators of a checkpoint directory: their query, tables, size and failures.
+    """Show what a checkpoint directory holds: operators with their query, tables, size and failures, and sinks.
 
-    Costs one listing, and one small request for each operator and each failure shown (at most 20).
+    Costs one listing, and one small request for each operator, sink and failure shown (at most 20 failures).
     """
     with opened(url, options, operator) as target:
         found = [(o, _record(target, o.name)) for o in target.listing.operators.values()]
         if as_json:
             operators = [_document(target, listing, record) for listing, record in found]
-            target.show({"operators": operators, "unknown_objects": len(target.listing.unknown)})
+            sinks = [_sink_document(target, sink) for sink in target.listing.sinks]
+            target.show({"operators": operators, "sinks": sinks, "unknown_objects": len(target.listing.unknown)})
             return
         for listing, record in found:
             _show(target, listing, record)
             if with_shards:
                 _show_shards(target, listing)
+        _show_sinks(target)
         if target.listing.unknown:
             target.console.print(f"{len(target.listing.unknown):,} objects outside operators are not holdfast's")
 
@@ -131,6 +134,44 @@ def _show_troubles(target: Target, listing: OperatorListing) -> None:
             f"{moment(trouble['stored_ms'])}{host}: {plain(trouble['error'])}",
             soft_wrap=True,
         )
+
+
+def _sink_document(target: Target, sink: StoredSink) -> dict[str, Any]:
+    newest: dict[str, Any] = {"batch": None}
+    if sink.decided:
+        newest["batch"] = sink.decided[-1]
+        try:
+            decision = Decisions(target.storage, sink.sink, sink.query_id).read(sink.decided[-1])
+            newest |= {"rows": decision.rows, "parts": len(decision.handles)}
+        except (CorruptionError, NotFoundError) as exc:  # damaged, or deleted since it was listed
+            newest["error"] = str(exc)
+    return {
+        "sink": sink.sink,
+        "query": sink.query_id,
+        "decisions": len(sink.decided),
+        "newest": newest,
+        "size_bytes": sink.size_bytes,
+        "stored_ms": sink.modified_ms,
+    }
+
+
+def _show_sinks(target: Target) -> None:
+    if not target.listing.sinks:
+        return
+    shown = table("sink", "query", "newest decision", "rows", "parts", "stored", "decisions", right=("rows", "parts"))
+    for document in (_sink_document(target, sink) for sink in target.listing.sinks):
+        newest = document["newest"]
+        batch = "none" if newest["batch"] is None else f"micro-batch {newest['batch']:,}"
+        shown.add_row(
+            plain(document["sink"]),
+            plain(document["query"]),
+            f"[red]{plain(newest['error'])}[/]" if "error" in newest else batch,
+            f"{newest['rows']:,}" if "rows" in newest else "",
+            f"{newest['parts']:,}" if "parts" in newest else "",
+            moment(document["stored_ms"]),
+            f"{document['decisions']:,}",
+        )
+    target.console.print(shown)
 
 
 def _show_shards(target: Target, listing: OperatorListing) -> None:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.decisions import damages as damages_of
 from holdfast.snapshotter.ownership.claim_listing import claims_of, latest_claims, read_claim, retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import FOLDER, stored_tables
@@ -40,9 +41,11 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
         with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
             reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]
         damages += [damage for report in reports for damage in report.damages]
+        sinks = target.listing.sinks
+        damages += [Damage(key, problem) for sink in sinks for key, problem in damages_of(target.storage, sink)]
         facts = {
-            "objects": sum(report.objects for report in reports),
-            "size_bytes": sum(report.size_bytes for report in reports),
+            "objects": sum(report.objects for report in reports) + sum(len(sink.decided) for sink in sinks),
+            "size_bytes": sum(report.size_bytes for report in reports) + sum(sink.size_bytes for sink in sinks),
             "versions": sum(report.versions for report in reports),
         }
         if as_json:

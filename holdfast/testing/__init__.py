@@ -1,20 +1,30 @@
 """For tests: functions and processors without Spark, and contract suites for plug-ins.
 
 `PandasWithStateTester` runs a function of ``applyInPandasWithState`` on rows and moves time by hand, `TwsTester` a
-`StatefulProcessor`. A backend or an object storage of your own is
-correct when it passes `BackendContract` or `StorageContract`, the suites that holdfast's own must pass. They need
-pytest and nothing else of this project's tests.
+`StatefulProcessor`. A backend, an object storage or a sink of your own is correct when it passes `BackendContract`,
+`StorageContract` or `SinkContract`, the suites that holdfast's own must pass. They need pytest and nothing else of this
+project's tests.
 """
 
 import pytest
 
 pytest.register_assert_rewrite(f"{__name__}.backend_contract", f"{__name__}.backend_rows_contract")
 pytest.register_assert_rewrite(f"{__name__}.state_rows", f"{__name__}.storage_contract")
+pytest.register_assert_rewrite(f"{__name__}.sink_contract", f"{__name__}.sinks.kills", f"{__name__}.sinks.scenario")
 
 from holdfast.testing.backend_contract import BackendContract  # noqa: E402  after the lines that must stand first
 from holdfast.testing.backend_rows_contract import MakeBackend  # noqa: E402
 from holdfast.testing.pandas_with_state_tester import PandasWithStateTester  # noqa: E402
+from holdfast.testing.sink_contract import SECRET, SinkContract  # noqa: E402
 from holdfast.testing.storage_contract import StorageContract  # noqa: E402
 from holdfast.testing.tws_tester import TwsTester  # noqa: E402
 
-__all__ = ["BackendContract", "MakeBackend", "PandasWithStateTester", "StorageContract", "TwsTester"]
+__all__ = [
+    "SECRET",
+    "BackendContract",
+    "MakeBackend",
+    "PandasWithStateTester",
+    "SinkContract",
+    "StorageContract",
+    "TwsTester",
+]

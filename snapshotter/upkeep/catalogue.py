@@ -12,6 +12,7 @@
                           probes/…                  "probe"
                           troubles/snapshot-3e…     "trouble": see `holdfast.snapshotter.upkeep.troubles`
     _queries/…  _rescaling/<query id>/…             no operator's: see `holdfast.snapshotter.ownership.query_origin`
+    _sinks/<sink>/<query id>/…                      no operator's: see `holdfast.snapshotter.decisions`
     anything else                                   "unknown"
 
 A key is ours only if it is exactly what we would have written: a neighbour such as ``shard-00031``, or a foreign file,
@@ -31,6 +32,7 @@ from functools import cached_property
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.decisions import StoredSink, parse_key, stored_sinks
 from holdfast.snapshotter.ownership.query_origin import FOLDER as QUERIES
 from holdfast.snapshotter.ownership.query_origin import RESCALING
 from holdfast.snapshotter.snapshots.manifest import PART_NAME
@@ -166,11 +168,14 @@ class CheckpointListing:
         What belongs to no operator.
     rescaling : mapping of str to list of ObjectInfo
         By folder the savepoints of queries that are rescaled, or whose rescaling was killed.
+    sinks : tuple of StoredSink
+        The decisions of queries about their sinks.
     """
 
     operators: Mapping[str, OperatorListing]
     unknown: tuple[ObjectInfo, ...]
     rescaling: Mapping[str, list[ObjectInfo]] = field(default_factory=dict)
+    sinks: tuple[StoredSink, ...] = ()
 
     def without_record(self) -> list[str]:
         """Return the folders that hold commits or snapshots of shards, but no operator record."""
@@ -222,7 +227,8 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
     """
     infos = storage.list(f"{operator}/" if operator else "")
     names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}
-    if not names:
+    sinks = stored_sinks(infos)
+    if not names and not sinks:
         raise _nothing_found(storage, operator, infos)
     of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
     unknown: list[ObjectInfo] = []
@@ -231,10 +237,10 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
         folder, rescaled = info.key.partition("/")[0], _RESCALED.fullmatch(info.key)
         if rescaled:
             rescaling.setdefault(rescaled[1], []).append(replace(info, key=rescaled[2]))
-        elif folder != QUERIES:
+        elif folder != QUERIES and parse_key(info.key) is None:
             of_operator.get(folder, unknown).append(info)
     found = {name: _operator(name, of_operator[name]) for name in of_operator}
-    return CheckpointListing(found, tuple(unknown), rescaling)
+    return CheckpointListing(found, tuple(unknown), rescaling, sinks)
 
 
 def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:

@@ -31,7 +31,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
@@ -120,11 +120,15 @@ class TwoPhaseSink(ABC):
     Attributes
     ----------
     name : str
-        Identifies the sink's decisions in the checkpoint directory, and its marks in the target: letters, digits,
-        ``_``, ``.`` and ``-``. One query writes under one name.
+        Identifies the sink's decisions in the checkpoint directory, and its marks in the target: letters, digits, ``_``
+        and ``-``. One query writes under one name.
+    credentials : sequence of str
+        Names of options that hold credentials. Spark Connect leaves such settings out of its lists, so they are asked
+        for by name.
     """
 
     name: str
+    credentials: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
@@ -139,8 +143,8 @@ class TwoPhaseSink(ABC):
         Returns
         -------
         int or None
-            The newest micro-batch of this query (or of the one that it replaces) that the target shows as committed;
-            -1 if it shows none. None if the target keeps no such mark.
+            The newest micro-batch of this query that the target shows as committed; -1 if it shows none, as for a query
+            that has just replaced another. None if the target keeps no such mark.
 
         Raises
         ------
@@ -171,7 +175,8 @@ class TwoPhaseSink(ABC):
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         """Make a decided micro-batch visible, on the driver: all its partitions, one after the other or at once.
 
-        Called again for the same micro-batch with the same handles after any crash. No handle if there were no rows.
+        Called again for the same micro-batch with the same handles after any crash, from any process, and without
+        `open`. There is at least one handle: a micro-batch without rows is not committed.
 
         Raises
         ------
@@ -187,7 +192,8 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
-        """Return what attempts of the query, or of the one it replaces, have prepared and nobody has ended.
+        """Return what attempts of the query have prepared and nobody has ended, each equal to what `prepare` returned.
 
-        Called on the driver when a run begins, so none of them is of a live attempt. Decided ones may be among them.
+        Called on the driver when a run begins, and after the tasks of a micro-batch of which some were repeated: so no
+        task that still counts is at work. Decided ones may be among them.
         """

@@ -109,7 +109,7 @@ class ReadOptions:
         values = {name.lower(): value for name, value in given.items()}
         storage = {name.removeprefix(STORAGE): value for name, value in values.items() if name.startswith(STORAGE)}
         values = {name: value for name, value in values.items() if not name.startswith(STORAGE)}
-        storage |= _in_json(values.get(STORAGE_IN_JSON, "{}"))
+        storage |= in_json(values.get(STORAGE_IN_JSON, "{}"))
         for name in values:
             if name not in _AS_GIVEN:
                 raise _unknown(name)
@@ -162,7 +162,14 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
     return options | ({STORAGE_IN_JSON: json.dumps(in_json)} if in_json else {})
 
 
-def _in_json(text: str) -> dict[str, str]:
+def in_json(text: str) -> dict[str, str]:
+    """Return what the option ``storage`` holds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        This is no JSON object of texts.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

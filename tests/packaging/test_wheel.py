@@ -67,7 +67,9 @@ def test_the_wheel_has_every_package_and_nothing_else(wheel: Path) -> None:
     assert packages == set(setuptools["packages"])
     assert "holdfast/py.typed" in names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
-    assert not [name for name in names if not re.match(r"(holdfast(-[0-9.]+\.dist-info)?|pyspark_holdfast)/", name)]
+    assert not [
+        name for name in names if not re.match(r"(holdfast(-[0-9.]+\.dist-info)?|pyspark_holdfast(_[a-z]+)?)/", name)
+    ]
 
 
 def test_the_sdist_builds_the_same_wheel(dist: Path, wheel: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A local S3 or HDFS to try things on, as the tests have it: ``make s3``, ``make hdfs``.
+"""A local S3, HDFS, Kafka or PostgreSQL to try things on, as the tests have it: ``make s3``, ``make hdfs`` and so on.
 
 It says how to reach it, and runs until Ctrl-C; its data goes with it. With ``--outage-every`` it is killed with SIGKILL
 now and then, and started again on the same data.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from tests.servers import downloads, hdfs, s3
+from tests.servers import downloads, hdfs, kafka, postgres, s3
 
 _outage_every = click.option("--outage-every", type=click.FloatRange(min=1), metavar="S", help="Kill it so often.")
 _outage = click.option("--outage", default=5.0, show_default=True, metavar="S", help="How long it is away then.")
@@ -52,6 +52,31 @@ def serve_hdfs(outage_every: float | None, outage: float) -> None:
         print(f"make demo CHECKPOINT={server.url}/demo", flush=True)
         victims = itertools.cycle(["namenode", "datanode"])
         _serve(lambda: getattr(server, next(victims)).kill(), server.revive, outage_every, outage)
+
+
+@main.command("kafka")
+@_outage_every
+@_outage
+def serve_kafka(outage_every: float | None, outage: float) -> None:
+    """One broker with one topic."""
+    from holdfast.spark_integration.java import ensure_java
+
+    with _folder() as folder, kafka.kafka(folder, ensure_java()) as server:
+        topic = server.add_topic(partitions=3)
+        print(f"export KAFKA_SERVERS={server.servers} KAFKA_TOPIC={topic}", flush=True)
+        print("make demo ARGS='--sink kafka'", flush=True)
+        _serve(server.broker.kill, server.start, outage_every, outage)
+
+
+@main.command("postgres")
+@_outage_every
+@_outage
+def serve_postgres(outage_every: float | None, outage: float) -> None:
+    """PostgreSQL with one database, which allows prepared transactions."""
+    with postgres.postgres(settings={"fsync": "on"}) as server:
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in server.environment().items())
+        print(f"export {variables}\nmake demo ARGS='--sink postgres'", flush=True)
+        _serve(server.kill, server.start, outage_every, outage)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import confluent_kafka
 import pytest
 
+from tests.repetitions import sample
 from tests.servers.s3 import BUCKET
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
+    from tests.servers.kafka import Kafka
+    from tests.servers.postgres import Postgres
     from tests.servers.s3 import Versitygw
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()", "demo"]
@@ -59,10 +64,20 @@ def run_demo(folder: Path, environment: dict[str, str], *arguments: str) -> str:
     return shown
 
 
-def require_right_totals(shown: str, backend: str) -> None:
+def require_right_totals(shown: str, backend: str, results: str = "output") -> None:
     assert f"backend {backend}," in shown
     assert "equal: state and plain pandas" in shown
-    assert "equal: output and plain pandas" in shown
+    assert f"equal: {results} and plain pandas" in shown
+
+
+def require_results_once(shown: str, results: str) -> None:
+    """Check what the demo says of a sink: right at the end, and at the kill, which did happen."""
+    require_right_totals(shown, "memory", results)
+    assert "killed the driver" in shown
+    assert "at the kill the state is after micro-batch 1, as Spark's log says" in shown
+    assert f"once: each of 4 micro-batches in the {results}, all" in shown
+    assert re.search(rf"equal: {results} at the kill and state after micro-batch [12], all", shown)
+    assert "not the same" not in shown
 
 
 @pytest.mark.spark
@@ -106,6 +121,50 @@ def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     assert "keys from 2 shards" in shown or os.cpu_count() != 2
     assert "restored it with backend filesystem and" in shown
     assert "killed" not in shown
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("sink", "results"), sample([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
+)
+def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_path: Path) -> None:
+    """At the kill and at the end, by a reader that knows nothing of the query."""
+    require_results_once(run_demo(tmp_path, dict(os.environ), "--sink", sink), results)
+
+
+@pytest.mark.spark
+@pytest.mark.postgres
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+@pytest.mark.turn(0, 2)
+def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_path: Path) -> None:
+    """Found by libpq's environment and by a setting; the demo leaves nothing there, and prints no password."""
+    environment = {**os.environ, **postgres.environment(), "PGPORT": "1"}
+    setting = f"spark.holdfast.sink.demo.port={postgres.port}"
+    shown = run_demo(tmp_path, environment, "--sink", "postgres", "--conf", setting)
+    require_results_once(shown, "PostgreSQL table")
+    with postgres.connect() as connection:
+        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'holdfast_demo%'").fetchall()
+        prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%demo-%'").fetchall()
+    assert (left, prepared) == ([], [])
+    assert postgres.options["password"] not in shown
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+@pytest.mark.turn(1, 2)
+def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Path) -> None:
+    """In a topic in which somebody else's messages stand already."""
+    topic = kafka.add_topic(3)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.servers})
+    producer.produce(topic, b"of somebody else", b"no JSON")
+    producer.flush(30)
+    environment = {**os.environ, "KAFKA_SERVERS": kafka.servers, "KAFKA_TOPIC": topic}
+    require_results_once(run_demo(tmp_path, environment, "--sink", "kafka"), "Kafka topic")
 
 
 @dataclass

@@ -22,8 +22,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor
 
 import holdfast
-from holdfast import savepoints
+from holdfast import savepoints, sinks
 from holdfast.errors import InvalidArgumentError
+from holdfast.examples.sinks import csv_folder
 from tests.spark.application import settings_of
 from tests.spark.processors.engines import NEEDED
 
@@ -269,10 +270,43 @@ def by_savepoint(spark: SparkSession, folder: Path) -> dict[str, Any]:
     }
 
 
+def into_a_sink(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Show a query's results in a folder of CSV files, over two starts, the second with a decided micro-batch."""
+    source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
+    spark.conf.set("spark.holdfast.sink.csv.password", "s3cr3t")
+    sink = Guarded(str(folder / "shown"))
+    for feed in (folder / "input", folder / "more"):
+        if feed.name == "more":
+            for path in feed.iterdir():
+                path.rename(folder / "input" / path.name)
+            (folder / "query/commits/1").unlink()
+        counts = (
+            holdfast.stream(source.parquet(str(folder / "input")))
+            .groupBy("key")
+            .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
+        )
+        writer = counts.writeStream.foreachBatch(sinks.exactly_once(sink, query_name="shown")).outputMode("update")
+        writer = writer.trigger(availableNow=True).option("checkpointLocation", str(folder / "query"))
+        start(writer).awaitTermination()
+    schema = pa.schema({"key": pa.string(), "n": pa.int64()})
+    return {"shown": sorted(csv_folder.read(str(folder / "shown"), schema).to_pylist(), key=repr)}
+
+
+class Guarded(csv_folder.CsvFolder):
+    """A sink whose workers need a password, which Connect leaves out of its lists of settings."""
+
+    credentials = ("password",)
+
+    def begin(self, attempt: sinks.SinkAttempt, schema: pa.Schema) -> sinks.SinkTransaction:
+        assert attempt.query.options["password"] == "s3cr3t", attempt.query.options
+        return super().begin(attempt, schema)
+
+
 PARTS: dict[str, Callable[[SparkSession, Path], dict[str, Any]]] = {
     "each API": by_each_api,
     "in foreachBatch": in_foreach_batch,
     "savepoints": by_savepoint,
+    "sink": into_a_sink,
 }
 
 

@@ -47,10 +47,19 @@ def require_savepoints(found: dict[str, Any]) -> None:
     ]  # fmt: skip
 
 
+def require_shown_once(found: dict[str, Any]) -> None:
+    """Each micro-batch, also the one that Spark repeats."""
+    assert found["shown"] == [
+        {"key": "", "n": 1}, {"key": "a", "n": 1}, {"key": "a", "n": 2}, {"key": "a", "n": 3}, {"key": "b", "n": 1},
+        {"key": "c", "n": 1},
+    ]  # fmt: skip
+
+
 REQUIRED = {
     "each API": require_each_api,
     "in foreachBatch": require_any_evaluation,
     "savepoints": require_savepoints,
+    "sink": require_shown_once,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast import testing
 
 
-@pytest.mark.parametrize("name", ["BackendContract", "StorageContract"])
+@pytest.mark.parametrize("name", ["BackendContract", "SinkContract", "StorageContract"])
 def test_contracts_are_imported_from_the_package(name: str) -> None:
     """A plug-in's author copies this import from the guide; a contract without tests would pass anything."""
     contract = getattr(testing, name)

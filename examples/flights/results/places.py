@@ -1,0 +1,19 @@
+"""The places of results by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.examples.flights.results.base import OutputFiles, Results
+from holdfast.examples.flights.results.files import DeltaResults, ParquetResults
+from holdfast.examples.flights.results.kafka import KafkaResults
+from holdfast.examples.flights.results.postgres import PostgresResults
+
+#: By the name of the sink, if there is one.
+RESULTS: Mapping[str | None, type[Results]] = {
+    None: OutputFiles,
+    "delta": DeltaResults,
+    "postgres": PostgresResults,
+    "kafka": KafkaResults,
+    "parquet": ParquetResults,
+}

@@ -1,0 +1,1 @@
+"""Exactly-once results: sinks in use, and one of your own."""

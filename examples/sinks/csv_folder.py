@@ -1,0 +1,145 @@
+"""A sink of one's own: a folder of CSV files, of which a reader sees whole micro-batches.
+
+::
+
+    <folder>/part-<query>-<attempt>.csv      prepared; committed once a list names it
+             list-<query>-000000000007       a committed micro-batch: the names of its parts, one a line
+             header                          the columns
+             writer                          who writes here, and whom it has replaced, newest first
+
+One rename makes a list, and with it the micro-batch, visible to `read`. Who reads the folder's parts without the lists
+also sees what was never committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from holdfast.errors import ConflictError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.sinks import (
+    Handle,
+    SinkAttempt,
+    SinkQuery,
+    SinkTransaction,
+    TwoPhaseSink,
+)
+
+
+@dataclass(frozen=True)
+class CsvFolder(TwoPhaseSink):
+    """A folder that the driver and all workers share."""
+
+    folder: str
+    name: str = "csv"
+
+    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
+        """Make the folder or check whose it is; its lists tell the newest micro-batch."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as exc:
+            raise InvalidArgumentError("the folder cannot be made; choose another", folder=self.folder) from exc
+        writers, columns = self._lines("writer"), str(schema).splitlines()
+        if writers and writers[0] not in (query.query_id, query.replaces):
+            message = "another query writes to this folder; choose another folder, or say that this one replaces it"
+            raise ConflictError(message, folder=self.folder, query=writers[0])
+        if self._lines("header") not in ([], columns):
+            raise SchemaMismatchError("the folder's files have other columns; choose another", folder=self.folder)
+        self._make("header", columns)
+        if writers[:1] != [query.query_id]:
+            self._make("writer", [query.query_id, *writers])
+        return max((int(name.rpartition("-")[2]) for name in self._names(query, "list")), default=-1)
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        """Write to a file of the attempt's own."""
+        return _Part(Path(self.folder, f"part-{attempt.query.query_id}-{attempt.attempt_id}.csv"), schema)
+
+    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        """Look whether all files are there."""
+        if missing := self._missing(handles):
+            raise UnavailableError("files are gone that were just written", batch=batch_id, files=missing)
+
+    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        """Name the files in a list: the same list, if this is done again."""
+        if missing := self._missing(handles):
+            raise StateLostError("files of a decided micro-batch are gone", batch=batch_id, files=missing)
+        self._make(f"list-{query.query_id}-{batch_id:012}", [str(handle["file"]) for handle in handles])
+
+    def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
+        """Remove files."""
+        for handle in handles:
+            self._path(handle).unlink(missing_ok=True)
+
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        """Return the files that no list names, half-written ones among them."""
+        listed = {file for name in self._names(query, "list") for file in self._lines(name)}
+        return [{"file": file} for file in self._names(query, "part") if file not in listed]
+
+    def _names(self, query: SinkQuery, kind: str) -> list[str]:
+        return [path.name for path in Path(self.folder).glob(f"{kind}-{query.query_id}-*")]
+
+    def _missing(self, handles: Sequence[Handle]) -> list[str]:
+        return [str(handle["file"]) for handle in handles if not self._path(handle).exists()]
+
+    def _path(self, handle: Handle) -> Path:
+        # Only a name: what is stored must lead nowhere else.
+        return Path(self.folder, os.path.basename(str(handle["file"])))
+
+    def _lines(self, name: str) -> list[str]:
+        path = Path(self.folder, name)
+        return path.read_text().splitlines() if path.exists() else []
+
+    def _make(self, name: str, lines: Sequence[str]) -> None:
+        """Write a small file that is there as a whole or not at all, also after a power failure."""
+        unfinished = Path(self.folder, f"unfinished-{name}")
+        with unfinished.open("w") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(Path(self.folder, name))
+        _sync(self.folder)
+
+
+class _Part(SinkTransaction):
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        self._file = path.open("xb")
+        self._writer = csv.CSVWriter(self._file, schema)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows)
+
+    def prepare(self) -> Handle:
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        _sync(str(self._path.parent))
+        return {"file": self._path.name}
+
+    def abort(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def read(folder: str, schema: pa.Schema) -> pa.Table:
+    """Return the rows of the committed micro-batches."""
+    files = [file for path in sorted(Path(folder).glob("list-*")) for file in path.read_text().splitlines()]
+    types = csv.ConvertOptions(column_types=schema)
+    return pa.concat_tables(
+        [schema.empty_table(), *(csv.read_csv(Path(folder, file), convert_options=types) for file in files)]
+    )
+
+
+def _sync(folder: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,219 @@
+"""Exactly-once results: sinks that show each micro-batch once, together with the state behind it.
+
+::
+
+    from holdfast import sinks
+
+    sink = sinks.postgres("totals", table="totals", keys=["user"])
+    totals.writeStream.outputMode("update").foreachBatch(sinks.exactly_once(sink)).start()
+
+Workers write and prepare, the driver stores the decision in ``spark.holdfast.checkpoint.dir``, and only then are the
+rows made visible: docs/sinks.md. Servers and credentials are settings, ``spark.holdfast.sink.<name>.<option>``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.spark_integration.sink_source.options import source_options
+from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
+from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.two_phase_sink import (
+    Handle,
+    SinkAttempt,
+    SinkQuery,
+    SinkTransaction,
+    TwoPhaseSink,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "ExactlyOnce",
+    "Handle",
+    "SinkAttempt",
+    "SinkQuery",
+    "SinkSource",
+    "SinkTransaction",
+    "TwoPhaseSink",
+    "delta",
+    "exactly_once",
+    "kafka",
+    "parquet",
+    "parquet_files",
+    "postgres",
+    "read_parquet",
+    "source_options",
+]
+
+
+def postgres(
+    name: str,
+    table: str,
+    *,
+    keys: Sequence[str] = (),
+    create: bool = False,
+    schema: str | None = None,
+    dsn: str = "",
+) -> TwoPhaseSink:
+    """Return a sink that is a table of PostgreSQL; needs ``holdfast[postgres]``.
+
+    Parameters
+    ----------
+    name : str
+        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
+        libpq's names: ``host``, ``password``, ``sslmode``.
+    table : str
+        As SQL has it: ``totals``, ``shop.totals``, ``shop."Totals"``.
+    keys : sequence of str
+        Columns of a unique key: a row takes the place of the one of the same key. Without keys, rows are appended.
+    create : bool
+        Make the table if it is missing, with the keys as its primary key.
+    schema : str, optional
+        Where the sink keeps its marks and staging tables; by default beside the table.
+    dsn : str
+        A libpq connection string without credentials. Options go before it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A parameter cannot be, or the package is not installed.
+    """
+    with needs_extra("postgres"):
+        from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+    return PostgresSink(name, table, keys, create, schema, dsn)
+
+
+def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:
+    """Return a sink of messages to Kafka; needs ``holdfast[kafka]``.
+
+    Parameters
+    ----------
+    name : str
+        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
+        librdkafka's names: ``security.protocol``, ``sasl.password``.
+    topic : str, optional
+        Where all messages go; without it, rows have a column ``topic``.
+    servers : str, optional
+        Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
+    timeout_s : float
+        How long brokers that do not answer are waited for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A parameter cannot be, or the package is not installed.
+    """
+    with needs_extra("kafka"):
+        from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
+    return KafkaSink(name, topic, servers=servers, timeout_s=timeout_s)
+
+
+def delta(
+    name: str,
+    url: str | os.PathLike[str],
+    *,
+    keys: Sequence[str] | None = None,
+    partition_by: Sequence[str] = (),
+    create: bool = False,
+    compression: str = "zstd",
+    file_mb: int = 128,
+) -> TwoPhaseSink:
+    """Return a sink that is a Delta table: one Delta commit each micro-batch; needs ``holdfast[delta]``.
+
+    Parameters
+    ----------
+    name : str
+        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, named
+        as those of ``spark.holdfast.storage.``; what only `deltalake` knows goes below ``….delta.``.
+    url : str
+        The table's, without credentials.
+    keys : sequence of str, optional
+        A row takes the place of the one with the same key, for update mode. Without keys, rows are appended.
+    partition_by : sequence of str
+        The table's partition columns.
+    create : bool
+        Make the table if it is missing, with the columns of the rows.
+    compression : {"zstd", "snappy", "gzip", "lz4", "none"}
+    file_mb : int
+        At about how many MB of rows, uncompressed, a file ends; a task holds them in memory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A parameter cannot be, or the package is not installed.
+    """
+    with needs_extra("delta"):
+        from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+    return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
+
+
+def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd", file_mb: int = 128) -> TwoPhaseSink:
+    """Return a sink of Parquet files, of which `read_parquet` reads whole micro-batches.
+
+    Parameters
+    ----------
+    name : str
+        Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, named
+        as those of ``spark.holdfast.storage.``.
+    url : str
+        A folder on any storage that holdfast knows, without credentials.
+    compression : {"zstd", "snappy", "gzip", "lz4", "none"}
+    file_mb : int
+        At about which size a file ends and the next one begins.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A parameter cannot be.
+    """
+    from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+
+    return ParquetSink(name, os.fspath(url), compression, file_mb)
+
+
+def read_parquet(
+    url: str | os.PathLike[str], *, columns: Sequence[str] | None = None, options: Mapping[str, str] | None = None
+) -> pa.Table:
+    """Return the rows of all micro-batches that are committed in a Parquet sink.
+
+    Parameters
+    ----------
+    url : str
+        The sink's.
+    columns : sequence of str, optional
+        All by default.
+    options : mapping of str to str, optional
+        As ``spark.holdfast.sink.<name>.*`` has them: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
+
+    Returns
+    -------
+    pyarrow.Table
+        In the order of micro-batches, of partitions, and of rows in them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such column, or it is named twice.
+    NotFoundError
+        No sink has been opened there.
+    CorruptionError
+        A manifest or a file is not what was written.
+    """
+    from holdfast.spark_integration.sinks.parquet import reading
+
+    return reading.read_parquet(url, columns=columns, options=options)
+
+
+def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
+    """Return the URLs of the files that are committed in a Parquet sink, for any reader of Parquet.
+
+    Raises what `read_parquet` raises.
+    """
+    from holdfast.spark_integration.sinks.parquet import reading
+
+    return reading.parquet_files(url, options=options)

@@ -1,0 +1,316 @@
+"""What every two-phase sink must do, as tests that a subclass runs on its own sink.
+
+::
+
+    class TestMySink(SinkContract):
+        @pytest.fixture
+        def sink(self, tmp_path):
+            self.place = str(tmp_path / "place")
+            return MySink(self.place)  # its target is empty at the start of each test
+
+        @pytest.fixture
+        def options(self):
+            return {
+                "password": f"{SECRET}-1"
+            }  # the suite looks for it where it must not be; or name your own: `secrets`
+
+        def shown(self, sink):
+            return read_my(self.place)  # a table, as any reader sees it
+
+        def restart_target(self):  # optional: where the target is a server
+            self.server.kill()
+            self.server.start()
+
+pytest collects the subclass; write one for each way in which the sink writes. `schema`, `rows` and `unfit_schemas` may
+be overridden where the target takes no such rows. Tests are named after the invariants of
+`holdfast.spark_integration.sinks.two_phase_sink`. Workers and drivers are processes, which are really killed; nothing
+is skipped for a sink that cannot do it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+
+from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, TwoPhaseSink
+from holdfast.testing.sinks.kills import SinkKills
+from holdfast.testing.sinks.scenario import ROWS, SECRET
+
+__all__ = ["SECRET", "SinkContract"]
+
+
+class SinkContract(SinkKills):
+    """The suite; see the module."""
+
+    def test_invisible_until_committed_and_then_whole(self, sink: TwoPhaseSink) -> None:
+        """Neither written nor prepared nor confirmed rows are shown; committed ones are, each once."""
+        sink.open(self.query, self.schema())
+        rows = self.rows(ROWS, seed=1)
+        with self.written(sink, self.attempt(), rows) as worker:
+            self.expect(sink)
+            handle = self.carried(worker.prepare())
+            self.expect(sink)
+        sink.confirm(self.query, 0, [handle])
+        self.expect(sink)
+        sink.commit(self.query, 0, [handle])
+        self.expect(sink, rows)
+        assert list(sink.leftovers(self.query)) == []
+
+    def test_invisible_until_committed_also_beside_earlier_micro_batches(self, sink: TwoPhaseSink) -> None:
+        """Micro-batches add up; the next one is as invisible as the first."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        rows = self.rows(ROWS, seed=2)
+        handle = self.prepared(sink, self.attempt(1), rows)
+        self.expect(sink, first)
+        sink.commit(self.query, 1, [handle])
+        self.expect(sink, first, rows)
+
+    def test_invisible_when_the_worker_gives_up(self, sink: TwoPhaseSink) -> None:
+        """A worker that aborts leaves nothing, and the partition's next attempt is shown alone."""
+        sink.open(self.query, self.schema())
+        with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as worker:
+            worker.abort()
+        self.expect(sink)
+        rows = self.rows(ROWS, seed=1, attempt=1)
+        sink.commit(self.query, 0, [self.prepared(sink, self.attempt(), rows)])
+        self.expect(sink, rows)
+        self.begin_again(sink)
+        self.expect(sink, rows)
+
+    def test_prepared_survives_worker_driver_and_server(self, sink: TwoPhaseSink) -> None:
+        """What was prepared is committed by another process, after the target's server was killed."""
+        sink.open(self.query, self.schema())
+        rows = self.rows(ROWS, seed=1)
+        handle = self.prepared(sink, self.attempt(), rows)
+        self.restart_target()
+        self.expect(sink)
+        sink.open(self.query, self.schema())
+        sink.confirm(self.query, 0, [handle])
+        sink.commit(self.query, 0, [handle])
+        self.restart_target()
+        self.expect(sink, rows)
+
+    def test_prepared_is_confirmed_and_a_missing_one_noticed(self, sink: TwoPhaseSink) -> None:
+        """The last look before the decision fails if one partition of two is gone, in either place."""
+        sink.open(self.query, self.schema())
+        handles = [self.prepared(sink, self.attempt(0, i), self.rows(ROWS, seed=i)) for i in range(2)]
+        sink.confirm(self.query, 0, handles)
+        sink.confirm(self.query, 0, [])
+        sink.abort(self.query, handles[:1])
+        for order in (handles, handles[::-1]):
+            with self.raises(UnavailableError):
+                sink.confirm(self.query, 0, order)
+        sink.confirm(self.query, 0, handles[1:])
+        self.expect(sink)
+
+    def test_idempotent_commit(self, sink: TwoPhaseSink) -> None:
+        """A micro-batch that is committed again, also after a new start, is there once."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        tables = [self.rows(ROWS, seed=i) for i in range(2)]
+        handles = [self.prepared(sink, self.attempt(1, i), rows) for i, rows in enumerate(tables)]
+        for _ in range(3):
+            sink.commit(self.query, 1, handles)
+            self.expect(sink, first, *tables)
+        self.restart_target()
+        self.begin_again(sink)
+        sink.commit(self.query, 1, handles)
+        self.expect(sink, first, *tables)
+
+    def test_idempotent_abort(self, sink: TwoPhaseSink) -> None:
+        """What is gone may be aborted again, alone or among others."""
+        sink.open(self.query, self.schema())
+        handles = [self.prepared(sink, self.attempt(0, i), self.rows(ROWS, seed=i)) for i in range(2)]
+        sink.abort(self.query, [])
+        sink.abort(self.query, handles[:1])
+        sink.abort(self.query, handles)
+        sink.abort(self.query, handles)
+        self.expect(sink)
+        assert list(sink.leftovers(self.query)) == []
+
+    def test_idempotent_commit_with_gaps(self, sink: TwoPhaseSink) -> None:
+        """A micro-batch without rows is not committed at all: the next one is."""
+        sink.open(self.query, self.schema())
+        self.expect(sink)
+        first = self.write_batch(sink, 1)
+        self.begin_again(sink)
+        second = self.write_batch(sink, 5)
+        self.expect(sink, first, second)
+
+    def test_final_commit_after_abort_raises(self, sink: TwoPhaseSink) -> None:
+        """Lost results are never taken for committed ones, however often one asks."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        handle = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
+        sink.abort(self.query, [handle])
+        for _ in range(2):
+            with self.raises(StateLostError):
+                sink.commit(self.query, 1, [handle])
+        self.expect(sink, first)
+        rows = self.rows(ROWS, seed=1, attempt=1)
+        sink.commit(self.query, 1, [self.prepared(sink, self.attempt(1), rows)])
+        self.expect(sink, first, rows)
+
+    @pytest.mark.parametrize("chosen", [0, 1])
+    def test_apart_two_attempts_at_once(self, sink: TwoPhaseSink, chosen: int) -> None:
+        """Two workers write the same partition at the same time: either may be chosen, and only it is shown."""
+        sink.open(self.query, self.schema())
+        tables = [self.rows(ROWS, seed=1, attempt=i) for i in range(2)]
+        with (
+            self.written(sink, self.attempt(), tables[0]) as one,
+            self.written(sink, self.attempt(), tables[1]) as other,
+        ):
+            handles = [self.carried(worker.prepare()) for worker in (one, other)]
+        sink.confirm(self.query, 0, [handles[chosen]])
+        sink.commit(self.query, 0, [handles[chosen]])
+        self.expect(sink, tables[chosen])
+        self.begin_again(sink)
+        self.expect(sink, tables[chosen])
+        with self.raises(StateLostError):
+            sink.commit(self.query, 0, [handles[1 - chosen]])
+        self.expect(sink, tables[chosen])
+
+    def test_apart_a_slow_attempt_does_not_block_the_commit(self, sink: TwoPhaseSink) -> None:
+        """A worker that still writes when its micro-batch is committed blocks nothing, and comes too late."""
+        sink.open(self.query, self.schema())
+        rows = self.rows(ROWS, seed=1, attempt=1)
+        with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as slow:
+            handle = self.prepared(sink, self.attempt(), rows)
+            sink.confirm(self.query, 0, [handle])
+            sink.commit(self.query, 0, [handle])
+            self.expect(sink, rows)
+            late = self._late_handle(slow)
+        self.expect(sink, rows)
+        self.begin_again(sink)
+        for gone in late:
+            with self.raises(StateLostError):
+                sink.commit(self.query, 0, [gone])
+        sink.commit(self.query, 0, [handle])
+        self.expect(sink, rows)
+
+    def test_apart_partitions_at_once(self, sink: TwoPhaseSink) -> None:
+        """Partitions of a micro-batch are written, prepared and committed side by side."""
+        sink.open(self.query, self.schema())
+        tables = [self.rows(ROWS + i, seed=i) for i in range(4)]
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(self.written(sink, self.attempt(0, i), rows)) for i, rows in enumerate(tables)
+            ]
+            for worker in workers:
+                worker.start("prepare")
+            handles = [self.carried(worker.finish()) for worker in workers]
+        self.expect(sink)
+        sink.confirm(self.query, 0, handles)
+        sink.commit(self.query, 0, handles)
+        self.expect(sink, *tables)
+
+    def test_found_though_the_handle_never_arrived(self, sink: TwoPhaseSink) -> None:
+        """A new run ends what it has no handle of, of any micro-batch and partition, and nothing else."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        lost = [self.prepared(sink, self.attempt(1, i), self.rows(ROWS, seed=i)) for i in range(3)]
+        left = [self.carried(handle) for handle in sink.leftovers(self.query)]
+        assert [handle for handle in lost if handle not in left] == [], "leftovers are known by equal handles"
+        self.restart_target()
+        self.begin_again(sink)
+        self.expect(sink, first)
+        for handle in lost:
+            with self.raises(StateLostError):
+                sink.commit(self.query, 1, [handle])
+
+    def test_found_by_the_query_that_replaces_the_dead_one(self, sink: TwoPhaseSink) -> None:
+        """Who goes on with another query's results first ends what that one has left, by that one's id."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        lost = self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
+        self.take_over(sink, self.successor(replaces=True))
+        with self.raises(StateLostError):
+            sink.commit(self.query, 1, [lost])
+        self.expect(sink, first)
+
+    def test_found_or_failed_a_zombie_prepares_late(self, sink: TwoPhaseSink) -> None:
+        """A worker outlives its run and prepares when the next has begun: never shown, and not for ever there."""
+        sink.open(self.query, self.schema())
+        with self.written(sink, self.attempt(), self.rows(ROWS, seed=1)) as zombie:
+            self.begin_again(sink)
+            rows = self.rows(ROWS, seed=1, attempt=1)
+            handle = self.prepared(sink, self.attempt(), rows)
+            late = self._late_handle(zombie)
+        sink.confirm(self.query, 0, [handle])
+        sink.commit(self.query, 0, [handle])
+        self.expect(sink, rows)
+        self.begin_again(sink)
+        for gone in late:
+            with self.raises(StateLostError):
+                sink.commit(self.query, 0, [gone])
+        self.expect(sink, rows)
+
+    def test_the_newest_micro_batch_is_remembered_or_never(self, sink: TwoPhaseSink) -> None:
+        """A target that keeps a mark shows it always: first none, then the newest that was committed."""
+        newest = sink.open(self.query, self.schema())
+        marks = newest is not None
+        assert newest in (None, -1)
+        self.write_batch(sink, 0)
+        self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=1))
+        assert self.begin_again(sink) == (0 if marks else None)
+        self.write_batch(sink, 7)
+        self.restart_target()
+        assert self.begin_again(sink) == (7 if marks else None)
+        heir = self.successor(replaces=True)
+        assert self.take_over(sink, heir) == (-1 if marks else None), "that of another query"
+        self.write_batch(sink, 3, heir)
+        assert self.begin_again(sink, heir) == (3 if marks else None)
+
+    def test_another_query_needs_consent(self, sink: TwoPhaseSink) -> None:
+        """A second query is refused, unless it replaces the first; from then on the first one is refused."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        with self.raises(ConflictError):
+            sink.open(self.successor(replaces=False), self.schema())
+        self.expect(sink, first)
+        self.begin_again(sink)
+        heir = self.successor(replaces=True)
+        self.take_over(sink, heir)
+        second = self.write_batch(sink, 1, heir)
+        self.expect(sink, first, second)
+        self.begin_again(sink, heir)
+        with self.raises(ConflictError):
+            sink.open(self.query, self.schema())
+        self.expect(sink, first, second)
+
+    def test_other_columns_are_refused_before_anything_is_written(self, sink: TwoPhaseSink) -> None:
+        """A schema that does not fit the target is an error of `open`, and the target stays as it is."""
+        sink.open(self.query, self.schema())
+        first = self.write_batch(sink, 0)
+        for schema in self.unfit_schemas():
+            with self.raises(SchemaMismatchError):
+                sink.open(self.query, schema)
+        self.expect(sink, first)
+        second = self.write_batch(sink, 1)
+        self.expect(sink, first, second)
+
+    def test_silent_about_credentials(self, sink: TwoPhaseSink) -> None:
+        """Neither the sink nor its handles hold a credential, before and after use; the sink still pickles then."""
+        self._check_text(sink)
+        sink.open(self.query, self.schema())
+        handle = self.prepared(sink, self.attempt(), self.rows(ROWS, seed=1))
+        sink.commit(self.query, 0, [handle])
+        self.prepared(sink, self.attempt(1), self.rows(ROWS, seed=2))
+        for left in sink.leftovers(self.query):
+            self.carried(left)
+        self._check_text(sink)
+
+    def _check_text(self, sink: TwoPhaseSink) -> None:
+        self.check_silent(f"{sink!r} {sink} {vars(sink)}")
+        self.check_silent(repr(bytes(ForkingPickler.dumps(sink))))
+
+    def _late_handle(self, worker: object) -> list[Handle]:
+        try:
+            return [self.carried(worker.prepare())]  # type: ignore[attr-defined]
+        except HoldfastError as exc:
+            self.check_error(exc)
+            return []

@@ -1,0 +1,169 @@
+"""What an author supplies for the contract of a sink, and the steps of which its tests are made."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+
+import pyarrow as pa
+import pytest
+
+from holdfast import clock
+from holdfast.errors import HoldfastError
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from holdfast.testing.sinks.worker import SinkWorker
+
+#: Part of a credential in the options of a test.
+SECRET = "not-to-be-seen"  # noqa: S105  a mark, not a password
+#: The driver keeps the handles of all partitions in one object.
+HANDLE_BYTES_MAX = 8192
+ROWS = 120
+
+
+class SinkScenario:
+    """A sink, its target, and what a query does with it.
+
+    Attributes
+    ----------
+    query : SinkQuery
+        The query of this test.
+    secrets : tuple of str
+        What no handle, error, repr or pickle may hold: texts that stand in credentials of `options`.
+    """
+
+    query: SinkQuery
+    secrets: tuple[str, ...] = (SECRET,)
+
+    @pytest.fixture
+    def sink(self) -> TwoPhaseSink:
+        """Return a sink whose target is empty; to be supplied by the subclass."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def options(self) -> Mapping[str, str]:
+        """Return the options of the query; those that hold credentials must contain one of `secrets`."""
+        return {}
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of `rows`."""
+        return pa.schema([("key", pa.int64()), ("word", pa.string()), ("amount", pa.float64())])
+
+    def rows(self, n: int, seed: int, attempt: int = 0) -> pa.Table:
+        """Return `n` rows: another seed has other keys; another attempt has the same keys with other values."""
+        keys = [seed * 1_000_000 + i for i in range(n)]
+        words = [f"row {i} of attempt {attempt}" for i in range(n)]
+        return pa.table([keys, words, [attempt + i / 4 for i in range(n)]], schema=self.schema())
+
+    def unfit_schemas(self) -> list[pa.Schema]:
+        """Return schemas that a target with rows of `schema` does not fit: by default a type, and a missing column."""
+        schema = self.schema()
+        other = pa.binary() if schema[-1].type != pa.binary() else pa.float64()
+        return [schema.set(len(schema) - 1, pa.field(schema[-1].name, other)), schema.remove(len(schema) - 1)]
+
+    def shown(self, sink: TwoPhaseSink) -> pa.Table:
+        """Return what a reader sees who knows nothing of queries; to be supplied by the subclass."""
+        raise NotImplementedError
+
+    def restart_target(self) -> None:
+        """Kill the target's server as `kill -9` does and start it again; nothing if it has no server."""
+
+    @pytest.fixture(autouse=True)
+    def _query(self, sink: TwoPhaseSink, options: Mapping[str, str]) -> None:
+        self.query = SinkQuery(sink.name, clock.new_uuid(), options=dict(options))
+
+    def successor(self, *, replaces: bool) -> SinkQuery:
+        """Return another query that writes to the same sink."""
+        return replace(self.query, query_id=clock.new_uuid(), replaces=self.query.query_id if replaces else None)
+
+    def attempt(self, batch_id: int = 0, partition: int = 0, query: SinkQuery | None = None) -> SinkAttempt:
+        """Return a new attempt."""
+        return SinkAttempt(query or self.query, batch_id, partition, clock.new_id() + clock.new_id())
+
+    @contextmanager
+    def written(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Iterator[SinkWorker]:
+        """Yield a worker that has written rows and not prepared them."""
+        with SinkWorker(sink) as worker:
+            worker.begin(attempt, self.schema())
+            for batch in rows.to_batches(max_chunksize=max(1, rows.num_rows // 3)):
+                worker.write(batch)
+            yield worker
+
+    def prepared(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Handle:
+        """Write and prepare rows in a worker, which is dead when this returns."""
+        with self.written(sink, attempt, rows) as worker:
+            return self.carried(worker.prepare())
+
+    def carried(self, handle: Handle) -> Handle:
+        """Return a handle as it comes out of the stored decision."""
+        text = json.dumps(handle)
+        assert len(text) <= HANDLE_BYTES_MAX, f"a handle of {len(text)} bytes"
+        self.check_silent(text)
+        stored: Handle = json.loads(text)
+        assert stored == handle, "a handle must be plain JSON"
+        return stored
+
+    def write_batch(self, sink: TwoPhaseSink, batch_id: int, query: SinkQuery | None = None) -> pa.Table:
+        """Write, prepare and commit a micro-batch of one partition, and return its rows."""
+        query = query or self.query
+        rows = self.rows(ROWS, seed=1000 + batch_id)
+        handle = self.prepared(sink, self.attempt(batch_id, query=query), rows)
+        sink.confirm(query, batch_id, [handle])
+        sink.commit(query, batch_id, [handle])
+        return rows
+
+    def begin_again(self, sink: TwoPhaseSink, query: SinkQuery | None = None) -> int | None:
+        """Do what a run does first: open the target, and end what dead attempts have left."""
+        query = query or self.query
+        newest = sink.open(query, self.schema())
+        self.end_leftovers(sink, query)
+        return newest
+
+    def end_leftovers(self, sink: TwoPhaseSink, query: SinkQuery) -> None:
+        """Abort what dead attempts of a query have prepared."""
+        sink.abort(query, [self.carried(handle) for handle in sink.leftovers(query)])
+        assert list(sink.leftovers(query)) == [], "what was aborted is no leftover"
+
+    def take_over(self, sink: TwoPhaseSink, heir: SinkQuery) -> int | None:
+        """Do what a run does first that replaces this test's query."""
+        self.end_leftovers(sink, self.query)
+        return self.begin_again(sink, heir)
+
+    def expect(self, sink: TwoPhaseSink, *tables: pa.Table) -> None:
+        """Check that a reader sees these rows and no others, each once."""
+        assert _sorted(self.shown(sink)) == _sorted(*tables)
+
+    def seen_of(self, sink: TwoPhaseSink, tables: Sequence[pa.Table]) -> list[pa.Table]:
+        """Return which of the tables a reader sees; each must be there as a whole or not at all."""
+        found = _sorted(self.shown(sink))
+        seen = [table for table in tables if _sorted(table)[0] in found]
+        assert found == _sorted(*seen), "a part of a partition is visible"
+        return seen
+
+    @contextmanager
+    def raises(self, kind: type[HoldfastError]) -> Iterator[None]:
+        """Expect an error that, with all that led to it, holds no credential, and that pickles."""
+        with pytest.raises(kind) as raised:
+            yield
+        self.check_error(raised.value)
+
+    def check_error(self, exc: BaseException) -> None:
+        """Check that neither an error nor its causes hold a credential, and that it pickles."""
+        links: list[BaseException | None] = [exc]
+        while links[-1] is not None:
+            links.append(links[-1].__cause__ or links[-1].__context__)
+        for link in links[:-1]:
+            self.check_silent(f"{link!r} {link} {link.__dict__}")
+        self.check_silent("".join(traceback.format_exception(exc)))
+        self.check_silent(repr(bytes(ForkingPickler.dumps(exc))))
+
+    def check_silent(self, text: str) -> None:
+        """Check that a text holds no credential."""
+        assert not [secret for secret in self.secrets if secret in text], text
+
+
+def _sorted(*tables: pa.Table) -> list[str]:
+    return sorted(repr(sorted(row.items())) for table in tables for row in table.to_pylist())

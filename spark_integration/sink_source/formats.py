@@ -1,0 +1,121 @@
+"""The formats of holdfast's own sinks: what makes each of a stream's options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
+from holdfast.spark_integration.state_source.reading import register as register_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class _Source(SinkSource):
+    def _required(self, option: str) -> str:
+        value = self.options.get(option, "")
+        if not value:
+            raise InvalidArgumentError(f"give the option {option}", format=self.name(), needs=", ".join(self.arguments))
+        return value
+
+    def _names(self, option: str) -> list[str]:
+        return [name.strip() for name in self.options.get(option, "").split(",") if name.strip()]
+
+    def _flag(self, option: str) -> bool:
+        value = self.options.get(option, "false").lower()
+        if value not in ("true", "false"):
+            raise InvalidArgumentError(f"the option {option} is true or false", given=value)
+        return value == "true"
+
+
+class PostgresSource(_Source):
+    """``format("holdfast-postgres")``: options ``name``, ``table``, ``keys``, ``create``, ``schema`` and ``dsn``."""
+
+    arguments = ("name", "table", "keys", "create", "schema", "dsn")
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "holdfast-postgres"
+
+    def sink(self) -> TwoPhaseSink:
+        """Return the sink that the options describe."""
+        with needs_extra("postgres"):
+            from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+        name, table = self._required("name"), self._required("table")
+        schema, dsn = self.options.get("schema"), self.options.get("dsn", "")
+        return PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
+
+
+class KafkaSource(_Source):
+    """``format("holdfast-kafka")``: options ``name``, ``topic`` and ``servers``."""
+
+    arguments = ("name", "topic", "servers")
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "holdfast-kafka"
+
+    def sink(self) -> TwoPhaseSink:
+        """Return the sink that the options describe."""
+        with needs_extra("kafka"):
+            from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
+        return KafkaSink(self._required("name"), self.options.get("topic"), servers=self.options.get("servers"))
+
+
+class ParquetSource(_Source):
+    """``format("holdfast-parquet")``: options ``name``, ``path`` and ``compression``."""
+
+    arguments = ("name", "path", "compression")
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "holdfast-parquet"
+
+    def sink(self) -> TwoPhaseSink:
+        """Return the sink that the options describe."""
+        from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+
+        return ParquetSink(self._required("name"), self._required("path"), self.options.get("compression", "zstd"))
+
+
+class DeltaSource(_Source):
+    """``format("holdfast-delta")``: options ``name``, ``path``, ``keys``, ``partitionBy`` and ``create``."""
+
+    arguments = ("name", "path", "keys", "partitionBy", "create")
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what ``format`` takes."""
+        return "holdfast-delta"
+
+    def sink(self) -> TwoPhaseSink:
+        """Return the sink that the options describe."""
+        with needs_extra("delta"):
+            from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+        keys, partitions = self._names("keys") or None, self._names("partitionBy")
+        return DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
+
+
+SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("holdfast")`` and the sinks' formats known to a session.
+
+    Where Spark finds them by itself, this changes nothing.
+    """
+    register_state(spark)
+    for source in SINK_SOURCES:
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as exc:
+            if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise

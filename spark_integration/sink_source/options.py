@@ -1,0 +1,129 @@
+"""The options of a stream that writes to a sink's data source: what Spark hands over as texts, sorted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from holdfast.backends.registry import backend_names
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.sinks.exactly_once import decisions_storage, session_configuration, sink_options
+from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
+from holdfast.spark_integration.state_source.options import STORAGE, STORAGE_IN_JSON, storage_options
+from holdfast.spark_integration.state_source.options import in_json as parsed_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHECKPOINT_DIR = PREFIX + "checkpoint.dir"
+#: Spark hands names over in lower case, so those of a sink's options that have others stand in a JSON object.
+SINK_IN_JSON = "sink"
+_LOCATION, _REPLACES = "checkpointlocation", "replaces"
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a stream says of its sink and of its query.
+
+    Attributes
+    ----------
+    location : str
+        Spark's checkpoint location of the query.
+    replaces : str or None
+    settings : mapping of str to str
+        Those of the session that were given as options.
+    sink : mapping of str to str
+        The sink's options.
+    """
+
+    location: str
+    replaces: str | None
+    settings: Mapping[str, str] = field(repr=False)
+    sink: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], sink: TwoPhaseSink, arguments: Collection[str]) -> Self:
+        """Return the options of a stream; names are in lower case, as Spark hands them over.
+
+        Parameters
+        ----------
+        given : mapping of str to str
+        sink : TwoPhaseSink
+        arguments : collection of str
+            Names of the options of which the sink was made.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The query's checkpoint location, or the place of decisions, is not among them.
+        """
+        values = {name.lower(): value for name, value in given.items()}
+        location, directory = values.pop(_LOCATION, ""), values.pop(CHECKPOINT_DIR, "")
+        if not location:
+            raise InvalidArgumentError(
+                "the sink must know its query: give the query's location as the option checkpointLocation of this "
+                "stream, not as a setting of the session",
+                sink=sink.name,
+            )
+        if not directory:
+            raise InvalidArgumentError(
+                f"a sink needs a place for its decisions: give the option {CHECKPOINT_DIR}, best with all others by "
+                ".options(**holdfast.sinks.source_options(spark, sink))",
+                sink=sink.name,
+            )
+        settings = {CHECKPOINT_DIR: directory}
+        for name, value in parsed_json(values.pop(STORAGE_IN_JSON, "{}")).items():
+            settings[STORAGE_PREFIX + name] = value
+        for name in [name for name in values if name.startswith(STORAGE)]:
+            settings[PREFIX + name] = values.pop(name)
+        replaces = values.pop(_REPLACES, None)
+        prefix, taken = f"{SINK_PREFIX}{sink.name}.".lower(), {name.lower() for name in arguments}
+        cased = {name.lower(): name for name in sink.credentials}
+        options = parsed_json(values.pop(SINK_IN_JSON, "{}"))
+        for name in values.keys() - taken:
+            option = name.removeprefix(prefix)
+            options[cased.get(option, option)] = values[name]
+        return cls(location, replaces, settings, options)
+
+    def open_decisions(self) -> tuple[ObjectStorage, int]:
+        """Return the storage of decisions, to be closed, and how many are kept."""
+        settings = Settings.parse(self.settings, backend_names())
+        return decisions_storage(settings, self.settings), settings.retained_versions
+
+    def open_location(self) -> ObjectStorage:
+        """Return the storage of Spark's checkpoint location, to be closed."""
+        settings = Settings.parse(self.settings, backend_names())
+        return open_storage(self.location, parse_storage_options(settings.storage_values(self.settings)))
+
+
+def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
+    """Return what a session has set for a sink, as options of a stream: ``.options(**source_options(spark, sink))``.
+
+    Spark shows a data source no settings, on the driver: they are options there. Workers read credentials from the
+    session all the same, so set them there.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    sink : TwoPhaseSink
+    """
+    values = session_configuration(spark, sink)
+    own = sink_options(values, sink.name)
+    known = {name.lower() for name in own} & {name.lower() for name in sink.credentials}
+    in_json = {name: own.pop(name) for name in [*own] if name.lower() not in {name, *known}}
+    storage = {
+        key.removeprefix(STORAGE_PREFIX): value for key, value in values.items() if key.startswith(STORAGE_PREFIX)
+    }
+    directory = {CHECKPOINT_DIR: values[CHECKPOINT_DIR]} if CHECKPOINT_DIR in values else {}
+    return {
+        **directory,
+        **storage_options(storage),
+        **{f"{SINK_PREFIX}{sink.name}.{name}": value for name, value in own.items()},
+        **({SINK_IN_JSON: json.dumps(in_json)} if in_json else {}),
+    }

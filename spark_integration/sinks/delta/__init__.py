@@ -1,0 +1,1 @@
+"""Results in a Delta table: one Delta commit a micro-batch."""

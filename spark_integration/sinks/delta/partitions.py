@@ -1,0 +1,93 @@
+"""Rows of a partitioned table, taken apart so that each file has one value of each partition column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration.sinks.delta.statistics import COLUMNS_MAX, statistics
+
+#: Of so many files the driver keeps the statistics of all columns.
+_DESCRIBED = 8
+_FILES_MAX = 10_000
+
+
+def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Check the columns by which a table is partitioned.
+
+    Raises
+    ------
+    SchemaMismatchError
+        One is missing, or cannot be the name of a partition.
+    InvalidArgumentError
+        No other column is left.
+    """
+    for name in partition_by:
+        if name not in schema.names:
+            raise SchemaMismatchError("the rows lack a partition column", column=name)
+        t = schema.field(name).type
+        if not (pt.is_string(t) or pt.is_integer(t) or pt.is_date(t) or pt.is_boolean(t)):
+            raise SchemaMismatchError(
+                "a partition column must be a string, an integer, a date or a boolean", column=name, type=str(t)
+            )
+    if partition_by and len(partition_by) == len(schema):
+        raise InvalidArgumentError("a partitioned table needs a column besides those of its partitions")
+
+
+def described(partition_by: Sequence[str]) -> Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]:
+    """Return what takes rows apart into files and describes each, as a file sink's transaction wants it."""
+
+    def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+        parts = _parts(rows, partition_by)
+        columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
+        for part, values in parts:
+            details: dict[str, Any] = {"stats": statistics(part, columns_max)}
+            if partition_by:
+                details["partition"] = values
+            if nulls := [name for name in rows.column_names if _has_nulls(part, values, name)]:
+                details["nulls"] = nulls
+            yield part, details
+
+    return split
+
+
+def _has_nulls(part: pa.Table, values: Mapping[str, str | None], name: str) -> bool:
+    return values[name] is None if name in values else part[name].null_count > 0
+
+
+def _parts(rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[pa.Table, dict[str, str | None]]]:
+    if not partition_by:
+        return [(rows, {})]
+    codes = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in partition_by:
+        column = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        _, codes = np.unique(codes * len(column.dictionary) + column.indices.to_numpy(), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    if len(starts) > _FILES_MAX:
+        raise InvalidArgumentError(
+            "a task's rows belong to too many partitions: repartition by the partition columns first, or choose others",
+            partitions=len(starts),
+        )
+    ordered = rows.take(pa.array(order))
+    parts = []
+    for start, end in zip(starts, [*starts[1:], rows.num_rows], strict=True):
+        part = ordered.slice(start, end - start)
+        values = {name: _text(part[name][0]) for name in partition_by}
+        parts.append((part.drop_columns(list(partition_by)), values))
+    return parts
+
+
+def _text(value: pa.Scalar) -> str | None:
+    """Return a value as Delta's log has it, where an empty text is null."""
+    if not value.is_valid:
+        return None
+    if pt.is_boolean(value.type):
+        return "true" if value.as_py() else "false"
+    return str(pc.cast(value, pa.string()).as_py()) or None

@@ -1,0 +1,166 @@
+"""The `deltalake` package: opening a table, its options of storage, and its errors as ours.
+
+The log is read once per process, and then only what was added: reading it anew would cost as much as there are files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from deltalake import DeltaTable
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
+
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
+from holdfast.spark_integration.executor.per_process import kept_per_process
+from holdfast.spark_integration.sinks.files.places import DELTA_PREFIX
+
+_S3_NAMES = {
+    "key": "AWS_ACCESS_KEY_ID",
+    "secret": "AWS_SECRET_ACCESS_KEY",
+    "token": "AWS_SESSION_TOKEN",
+    "client_kwargs.endpoint_url": "AWS_ENDPOINT_URL",
+    "client_kwargs.region_name": "AWS_REGION",
+}
+_DENIED = re.compile(
+    r"40[13] (Forbidden|Unauthorized)|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|"
+    r"Permission denied|lacked the necessary privileges|Unauthenticated|Read-only file system"
+)
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
+_DETAIL_MAX = 400
+
+
+class KeptTable:
+    """A table as this process knows it.
+
+    Parameters
+    ----------
+    url : str
+    options : mapping of str to str
+        The query's.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        self.url = url
+        self.storage_options = storage_options(url, options)
+        self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
+        self._table: DeltaTable | None = None
+        #: What the table asked of its writers when they were last checked.
+        self.checked: Mapping[str, object] | None = None
+
+    def open(self) -> DeltaTable:
+        """Return the table as it is now, read anew.
+
+        Raises
+        ------
+        NotFoundError
+            There is none.
+        """
+        self._table = None
+        with self.translated("open"):
+            self._table = table = DeltaTable(self.url, storage_options=self.storage_options)
+            return table
+
+    def current(self) -> DeltaTable:
+        """Return the table with all that was committed to it."""
+        # Another query may be about to open the same table: it is refused later, and must not disturb this one.
+        table = self._table
+        if table is None:
+            return self.open()
+        with self.translated("read"):
+            table.update_incremental()
+            return table
+
+    def sync(self, table: DeltaTable, since: int) -> None:
+        """Make what was committed since a version survive a crash of the machine, where it is on a local disk."""
+        if "://" in self.url and not self.url.startswith("file://"):
+            return
+        root = self.url.removeprefix("file://")
+        log = os.path.join(root, "_delta_log")
+        for version in range(since + 1, table.version() + 1):
+            with suppress(FileNotFoundError):  # cleaned up by another writer
+                path = os.path.join(log, f"{version:020}.json")
+                with open(path, "rb") as lines:
+                    added = [json.loads(line).get("add") for line in lines]
+                for name in [add["path"] for add in added if add]:
+                    _sync(os.path.join(root, name))
+                _sync(path)
+        for folder in (log, root):
+            _sync(folder)
+
+    @contextmanager
+    def translated(self, action: str) -> Iterator[None]:
+        """Raise errors of `deltalake` as those of holdfast, without credentials."""
+        try:
+            yield
+        except HoldfastError:
+            raise
+        except (DeltaError, OSError, ValueError, TypeError) as exc:
+            text = _COLOURS.sub("", str(exc))
+            is_silent = any(secret and secret in text for secret in self._secrets)
+            detail = "" if is_silent else " ".join(text.split())[:_DETAIL_MAX]
+            error = _error(exc, text)(_MESSAGES[_error(exc, text)], action=action, table=self.url, detail=detail)
+            raise error from (None if is_silent else exc)
+
+
+_MESSAGES: dict[type[HoldfastError], str] = {
+    NotFoundError: "there is no Delta table",
+    ConflictError: "another writer committed to the Delta table first",
+    InvalidArgumentError: "the Delta table, or its storage, refuses this: see the detail",
+    UnavailableError: "the Delta table is not available",
+}
+
+
+def _error(exc: Exception, text: str) -> type[HoldfastError]:
+    if isinstance(exc, TableNotFoundError):
+        return NotFoundError
+    if isinstance(exc, CommitFailedError):
+        return ConflictError
+    refused = isinstance(exc, DeltaProtocolError | SchemaMismatchError | ValueError | TypeError)
+    return InvalidArgumentError if refused or _DENIED.search(text) else UnavailableError
+
+
+@kept_per_process(8)
+def _kept(url: str, sink: str, options: tuple[tuple[str, str], ...]) -> KeptTable:
+    return KeptTable(url, dict(options))
+
+
+def kept_table(url: str, sink: str, options: Mapping[str, str]) -> KeptTable:
+    """Return this process's table at a URL, for one sink."""
+    return _kept(url, sink, tuple(sorted(options.items())))
+
+
+def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a query's options as `deltalake` names them; those under ``delta.`` as they are.
+
+    Raises
+    ------
+    InvalidArgumentError
+        An option is known to holdfast's storage and has no name here.
+    """
+    theirs = {
+        name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)
+    }
+    if url.startswith(("s3://", "s3a://")):
+        theirs = {_S3_NAMES[name]: value for name, value in options.items() if name in _S3_NAMES} | theirs
+        if theirs.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+            theirs.setdefault("AWS_ALLOW_HTTP", "true")
+    return theirs
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,199 @@
+"""The way from ``foreachBatch`` into a sink: any output mode, each micro-batch once.
+
+::
+
+    query = totals.writeStream.outputMode("update").foreachBatch(holdfast.sinks.exactly_once(sink)).start()
+
+A micro-batch that was decided before is committed again and its rows are dropped, but the query's operators run: Spark
+asks them for their state (from 4.1 on it refuses a micro-batch that none has committed).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.backends.registry import backend_names
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
+from holdfast.snapshotter.decisions import SINK
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.spark_integration.sinks.coordinator import Coordinator
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.writing import WriteTask, is_classic, write_frame
+from holdfast.spark_integration.spark_types import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAME = re.compile(r"[A-Za-z0-9-]{1,59}")
+
+
+def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name: str | None = None) -> ExactlyOnce:
+    """Return a function for ``foreachBatch`` that shows each micro-batch once in a sink.
+
+    Parameters
+    ----------
+    sink : TwoPhaseSink
+        One of `holdfast.sinks`, or your own.
+    replaces : str, optional
+        The id of another query (``StreamingQuery.id``), which has ended for good, and whose results in the target this
+        one goes on with. May stay after the first start.
+    query_name : str, optional
+        Over Spark Connect only, where nothing tells the function its query: a name that no other query with this sink
+        has, and that stays over restarts; a new checkpoint location needs another one. Letters, digits and ``-``, at
+        most 59.
+
+    Returns
+    -------
+    callable
+        Takes a DataFrame and the number of the micro-batch. It raises what `TwoPhaseSink` and the coordinator raise,
+        and then the query ends; its next start goes on.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Not a sink, or a name that cannot be.
+
+    Notes
+    -----
+    Exactly once: a micro-batch is visible if and only if its decision is stored in ``spark.holdfast.checkpoint.dir``,
+    which is needed. The rows of a decided micro-batch are those of the attempt that was decided, whatever a repeated
+    attempt computes.
+
+    Threads: as Spark calls it; queries may share one function.
+    """
+    if not isinstance(sink, TwoPhaseSink):
+        raise InvalidArgumentError("give one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
+    if not SINK.fullmatch(str(getattr(sink, "name", ""))):
+        raise InvalidArgumentError(
+            "a sink has a name of letters, digits, _ and -, which begins with a letter or digit",
+            sink=getattr(sink, "name", None),
+        )
+    if query_name is not None and not _NAME.fullmatch(query_name):
+        raise InvalidArgumentError("query_name has letters, digits and -, at most 59", query_name=query_name)
+    return ExactlyOnce(sink, replaces, query_name)
+
+
+class ExactlyOnce:
+    """See `exactly_once`. Pickles without the runs that it has coordinated."""
+
+    def __init__(self, sink: TwoPhaseSink, replaces: str | None, query_name: str | None) -> None:
+        self._sink, self._replaces, self._query_name = sink, replaces, query_name
+        self._runs: dict[str, _Run] = {}
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch."""
+        query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
+        # A run that goes on with the next micro-batch has nothing half-done behind it; anything else is a new start.
+        # So is Spark's next run: settings may be others, and another query may have taken this one's place.
+        run = self._runs.pop(query_id, None)
+        if run is not None and (run.run_id, run.next_batch_id) != (run_id, batch_id):
+            run.close()
+            run = None
+        if run is None:
+            run = _Run(self._sink, query_id, self._replaces, frame, run_id)
+        try:
+            run.write(frame, batch_id)
+        except BaseException:
+            run.close()
+            raise
+        self._runs[query_id] = run
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what describes it, without storages and connections."""
+        return self.__dict__ | {"_runs": {}}
+
+    def _query_id(self, session: SparkSession) -> str:
+        if self._query_name is not None:
+            return f"name-{self._query_name}"
+        context = getattr(session, "sparkContext", None) if is_classic(session) else None
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        if not query_id:
+            raise InvalidArgumentError(
+                "nothing tells which query this micro-batch is of: call the function in the thread in which Spark "
+                "calls foreachBatch; over Spark Connect name the query: exactly_once(sink, query_name='…')",
+                sink=self._sink.name,
+            )
+        return str(query_id)
+
+
+class _Run:
+    """The micro-batches of a query from one start on."""
+
+    def __init__(
+        self, sink: TwoPhaseSink, query_id: str, replaces: str | None, frame: DataFrame, run_id: str | None
+    ) -> None:
+        self.run_id = run_id
+        session = frame.sparkSession
+        configuration = session_configuration(session, sink)
+        settings = Settings.parse(configuration, backend_names())
+        options = sink_options(configuration, sink.name)
+        self._storage = decisions_storage(settings, configuration)
+        self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
+        self._query = SinkQuery(sink.name, query_id, replaces, options)
+        self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
+        self._schema = arrow_schema(frame.schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
+        self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
+        self.next_batch_id: int | None = None
+
+    def write(self, frame: DataFrame, batch_id: int) -> None:
+        if self.next_batch_id is None:
+            self._coordinator.start(batch_id, self._schema)
+        if self._coordinator.is_decided(batch_id):
+            frame.write.format("noop").mode("overwrite").save()
+        else:
+            query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
+            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema)
+            try:
+                self._coordinator.finish(batch_id, write_frame(frame, task, has_twins=self._has_twins))
+            except BaseException:
+                self._coordinator.give_up()
+                raise
+        self.next_batch_id = batch_id + 1
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+def _run_id(session: SparkSession) -> str | None:
+    """Return Spark's id of the query's run, by which it groups its jobs; over Connect each has a process of its own."""
+    run_id: str | None = session.sparkContext.getLocalProperty("spark.jobGroup.id") if is_classic(session) else None
+    return run_id
+
+
+def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
+    """Return a session's settings, with the credentials that Spark Connect leaves out of its lists."""
+    configuration = dict(session.conf.getAll)
+    hidden = [STORAGE_PREFIX + name for name in CREDENTIALS]
+    hidden += [f"{SINK_PREFIX}{sink.name}.{name}" for name in sink.credentials]
+    if not is_classic(session):
+        for name in hidden:
+            value = session.conf.get(name, None)
+            if value is not None:
+                configuration[name] = value
+    return configuration
+
+
+def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
+    """Return what is set for a sink."""
+    prefix = f"{SINK_PREFIX}{sink}."
+    return {name.removeprefix(prefix): value for name, value in configuration.items() if name.startswith(prefix)}
+
+
+def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> ObjectStorage:
+    """Open the checkpoint directory, where decisions are kept.
+
+    Raises
+    ------
+    InvalidArgumentError
+        None is set.
+    """
+    if settings.checkpoint_dir is None:
+        raise InvalidArgumentError(
+            f"a sink needs a place for its decisions: set {PREFIX}checkpoint.dir to a directory that outlives the query"
+        )
+    return open_storage(settings.checkpoint_dir, parse_storage_options(settings.storage_values(configuration)))

@@ -1,0 +1,27 @@
+"""Sinks whose client is a package that not everybody has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.errors import InvalidArgumentError
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Say what to install where an import fails.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            f"this sink needs a package that is not installed: pip install 'holdfast[{name}]', on the driver and the "
+            "executors",
+            missing=exc.name,
+        ) from exc

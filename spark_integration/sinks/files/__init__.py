@@ -1,0 +1,1 @@
+"""What sinks of Parquet files share: written whole, found again, removed."""

@@ -1,0 +1,127 @@
+"""An attempt at a partition: rows are gathered, made into Parquet files, noted, and put.
+
+Whole objects are what a storage takes, so a file is made in memory. One is as large as `file_bytes` of rows make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, attempt_name, handle_of
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
+
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+#: Takes gathered rows apart into those of each file, and returns what the sink keeps of each.
+Split = Callable[[pa.Table], Iterable[tuple[pa.Table, Mapping[str, Any]]]]
+
+
+def in_one_file(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
+    """Leave rows together."""
+    return [(rows, {})]
+
+
+def check_files(compression: str, file_mb: int) -> None:
+    """Check what says how files are written.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It cannot be.
+    """
+    if compression not in COMPRESSIONS:
+        raise InvalidArgumentError(
+            f"no such compression; choose one of {', '.join(COMPRESSIONS)}", compression=compression
+        )
+    if not 1 <= file_mb <= 1024:
+        raise InvalidArgumentError("file_mb must be from 1 to 1024", file_mb=file_mb)
+
+
+class FileTransaction(SinkTransaction):
+    """See the module.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    attempts : Attempts
+    attempt : SinkAttempt
+    schema : pyarrow.Schema
+    split : callable
+    file_bytes : int
+        How many bytes of rows, in Arrow, make a file.
+    compression : str
+    """
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        attempts: Attempts,
+        attempt: SinkAttempt,
+        schema: pa.Schema,
+        *,
+        split: Split = in_one_file,
+        file_bytes: int,
+        compression: str,
+    ) -> None:
+        self._storage, self._attempts, self._schema = storage, attempts, schema
+        self._split, self._file_bytes, self._compression = split, file_bytes, compression
+        # Of numbers a dictionary seldom makes less, and takes as long as all the rest.
+        self._texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        self._attempt = attempt_name(attempt)
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._files: list[DataFile] = []
+        self._notes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Gather rows, and put a file when there are enough."""
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= self._file_bytes:
+            self._put()
+
+    def prepare(self) -> Handle:
+        """Put the rest."""
+        if self._held or not self._files:
+            self._put()
+        # Each: who ended the attempt has taken away those that there were, and this one has gone on.
+        for number in range(self._notes):
+            self._attempts.require_note(self._attempt, number)
+        return handle_of(self._attempt, self._notes, self._files)
+
+    def abort(self) -> None:
+        """Take away what was put; what the storage does not do now, a later start does."""
+        self._held = []
+        if self._notes:
+            with suppress(HoldfastError):
+                # Also where somebody has ended the attempt before its files came: no note names them any more.
+                self._storage.delete(self._attempts.key_of(file.name) for file in self._files)
+                self._attempts.abort([handle_of(self._attempt, self._notes, self._files)])
+
+    def _put(self) -> None:
+        rows = pa.Table.from_batches(self._held, self._schema)
+        made = [(self._encoded(part), part.num_rows, details) for part, details in self._split(rows)]
+        first = len(self._files)
+        files = [
+            DataFile(self._attempt, number, rows, data.size, xxhash.xxh3_128(data).hexdigest(), details)
+            for number, (data, rows, details) in enumerate(made, first)
+        ]
+        self._notes += 1
+        self._attempts.note(self._attempt, self._notes - 1, first, files)
+        keys = [self._attempts.key_of(file.name) for file in files]
+        list(io_executor().map(self._storage.put, keys, [data for data, _, _ in made]))
+        self._files += files
+        self._held, self._held_bytes = [], 0
+
+    def _encoded(self, rows: pa.Table) -> pa.Buffer:
+        out = pa.BufferOutputStream()
+        pq.write_table(rows, out, compression=self._compression, use_dictionary=self._texts)
+        return out.getvalue()

@@ -1,0 +1,1 @@
+"""Results in a Kafka topic: prepared transactions, ended by the driver."""

@@ -1,0 +1,74 @@
+"""The mark: which query writes under a sink's name, and its newest micro-batch that is wholly visible.
+
+::
+
+    consumer group   holdfast.<sink>     topic, partition 0
+    offset           number of the micro-batch + 1; 0 if the query has begun and committed nothing
+    metadata         the id of the query
+
+The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. Nobody is a member of the
+group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit could
+until version 4. With its topic, the mark goes, too.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import ConflictError
+from holdfast.spark_integration.sinks.kafka.wire import requests
+from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
+from holdfast.spark_integration.sinks.kafka.wire.requests import Mark
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+
+class Marks:
+    """The mark of one sink at one topic."""
+
+    def __init__(self, cluster: Cluster, sink: str, topic: str) -> None:
+        self._cluster, self._sink, self._topic = cluster, sink, topic
+        self._group = f"holdfast.{sink}"
+
+    def claim(self, query: SinkQuery) -> int:
+        """Make the query the one that writes here; return its newest micro-batch, -1 if there is none.
+
+        Raises
+        ------
+        ConflictError
+            Another query writes here, which this one does not replace.
+        """
+        mark = self._read()
+        if mark is not None and mark.text == query.query_id:
+            return mark.offset - 1
+        if mark is not None and mark.text != query.replaces:
+            raise ConflictError(
+                "another query writes to Kafka under this name, or did: give the sink another name; or, if this query "
+                "goes on with the other one's results, name it: replaces=<its id>",
+                sink=self._sink,
+                query=query.query_id,
+                other_query=mark.text,
+            )
+        self._write(query, 0)
+        return -1
+
+    def put(self, query: SinkQuery, batch_id: int) -> None:
+        """Show a micro-batch, unless the query has been replaced meanwhile, or a later one is shown."""
+        mark = self._read()
+        if mark is None or (mark.text == query.query_id and mark.offset <= batch_id):
+            self._write(query, batch_id + 1)
+
+    def shows(self, query: SinkQuery, batch_id: int) -> bool:
+        """Tell whether a micro-batch was wholly visible once."""
+        mark = self._read()
+        return mark is not None and mark.text == query.query_id and mark.offset > batch_id
+
+    def _read(self) -> Mark | None:
+        request = requests.fetch_marks(self._group)
+        code, marks = self._cluster.ask_coordinator(self._group, request, lambda answer: answer[0], group=True)
+        if code:
+            raise refused(code, f"read the consumer group {self._group}")
+        return next((mark for mark in marks if mark.topic == self._topic and mark.offset >= 0), None)
+
+    def _write(self, query: SinkQuery, offset: int) -> None:
+        request = requests.commit_mark(self._group, Mark(self._topic, offset, query.query_id))
+        code = self._cluster.ask_coordinator(self._group, request, lambda answer: answer, group=True)
+        if code:
+            raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")

@@ -1,0 +1,168 @@
+"""How brokers are reached: the user's options, as librdkafka names them, for its producer and for our own requests.
+
+Options come from the query, never from the sink: they may hold credentials. No text that leaves this package holds one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.sinks.kafka.wire import sasl
+from holdfast.spark_integration.sinks.kafka.wire.connection import Security
+
+SERVERS = "bootstrap.servers"
+TIMEOUT = "transaction.timeout.ms"
+
+#: What Spark Connect must be asked for by name.
+CREDENTIALS = (
+    *("sasl.username", "sasl.password", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config"),
+    *("ssl.key.password", "ssl.key.pem", "ssl.keystore.password"),
+)
+
+#: What makes a result exactly once is not the user's to set.
+_OURS = (
+    *("transactional.id", "enable.idempotence", "acks", "request.required.acks", "enable.gapless.guarantee"),
+    "delivery.report.only.error",
+)
+_DEFAULTS: Mapping[str, str | int | bool] = {
+    # As Kafka's own clients choose a partition by the key, Spark's sink among them.
+    "partitioner": "murmur2_random",
+    # Otherwise a new producer waits for 50 or 500 ms before its second connection: docs/decisions/0040-kafka-sink.md.
+    "enable.sparse.connections": False,
+    # A broker that is back is found soon: by default, after 10 s.
+    "reconnect.backoff.max.ms": 1000,
+    "enable.idempotence": True,
+    # Who succeeds is not told: a call of Python per message.
+    "delivery.report.only.error": True,
+}
+_SECRET = ("password", "secret", "key.pem", "username", "oauthbearer.config", "jaas", "token")
+_UNREADABLE = ("ssl.keystore.location", "ssl.key.pem", "ssl.certificate.pem", "ssl.crl.location", "ssl.engine.location")
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """The options of one query's sink.
+
+    Attributes
+    ----------
+    values : mapping of str to str
+        librdkafka's, with ``bootstrap.servers``.
+    """
+
+    values: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], servers: str | None) -> ClientOptions:
+        """Check the user's options; `servers` is where to begin if they do not say it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            No servers, or an option that is the sink's own.
+        """
+        for name in _OURS:
+            if name in options:
+                raise InvalidArgumentError("the Kafka sink sets this option itself; remove it", option=name)
+        values = {SERVERS: servers, **options} if servers else dict(options)
+        if not values.get(SERVERS):
+            raise InvalidArgumentError(
+                "where are the brokers? give KafkaSink its servers, or set spark.holdfast.sink.<name>.bootstrap.servers"
+            )
+        return cls(values)
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """How long a transaction may be open, if the user says it."""
+        value = self.values.get(TIMEOUT)
+        if value is None:
+            return None
+        if not value.isdecimal() or not 1000 <= int(value) < 1 << 31:
+            raise InvalidArgumentError("transaction.timeout.ms is a number of milliseconds, from 1000 on", value=value)
+        return int(value)
+
+    def for_producer(self, transactional_id: str, timeout_ms: int) -> dict[str, object]:
+        """Return what a producer of librdkafka takes."""
+        return {**_DEFAULTS, **self.values, "transactional.id": transactional_id, TIMEOUT: timeout_ms}
+
+    def servers(self) -> list[tuple[str, int]]:
+        """Return the addresses to begin with."""
+        return [_address(part) for part in self.values[SERVERS].split(",") if part.strip()]
+
+    def security(self) -> Security:
+        """Return how our own connections are secured.
+
+        Raises
+        ------
+        InvalidArgumentError
+            In a way that librdkafka knows, and our own requests do not.
+        """
+        protocol = self.values.get("security.protocol", "plaintext").lower()
+        if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):
+            raise InvalidArgumentError("security.protocol is plaintext, ssl, sasl_plaintext or sasl_ssl")
+        tls = self._tls() if protocol.endswith("ssl") else None
+        return Security(tls, self._login() if protocol.startswith("sasl") else None)
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text of librdkafka without the values of options that may be secret."""
+        for name, value in self.values.items():
+            if value and any(word in name for word in _SECRET):
+                text = text.replace(value, "***")
+        return text
+
+    def _login(self) -> sasl.Login:
+        mechanism = (self.values.get("sasl.mechanism") or self.values.get("sasl.mechanisms") or "GSSAPI").upper()
+        if mechanism not in sasl.MECHANISMS:
+            raise InvalidArgumentError(
+                f"the Kafka sink logs in with {', '.join(sasl.MECHANISMS)}; choose one by sasl.mechanism",
+                mechanism=mechanism,
+            )
+        user, password = self.values.get("sasl.username"), self.values.get("sasl.password")
+        if not user or not password:
+            raise InvalidArgumentError("this SASL mechanism needs sasl.username and sasl.password", mechanism=mechanism)
+        return sasl.Login(mechanism, user, password)
+
+    def _tls(self) -> ssl.SSLContext:
+        for name in _UNREADABLE:
+            if name in self.values:
+                raise InvalidArgumentError(
+                    "the Kafka sink takes certificates as files in PEM: ssl.ca.location, ssl.certificate.location and "
+                    "ssl.key.location",
+                    option=name,
+                )
+        authority = self.values.get("ssl.ca.location")
+        certificate, key = self.values.get("ssl.certificate.location"), self.values.get("ssl.key.location")
+        try:
+            tls = ssl.create_default_context(cadata=self.values.get("ssl.ca.pem"))
+            if authority and authority != "probe":
+                folder = Path(authority).is_dir()
+                tls.load_verify_locations(None if folder else authority, authority if folder else None)
+            if certificate:
+                tls.load_cert_chain(certificate, key, self.values.get("ssl.key.password", ""))
+            if "ssl.cipher.suites" in self.values:
+                tls.set_ciphers(self.values["ssl.cipher.suites"])
+        except (OSError, ValueError):
+            # Without its cause: it may name what a PEM holds.
+            raise InvalidArgumentError(
+                "the certificates cannot be read; check ssl.ca.location, ssl.certificate.location, ssl.key.location "
+                "and ssl.key.password"
+            ) from None
+        if self.values.get("ssl.endpoint.identification.algorithm", "https").lower() == "none":
+            tls.check_hostname = False
+        if self.values.get("enable.ssl.certificate.verification", "true").lower() == "false":
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        return tls
+
+
+def _address(text: str) -> tuple[str, int]:
+    place = text.strip().rpartition("://")[2]
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, "9092"
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InvalidArgumentError("bootstrap.servers is a list of host:port, with commas")
+    return host.strip("[]"), int(port)

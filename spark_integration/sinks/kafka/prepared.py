@@ -1,0 +1,157 @@
+"""The driver's side: transactions that workers left open, by what their coordinators say of them.
+
+A transactional id belongs to one attempt, so its epoch is 0 until somebody fences it, and a handle is:
+
+    Ongoing, same epoch                 prepared
+    PrepareCommit, CompleteCommit       committed
+    anything else, or not found         ended otherwise: aborted by us, by its time limit, or forgotten
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.errors import UnavailableError
+from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
+from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
+from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
+from holdfast.spark_integration.sinks.two_phase_sink import Handle
+
+ONGOING = "Ongoing"
+_EMPTY = "Empty"
+_COMMITTED = ("PrepareCommit", "CompleteCommit")
+# So many ids of 250 characters are a request of 250 KB.
+_IDS_PER_REQUEST = 1000
+_RIGHT = "write transactional ids that begin with holdfast.<name of the sink>."
+
+
+class Prepared(NamedTuple):
+    """A handle, read."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+    def handle(self) -> Handle:
+        """Return it as the driver stores it: the same text, whoever found the transaction."""
+        return self._asdict()
+
+    def is_open(self, known: Transaction | None) -> bool:
+        """Tell whether it waits for its end."""
+        return known is not None and known.state == ONGOING and self == _identity(known)
+
+    def is_committed(self, known: Transaction | None) -> bool:
+        """Tell whether it has been committed, if maybe not yet in all partitions."""
+        return known is not None and known.state in _COMMITTED and self == _identity(known)
+
+
+def with_rows(handles: Iterable[Handle]) -> list[Prepared]:
+    """Read handles, but for those of attempts that wrote nothing."""
+    found = [
+        Prepared(str(one["transactional_id"]), int(str(one["producer_id"])), int(str(one["epoch"]))) for one in handles
+    ]
+    return [one for one in found if one.producer_id >= 0]
+
+
+def describe(cluster: Cluster, ids: Sequence[str]) -> dict[str, Transaction]:
+    """Return what coordinators know, by transactional id; what they do not know is left out."""
+    found: dict[str, Transaction] = {}
+    for start in range(0, len(ids), _IDS_PER_REQUEST):
+        found |= cluster.ask_coordinators(ids[start : start + _IDS_PER_REQUEST], requests.describe_transactions, _code)
+    for one in found.values():
+        if one.code not in (error_codes.NONE, error_codes.TRANSACTIONAL_ID_NOT_FOUND):
+            raise refused(one.code, _RIGHT)
+    return {name: one for name, one in found.items() if not one.code}
+
+
+def commit(cluster: Cluster, one: Prepared) -> bool:
+    """Commit; False if the transaction has ended otherwise."""
+    request = requests.end_txn(*one, commit=True)
+    code = cluster.ask_coordinator(one.transactional_id, request, lambda answer: answer)
+    if code and code not in error_codes.ENDED_OTHERWISE:
+        raise refused(code, "commit the transaction" if code not in error_codes.UNAUTHORISED else _RIGHT)
+    return not code
+
+
+def wait_until_visible(cluster: Cluster, committed: Sequence[Prepared]) -> None:
+    """Return when the coordinators have written the ends of transactions into all partitions.
+
+    EndTxn is answered before that: as soon as the decision is in the coordinator's log.
+    """
+
+    def code_of(found: Sequence[Transaction]) -> int:
+        under_way = any(one.state == _COMMITTED[0] for one in found)
+        return error_codes.CONCURRENT_TRANSACTIONS if under_way else _code(found)
+
+    ids = [one.transactional_id for one in committed]
+    for start in range(0, len(ids), _IDS_PER_REQUEST):
+        cluster.ask_coordinators(ids[start : start + _IDS_PER_REQUEST], requests.describe_transactions, code_of)
+
+
+def fence(cluster: Cluster, transactional_id: str) -> None:
+    """Abort what a transactional id has open, and let its producer never write again."""
+    request = requests.init_producer_id(transactional_id)
+    code = cluster.ask_coordinator(transactional_id, request, lambda answer: answer)
+    if code:
+        raise refused(code, _RIGHT)
+
+
+def left_open(cluster: Cluster, prefix: str) -> list[Prepared]:
+    """Return the open transactions of ids that begin so; producers that have not begun one are fenced."""
+    ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
+    # What is fenced stays in this state for days, with a later epoch.
+    for name, known in describe(cluster, ids[_EMPTY]).items():
+        if known.epoch == 0:
+            fence(cluster, name)
+    return [_identity(known) for known in describe(cluster, ids[ONGOING]).values() if known.state == ONGOING]
+
+
+def fence_others(cluster: Cluster, prefix: str, batch_id: int, committed: Iterable[Prepared]) -> None:
+    """End what other attempts at a committed micro-batch, or at earlier ones, have open.
+
+    A consumer of committed messages waits at the first message of an open transaction: until its time is up, a dead
+    attempt's would hide what was committed after it.
+    """
+    ours = {one.transactional_id for one in committed}
+    for name in _listed(cluster, prefix, [ONGOING])[ONGOING]:
+        batch = name.removeprefix(prefix).partition(".")[0]
+        if name not in ours and batch.isdecimal() and int(batch) <= batch_id:
+            fence(cluster, name)
+
+
+def _listed(cluster: Cluster, prefix: str, states: Sequence[str]) -> dict[str, list[str]]:
+    """Return transactional ids that begin so, by state."""
+    nodes, _ = cluster.ask_any(requests.metadata([]))
+    ids: dict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        code, listed = cluster.ask_node(node, requests.list_transactions(states), lambda answer: answer[0])
+        if code:
+            raise refused(code, _RIGHT)
+        for name, state in listed:
+            if name.startswith(prefix):
+                ids[state].append(name)
+    return ids
+
+
+def longest_timeout_ms(cluster: Cluster) -> int | None:
+    """Return the brokers' limit on the length of a transaction; None if the user may not see it."""
+    nodes, _ = cluster.ask_any(requests.metadata([]))
+    if not nodes:
+        raise UnavailableError("the brokers know of no broker")
+    request = requests.broker_setting(str(nodes[0].number), "transaction.max.timeout.ms")
+    code, value = cluster.ask_node(nodes[0], request, lambda answer: answer[0])
+    if code in error_codes.UNAUTHORISED or value is None or not value.isdecimal():
+        return None
+    if code:
+        raise refused(code, "tell its settings")
+    return min(int(value), (1 << 31) - 1)
+
+
+def _identity(known: Transaction) -> Prepared:
+    return Prepared(known.transactional_id, known.producer_id, known.epoch)
+
+
+def _code(found: Sequence[Transaction]) -> int:
+    return next((one.code for one in found if one.code in error_codes.RETRIABLE), 0)

@@ -1,0 +1,220 @@
+"""The sink: what stands in Kafka and where, and each of the seam's calls in Kafka's terms.
+
+::
+
+    transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     one producer, one transaction
+                       holdfast.<sink>.check                                     by which `open` tries its rights
+    consumer group     holdfast.<sink>     an offset at partition 0              the mark, see marks.py
+    handle             transactional_id, producer_id, epoch                      Kafka's own numbers; no secrets
+
+Names of sinks and queries have no dots, so no id begins with the prefix of another query.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.snapshotter.decisions import SINK
+from holdfast.spark_integration.sinks.kafka import messages, prepared, transaction
+from holdfast.spark_integration.sinks.kafka.marks import Marks
+from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, TIMEOUT, ClientOptions
+from holdfast.spark_integration.sinks.kafka.prepared import Prepared
+from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
+from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
+from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
+from holdfast.spark_integration.sinks.two_phase_sink import (
+    Handle,
+    SinkAttempt,
+    SinkQuery,
+    SinkTransaction,
+    TwoPhaseSink,
+)
+
+_log = logging.getLogger("holdfast.kafka")
+
+_KAFKAS_TIMEOUT_MS = 900_000  # transaction.max.timeout.ms where nobody has set it
+_MAY_WRITE = 1 << 4
+
+# By servers: asked once by each process.
+_limits_ms: dict[str, int] = {}
+
+
+class KafkaSink(TwoPhaseSink):
+    """Results as messages of a Kafka topic, which `read_committed` consumers see once; append mode.
+
+    Parameters
+    ----------
+    name : str
+        See `TwoPhaseSink`.
+    topic : str, optional
+        Where all messages go; without it, rows have a column ``topic``.
+    servers : str, optional
+        Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
+    timeout_s : float
+        How long brokers that do not answer are waited for.
+
+    Notes
+    -----
+    Options of the query are librdkafka's: ``spark.holdfast.sink.<name>.security.protocol`` and so on.
+    Needs Kafka 3.0 or newer, and holdfast[kafka]. See docs/kafka-sink.md.
+    """
+
+    credentials: ClassVar[Sequence[str]] = CREDENTIALS
+
+    def __init__(
+        self, name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30
+    ) -> None:
+        if not SINK.fullmatch(name):
+            raise InvalidArgumentError(
+                "a sink's name has letters, digits, _ and -, and begins with a letter or digit", name=name
+            )
+        if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
+            raise InvalidArgumentError("this is no name of a topic", topic=topic)
+        self.name = name
+        self.topic = topic
+        self.servers = servers
+        self._patience_ms = round(timeout_s * 1000)
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.name!r}, topic={self.topic!r}, servers={self.servers!r})"
+
+    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
+        messages.check_schema(schema, self.topic)
+        options = self._options(query)
+        # Before the brokers are asked: it names an option that does not exist.
+        timeout_ms = options.timeout_ms
+        transaction.producer_of(options, options.for_producer(self._check_id, timeout_ms or _KAFKAS_TIMEOUT_MS))
+        with self._cluster(options) as cluster:
+            if self.topic is not None:
+                _check_topic(cluster, self.topic)
+            self._check_rights(cluster, timeout_ms or _longest_ms(cluster, options))
+            return None if self.topic is None else Marks(cluster, self.name, self.topic).claim(query)
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        messages.check_schema(schema, self.topic)
+        options = self._options(attempt.query)
+        timeout_ms = options.timeout_ms
+        if timeout_ms is None:
+            timeout_ms = _limits_ms.get(options.values["bootstrap.servers"])
+        if timeout_ms is None:
+            with self._cluster(options) as cluster:
+                timeout_ms = _longest_ms(cluster, options)
+        return transaction.KafkaTransaction(
+            options,
+            f"{self._prefix(attempt.query.query_id)}{attempt.batch_id}.{attempt.partition}.{attempt.attempt_id}",
+            self.topic,
+            timeout_ms=timeout_ms,
+            patience_ms=self._patience_ms,
+        )
+
+    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        wanted = prepared.with_rows(handles)
+        with self._cluster(self._options(query)) as cluster:
+            known = _described(cluster, wanted)
+        gone = [one for one in wanted if not one.is_open(known.get(one.transactional_id))]
+        if gone:
+            raise UnavailableError(
+                "transactions ended before they were decided: they took longer than transaction.timeout.ms allows, or "
+                "somebody aborted them; the micro-batch is written anew",
+                batch=batch_id,
+                gone=len(gone),
+                of=len(wanted),
+                first=gone[0].transactional_id,
+            )
+
+    def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        wanted = prepared.with_rows(handles)
+        with self._cluster(self._options(query)) as cluster:
+            known = _described(cluster, wanted)
+            committed = [one for one in wanted if one.is_committed(known.get(one.transactional_id))]
+            alive = committed + [one for one in wanted if one.is_open(known.get(one.transactional_id))]
+            # If nothing is visible yet, a part of the micro-batch shall not become so.
+            if len(alive) == len(wanted) or committed:
+                alive = [one for one in alive if prepared.commit(cluster, one)]
+            marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
+            if len(alive) == len(wanted):
+                prepared.wait_until_visible(cluster, wanted)
+                prepared.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)
+                if marks is not None:
+                    marks.put(query, batch_id)
+                return
+            # Coordinators forget ids after some days, those of committed transactions as well: the mark does not.
+            are_forgotten = all(one in alive or one.transactional_id not in known for one in wanted)
+            if not (are_forgotten and marks is not None and marks.shows(query, batch_id)):
+                raise self._lost(batch_id, len(wanted) - len(alive), len(wanted), len(committed))
+
+    def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
+        wanted = prepared.with_rows(handles)
+        with self._cluster(self._options(query)) as cluster:
+            known = _described(cluster, wanted)
+            for one in wanted:
+                if one.is_open(known.get(one.transactional_id)):
+                    prepared.fence(cluster, one.transactional_id)
+
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        with self._cluster(self._options(query)) as cluster:
+            return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
+
+    @property
+    def _check_id(self) -> str:
+        return f"holdfast.{self.name}.check"
+
+    def _prefix(self, query_id: str) -> str:
+        return f"holdfast.{self.name}.{query_id}."
+
+    def _options(self, query: SinkQuery) -> ClientOptions:
+        return ClientOptions.of(query.options, self.servers)
+
+    def _cluster(self, options: ClientOptions) -> Cluster:
+        return Cluster(options.servers(), options.security(), patience_ms=self._patience_ms)
+
+    def _check_rights(self, cluster: Cluster, timeout_ms: int) -> None:
+        request = requests.init_producer_id(self._check_id, timeout_ms)
+        code = cluster.ask_coordinator(self._check_id, request, lambda answer: answer)
+        if code == error_codes.INVALID_TRANSACTION_TIMEOUT:
+            raise InvalidArgumentError(
+                "the brokers do not allow transactions of this length; lower transaction.timeout.ms to their "
+                "transaction.max.timeout.ms, or raise that",
+                timeout_ms=timeout_ms,
+            )
+        if code:
+            raise refused(code, f"write transactional ids that begin with holdfast.{self.name}.")
+
+    def _lost(self, batch_id: int, lost: int, partitions: int, visible: int) -> StateLostError:
+        return StateLostError(
+            "Kafka has ended prepared transactions of a decided micro-batch: the query was away for longer than "
+            f"{TIMEOUT}, or somebody aborted them; see 'When a decided micro-batch is lost' in docs/kafka-sink.md",
+            sink=self.name,
+            batch=batch_id,
+            lost=lost,
+            of=partitions,
+            visible=visible,
+        )
+
+
+def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
+    limit_ms = prepared.longest_timeout_ms(cluster)
+    if limit_ms is None:
+        _log.info("transaction.max.timeout.ms cannot be read; taken as %s", _KAFKAS_TIMEOUT_MS)
+    return _limits_ms.setdefault(options.values["bootstrap.servers"], limit_ms or _KAFKAS_TIMEOUT_MS)
+
+
+def _described(cluster: Cluster, wanted: Sequence[Prepared]) -> dict[str, Transaction]:
+    return prepared.describe(cluster, [one.transactional_id for one in wanted])
+
+
+def _check_topic(cluster: Cluster, topic: str) -> None:
+    _, topics = cluster.ask_any(requests.metadata([topic]))
+    found = next((one for one in topics if one.name == topic), None)
+    if found is None or found.code == error_codes.UNKNOWN_TOPIC_OR_PARTITION:
+        raise InvalidArgumentError("there is no such topic, or the user may not see it; create it", topic=topic)
+    if found.code:
+        raise refused(found.code, "write to the topic", topic=topic)
+    if not found.operations & _MAY_WRITE:
+        raise InvalidArgumentError("the user has no right to write to the topic", topic=topic)

@@ -1,0 +1,179 @@
+"""A worker's side: one producer for one attempt, whose transaction outlives it.
+
+::
+
+    Producer(transactional.id of this attempt) ─ init_transactions ─ begin ─ produce … ─ flush ─ describe ─ gone
+                                                                                          │
+                              handle: transactional id, producer id, epoch  ◀─────────────┘
+
+Kafka's clients know no "prepare". But a transaction whose messages have all been acknowledged is durable and invisible,
+and its coordinator lets anyone end it who names its id, producer id and epoch. The coordinator tells those two numbers.
+A producer that is destroyed leaves its transaction as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import confluent_kafka as client
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.spark_integration.sinks.kafka.client_errors import as_ours, is_users
+from holdfast.spark_integration.sinks.kafka.messages import Message, messages
+from holdfast.spark_integration.sinks.kafka.options import ClientOptions
+from holdfast.spark_integration.sinks.kafka.prepared import ONGOING, Prepared, describe
+from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkTransaction
+
+_log = logging.getLogger("holdfast.kafka")
+
+_SLICE_ROWS = 10_000
+_FULL_S = 0.01
+_FLUSH_S = 0.05
+_STEP_S = 0.5
+
+
+class KafkaTransaction(SinkTransaction):
+    """See the module; the first message has not been sent when it is made."""
+
+    def __init__(
+        self,
+        options: ClientOptions,
+        transactional_id: str,
+        topic: str | None,
+        *,
+        timeout_ms: int,
+        patience_ms: int,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+    ) -> None:
+        self._options = options
+        self._id = transactional_id
+        self._topic = topic
+        self._patience_ms = patience_ms
+        self._monotonic_ms = monotonic_ms
+        self._failed: HoldfastError | None = None
+        self._noticed_last: client.KafkaError | None = None
+        self._count = 0
+        self._producer: client.Producer | None = None
+        settings = options.for_producer(transactional_id, timeout_ms)
+        callbacks = {"on_delivery": self._delivered, "error_cb": self._noticed}
+        producer = producer_of(options, settings | callbacks)
+        self._begin(producer)
+        self._producer = producer
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        producer = self._open()
+        for start in range(0, len(rows), _SLICE_ROWS):
+            self._produce(producer, messages(rows.slice(start, _SLICE_ROWS), self._topic))
+            self._serve(producer)
+        self._count += len(rows)
+
+    def prepare(self) -> Handle:
+        producer = self._open()
+        if not self._count:
+            # The coordinator has seen no partition: there is nothing to end.
+            self._producer = None
+            return Prepared(self._id, -1, -1).handle()
+        try:
+            while producer.flush(_FLUSH_S):
+                self._serve(producer)
+        except client.KafkaException as exc:
+            raise self._ours(exc.args[0]) from None
+        self._serve(producer)
+        handle = self._described()
+        self._producer = None
+        return handle
+
+    def abort(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        try:
+            producer.purge()
+            producer.abort_transaction(self._patience_ms / 1000)
+        except client.KafkaException as exc:
+            # The broker ends it when its time is up, and the next run's leftovers name it before that.
+            _log.info("not aborted: %s", self._options.without_secrets(exc.args[0].str()))
+
+    def _begin(self, producer: client.Producer) -> None:
+        end_ms = self._monotonic_ms() + self._patience_ms
+        while True:
+            try:
+                producer.init_transactions(_STEP_S)
+                producer.begin_transaction()
+                return
+            except client.KafkaException as exc:
+                # Why a connection fails is told to a callback only, and the client goes on trying.
+                self._serve(producer)
+                if is_users(self._noticed_last):
+                    raise self._ours(self._noticed_last) from None
+                if not exc.args[0].retriable() or self._monotonic_ms() > end_ms:
+                    raise self._ours(exc.args[0]) from None
+
+    def _produce(self, producer: client.Producer, found: Iterable[Message]) -> None:
+        produce = producer.produce
+        for topic, value, key, partition, time_ms, headers in found:
+            while True:
+                try:
+                    produce(topic, value, key, partition, None, None, time_ms, headers)
+                    break
+                except BufferError:
+                    self._serve(producer, _FULL_S)
+                except client.KafkaException as exc:
+                    # The error that ended the producer before, if there is one.
+                    self._serve(producer)
+                    raise self._ours(exc.args[0], topic=topic) from None
+
+    def _serve(self, producer: client.Producer, wait_s: float = 0) -> None:
+        """Let callbacks run, and raise what they were told."""
+        try:
+            producer.poll(wait_s)
+        except client.KafkaException as exc:
+            raise self._ours(exc.args[0]) from None
+        if self._failed is not None:
+            raise self._failed
+
+    def _ours(self, error: client.KafkaError, **facts: object) -> HoldfastError:
+        return as_ours(error, self._options, transactional_id=self._id, **facts)
+
+    def _open(self) -> client.Producer:
+        if self._producer is None:
+            raise ClosedError("the transaction has been prepared or aborted", transactional_id=self._id)
+        return self._producer
+
+    def _described(self) -> Handle:
+        """Return the handle, as the transaction's coordinator has it."""
+        options = self._options
+        with Cluster(options.servers(), options.security(), patience_ms=self._patience_ms) as cluster:
+            known = describe(cluster, [self._id]).get(self._id)
+        if known is None or known.state != ONGOING:
+            state = None if known is None else known.state
+            raise UnavailableError("the transaction was not kept", state=state, transactional_id=self._id)
+        return Prepared(self._id, known.producer_id, known.epoch).handle()
+
+    def _noticed(self, error: client.KafkaError) -> None:
+        self._noticed_last = error
+
+    def _delivered(self, error: client.KafkaError | None, message: client.Message) -> None:
+        if error is not None and self._failed is None:
+            self._failed = self._ours(error, topic=message.topic(), partition=message.partition())
+
+
+def producer_of(options: ClientOptions, settings: dict[str, Any]) -> client.Producer:
+    """Return a producer whose log goes to the logger ``holdfast.kafka``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        librdkafka does not take an option.
+    """
+    try:
+        return client.Producer(settings, logger=_log)
+    except client.KafkaException as exc:
+        raise InvalidArgumentError(
+            "librdkafka does not take the options of the Kafka sink", reason=options.without_secrets(exc.args[0].str())
+        ) from None

@@ -1,0 +1,1 @@
+"""Results in Parquet files, with a manifest for each micro-batch."""

@@ -1,0 +1,235 @@
+"""Which files of a Parquet sink count: one manifest per micro-batch, merged as they grow many.
+
+::
+
+    _holdfast/<sink>/<query id>/batches/<level>-<first>-<last>      kind "sink-batches": sink, query_id, level, first,
+                                                                    last; section "files": batch, attempt, number,
+                                                                    rows, size_bytes, digest
+
+    level 0   17 18 19 …         one micro-batch with rows each
+    level 1   1 to 99, 100 to 204 a hundred of level 0, or more
+    level 2   1 to 9999          a hundred of level 1
+
+A reader takes the widest ranges and passes over those inside of them, which are about to be deleted. It reads few
+objects, and as many bytes as there are files; a manifest is written again once for each level.
+
+Invariants
+----------
+* **once**: a micro-batch has one list of files, for ever; one with another list is refused.
+* **whole**: a range is merged from all that lies in it; nothing is added to a range later.
+* **bounded**: what is listed does not grow with the number of micro-batches, but for merged ones that are full.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends import stored_file
+from holdfast.backends.arrow.streams import read_accepted
+from holdfast.errors import CorruptionError
+from holdfast.snapshotter.fields import DIGEST, Fields
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
+from holdfast.spark_integration.sinks.files.attempts import DataFile
+
+KIND = "sink-batches"
+#: So many of a level become one of the next.
+MERGED = 100
+#: A manifest of this size is full: it is merged no more.
+FULL_BYTES = 16 << 20
+#: No manifest is larger.
+_BYTES_MAX = (MERGED + 1) * FULL_BYTES
+_PATTERN = re.compile(r"([0-9])-([0-9]{18})-([0-9]{18})")
+_LEVEL_MAX = 9
+_NUMBER_MAX = 1_000_000
+FILES = pa.schema(
+    [
+        pa.field("batch", pa.int64(), nullable=False),
+        pa.field("attempt", pa.string(), nullable=False),
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("digest", pa.string(), nullable=False),
+    ]
+)
+_ATTEMPT_PATTERN = "^[0-9]{18}-[0-9]{6}-[0-9a-f]{32}$"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The name of a manifest.
+
+    Attributes
+    ----------
+    level, first, last : int
+        The micro-batches from first to last.
+    size_bytes : int
+    """
+
+    level: int
+    first: int
+    last: int
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last part of its key."""
+        return f"{self.level}-{self.first:018}-{self.last:018}"
+
+    def holds(self, other: Manifest) -> bool:
+        """Tell whether the other one's range lies in this one's, which is of a higher level."""
+        return self.level > other.level and self.first <= other.first and other.last <= self.last
+
+
+def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
+    """Return the manifests of a query's listing, in the order of their micro-batches, those inside others last."""
+    manifests = []
+    for info in infos:
+        folder, _, name = info.key.rpartition("/")
+        match = _PATTERN.fullmatch(name)
+        if match and folder.endswith("/batches"):
+            level, first, last = map(int, match.groups())
+            if first > last or (level == 0 and first != last):
+                raise CorruptionError("a manifest has a name that cannot be", key=info.key)
+            manifests.append(Manifest(level, first, last, info.size_bytes))
+    return sorted(manifests, key=lambda manifest: (manifest.first, -manifest.level))
+
+
+def in_force(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Return those that lie inside no other, in the order of their micro-batches.
+
+    Raises
+    ------
+    CorruptionError
+        Two overlap, and neither lies inside the other.
+    """
+    kept: list[Manifest] = []
+    for manifest in manifests:
+        if kept and kept[-1].holds(manifest):
+            continue
+        if kept and manifest.first <= kept[-1].last:
+            raise CorruptionError("two manifests overlap", one=kept[-1].name, other=manifest.name)
+        kept.append(manifest)
+    return kept
+
+
+class Manifests:
+    """The manifests of one query.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The sink's URL.
+    folder : str
+        The query's, with a slash at its end.
+    sink, query_id : str
+    """
+
+    def __init__(self, storage: ObjectStorage, folder: str, sink: str, query_id: str) -> None:
+        self._storage, self._folder, self._sink, self._query_id = storage, f"{folder}batches/", sink, query_id
+
+    def put(self, batch_id: int, files: Sequence[DataFile]) -> None:
+        """Store the files of a micro-batch: from here on they are visible."""
+        columns = [
+            [batch_id] * len(files),
+            [file.attempt for file in files],
+            [file.number for file in files],
+            [file.rows for file in files],
+            [file.size_bytes for file in files],
+            [file.digest for file in files],
+        ]
+        self._put(Manifest(0, batch_id, batch_id), pa.table(columns, schema=FILES))
+
+    def read(self, manifest: Manifest) -> pa.Table:
+        """Return the files of a manifest.
+
+        Raises
+        ------
+        CorruptionError
+            It is damaged, or holds what it cannot.
+        NotFoundError
+            It was merged.
+        """
+        key = self._folder + manifest.name
+        source = f"{self._storage.url}/{key}"
+        data = self._storage.get(key, limit_bytes=_BYTES_MAX)
+        stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=4 * _BYTES_MAX)
+        fields = Fields(stored.header, source, "sink", "query_id", "level", "first", "last")
+        said = (fields.text("sink"), fields.text("query_id"))
+        ranged = (fields.number("level"), fields.number("first"), fields.number("last"))
+        if said != (self._sink, self._query_id) or ranged != (manifest.level, manifest.first, manifest.last):
+            fields.refuse("is of other micro-batches than its name says")
+
+        def accept(columns: pa.Schema) -> None:
+            if not columns.equals(FILES):
+                fields.refuse("has other columns than a manifest has")
+
+        batches = read_accepted(stored.section("files", source), accept, source=source, table="files")
+        files = pa.Table.from_batches(batches, FILES)
+        _check(files, manifest, fields)
+        return files
+
+    def merge(self, manifests: Sequence[Manifest]) -> None:
+        """Merge a level of which there are many; delete what lies inside others."""
+        valid = in_force(manifests)
+        for level in range(_LEVEL_MAX):
+            run = _last_run(valid, level)
+            if len(run) < MERGED:
+                continue
+            whole = Manifest(level + 1, run[0].first, run[-1].last)
+            self._put(whole, pa.concat_tables([self.read(one) for one in run]))
+            valid = [one for one in valid if one not in run] + [whole]
+            valid.sort(key=lambda one: one.first)
+        self._storage.delete(self._folder + one.name for one in manifests if one not in valid)
+
+    def _put(self, manifest: Manifest, files: pa.Table) -> None:
+        def write(out: pa.NativeFile) -> None:
+            with pa.ipc.new_stream(out, FILES) as stream:
+                stream.write_table(files.combine_chunks())
+
+        header = {
+            "sink": self._sink,
+            "query_id": self._query_id,
+            "level": manifest.level,
+            "first": manifest.first,
+            "last": manifest.last,
+        }
+        data, _ = stored_file.encode(KIND, header, {"files": write}, encoding="lz4")
+        self._storage.put(self._folder + manifest.name, data)
+
+
+def _last_run(valid: Sequence[Manifest], level: int) -> list[Manifest]:
+    """Return the newest neighbours of a level that are not full."""
+    run: list[Manifest] = []
+    for manifest in reversed(valid):
+        if manifest.level == level and manifest.size_bytes < FULL_BYTES:
+            run.append(manifest)
+        elif run:
+            break
+    return run[::-1]
+
+
+def _check(files: pa.Table, manifest: Manifest, fields: Fields) -> None:
+    """Refuse what no sink has written; a manifest decides which files are read."""
+    if any(column.null_count for column in files.columns):
+        fields.refuse("has a null")
+    batch = files["batch"].to_numpy()
+    number, rows, size = (files[name].to_numpy() for name in ("number", "rows", "size_bytes"))
+    if not files.num_rows or batch.min() < manifest.first or batch.max() > manifest.last or np.any(np.diff(batch) < 0):
+        fields.refuse("has a micro-batch outside of its range, or out of order")
+    if min(number.min(), rows.min(), size.min()) < 0 or number.max() >= _NUMBER_MAX:
+        fields.refuse("has a number that cannot be")
+    shapes = (("attempt", _ATTEMPT_PATTERN), ("digest", f"^{DIGEST.pattern}$"))
+    if not all(pc.all(pc.match_substring_regex(files[name], pattern)).as_py() for name, pattern in shapes):
+        fields.refuse("has a name that cannot be")
+    of_attempt = pc.cast(pc.utf8_slice_codeunits(files["attempt"], 0, 18), pa.int64()).to_numpy()
+    if np.any(of_attempt != batch):
+        fields.refuse("has a file of another micro-batch")
+    names = pc.binary_join_element_wise(files["attempt"], pc.cast(files["number"], pa.string()), "-")
+    if pc.count_distinct(names).as_py() != files.num_rows:
+        fields.refuse("names a file twice")

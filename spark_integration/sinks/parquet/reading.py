@@ -1,0 +1,167 @@
+"""Reads what a Parquet sink shows: the files that manifests name, and no others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.sinks.files.attempts import file_name
+from holdfast.spark_integration.sinks.files.claims import FOLDER, read_claims
+from holdfast.spark_integration.sinks.files.places import checked_url
+from holdfast.spark_integration.sinks.parquet.manifests import FILES, Manifests, found, in_force
+from holdfast.spark_integration.sinks.parquet.sink import DATA
+from holdfast.spark_integration.sinks.parquet.stored_schema import read_schema
+
+#: A listing is some ms old when a manifest is read, and that may have been merged.
+_TRIES = 5
+
+
+def read_parquet(
+    url: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Return the rows of all micro-batches that are committed in a Parquet sink.
+
+    Parameters
+    ----------
+    url : str
+        The sink's.
+    columns : sequence of str, optional
+        All by default.
+    options : mapping of str to str, optional
+        As ``spark.holdfast.sink.<name>.*`` has them: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
+
+    Returns
+    -------
+    pyarrow.Table
+        In the order of micro-batches, of partitions, and of rows in them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is no such column, or it is named twice.
+    NotFoundError
+        No sink has been opened there.
+    CorruptionError
+        A manifest or a file is not what was written.
+    """
+    url = checked_url(os.fspath(url))
+    with open_storage(url, parse_storage_options(options or {})) as storage:
+        listed = _listed(storage)
+        wanted = listed.schema.names if columns is None else list(columns)
+        unknown = [name for name in wanted if name not in listed.schema.names]
+        if unknown or not wanted or len(set(wanted)) < len(wanted):
+            raise InvalidArgumentError(
+                "columns must name some of the sink's, each once",
+                columns=", ".join(unknown or wanted),
+                there=", ".join(listed.schema.names),
+            )
+        schema = pa.schema([listed.schema.field(name) for name in wanted])
+
+        def read(entry: Mapping[str, object]) -> pa.Table:
+            return _rows_of(storage, entry, wanted).select(wanted).cast(schema)
+
+        tables = list(io_executor().map(read, listed.files.to_pylist()))
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
+    """Return the URLs of the files that are committed in a Parquet sink, for any reader of Parquet.
+
+    A local sink's are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
+    ``pyarrow.dataset.dataset(files)`` take them.
+
+    Parameters
+    ----------
+    url, options
+        As for `read_parquet`.
+
+    Raises
+    ------
+    NotFoundError
+        No sink has been opened there.
+    CorruptionError
+        A manifest is not what was written.
+    """
+    url = checked_url(os.fspath(url))
+    with open_storage(url, parse_storage_options(options or {})) as storage:
+        files = _listed(storage).files.select(["attempt", "number"]).to_pydict()
+    names = map(file_name, files["attempt"], files["number"])
+    return [f"{url}/{DATA}/{name}" for name in names]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    schema: pa.Schema
+    files: pa.Table
+
+
+def _listed(storage: ObjectStorage) -> _Listed:
+    """Return what all queries of the sink show, at one moment."""
+    claims = read_claims(storage)
+    schemas = {sink: read_schema(storage, sink) for sink in claims}
+    sink, schema = next(((sink, schema) for sink, schema in schemas.items() if schema is not None), ("", None))
+    if schema is None:
+        raise NotFoundError("no sink has been opened there", storage=storage.url)
+    if len(claims) > 1:
+        raise CorruptionError(
+            "sinks of several names write there", storage=storage.url, sinks=", ".join(sorted(claims))
+        )
+    ordered = _in_order(claims[sink])
+    for _ in range(_TRIES):
+        try:
+            tables = [table for query_id in ordered for table in _tables(storage, sink, query_id)]
+        except NotFoundError:
+            continue
+        return _Listed(schema, pa.concat_tables([FILES.empty_table(), *tables]))
+    raise UnavailableError("manifests are merged faster than they can be read: try again", storage=storage.url)
+
+
+def _in_order(claims: Mapping[str, str | None]) -> list[str]:
+    """Return queries so that each follows the one it replaced."""
+    ordered: list[str] = []
+    left = dict(claims)
+    while left:
+        ready = sorted(query_id for query_id, replaces in left.items() if replaces not in left or replaces == query_id)
+        ready = ready or sorted(left)
+        ordered += ready
+        for query_id in ready:
+            del left[query_id]
+    return ordered
+
+
+def _tables(storage: ObjectStorage, sink: str, query_id: str) -> list[pa.Table]:
+    folder = f"{FOLDER}/{sink}/{query_id}/"
+    manifests = Manifests(storage, folder, sink, query_id)
+    return list(io_executor().map(manifests.read, in_force(found(storage.list(f"{folder}batches/")))))
+
+
+def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Sequence[str]) -> pa.Table:
+    key = f"{DATA}/{file_name(str(entry['attempt']), int(str(entry['number'])))}"
+    size = int(str(entry["size_bytes"]))
+    try:
+        data = storage.get(key, limit_bytes=size)
+    except NotFoundError as exc:
+        raise CorruptionError("a committed file is gone", key=key, storage=storage.url) from exc
+    if len(data) != size or xxhash.xxh3_128(data).hexdigest() != entry["digest"]:
+        raise CorruptionError("a committed file was altered or damaged", key=key, storage=storage.url)
+    try:
+        # partitioning=None: the file alone says what its columns are.
+        table = pq.read_table(pa.BufferReader(data), columns=list(columns), partitioning=None)
+    except (pa.ArrowException, OSError) as exc:
+        raise CorruptionError(f"a committed file is no Parquet: {exc}", key=key, storage=storage.url) from exc
+    if table.num_rows != entry["rows"]:
+        raise CorruptionError("a committed file has another number of rows", key=key, storage=storage.url)
+    return table

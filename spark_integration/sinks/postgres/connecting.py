@@ -1,0 +1,196 @@
+"""Connections: where the server is, by libpq's own options, and connections that are kept between micro-batches.
+
+What is given in a query's options (``spark.holdfast.sink.<name>.<option>``) goes before the sink's own ``dsn``, and
+that before libpq's environment and files. A password is in the options, ``PGPASSWORD`` or a password file: never in the
+sink, which is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, pq, sql
+
+from holdfast.backends.options import nearest_name
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.sinks.postgres import failures
+
+#: Options that hold credentials.
+SECRETS = {"password", "sslpassword", "oauth_client_secret"}
+# A commit that the server forgets in a crash would be no commit; the other values of this setting promise more than on.
+_SETTLED = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+# An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, who alone could end
+# the former, for the worker: the server sees no deadlock in that.
+_PATIENT = "SELECT set_config('lock_timeout', '60s', false) WHERE current_setting('lock_timeout') = '0'"
+# A machine that vanishes must not hold a worker for ever.
+_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "60000", "keepalives_idle": "30"}
+#: An option of the query that holds several, as ``host=db dbname=shop``.
+DSN = "dsn"
+
+
+def parsed(dsn: str) -> dict[str, str]:
+    """Return the options of a libpq connection string or URL.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is none. Its text is not shown: a password may be in it.
+    """
+    try:
+        return {name: str(value) for name, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
+    except psycopg.Error:
+        problem = "not a libpq connection string; write 'host=db dbname=shop' or 'postgresql://db/shop'"
+    # Not from psycopg's error, which quotes the string.
+    raise InvalidArgumentError(problem)
+
+
+def checked_dsn(dsn: str) -> dict[str, str]:
+    """Return the options of a sink's own ``dsn``, in which no secret may be."""
+    options = parsed(dsn)
+    secret = sorted(SECRETS & options.keys())
+    if secret:
+        raise InvalidArgumentError(
+            "no credentials in a sink, which is pickled with the query's plan; set "
+            f"spark.holdfast.sink.<name>.{secret[0]} instead, or PGPASSWORD or a password file on every machine"
+        )
+    return options
+
+
+def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return libpq's parameters for a query."""
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} | {DSN}
+    for name in options:
+        if name not in known:
+            raise InvalidArgumentError(
+                "no such option of libpq",
+                option=f"spark.holdfast.sink.{sink}.{name}",
+                nearest=nearest_name(name, known),
+            )
+    given = {name: value for name, value in options.items() if name != DSN}
+    return {**_PATIENCE, **parsed(dsn), **parsed(options.get(DSN, "")), **given}
+
+
+@dataclass
+class Link:
+    """A connection in autocommit, and what was learnt through it."""
+
+    connection: psycopg.Connection[Any]
+    #: Used before: the server may have ended it since.
+    kept: bool = False
+    known: dict[object, Any] = field(default_factory=dict)
+
+    def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows if it has any."""
+        query = sql.SQL(statement) if isinstance(statement, str) else statement
+        cursor = self.connection.execute(query, values)
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self.connection.close()
+
+
+_idle: dict[tuple[object, ...], list[Link]] = {}
+_lock = threading.Lock()
+
+
+def take(to: Mapping[str, str], application: str) -> Link:
+    """Return a connection that this process has kept, or a new one.
+
+    Raises
+    ------
+    UnavailableError
+        The server does not answer.
+    InvalidArgumentError
+        It answers that it does not let this user in.
+    """
+    with _lock:
+        idle = _idle.get(_key(to, application))
+        while idle:
+            link = idle.pop()
+            if not link.connection.closed:
+                link.kept = True
+                return link
+    return connect(to, application)
+
+
+def give_back(link: Link, to: Mapping[str, str], application: str) -> None:
+    """Keep a connection for the next micro-batch, if nothing is open on it."""
+    connection = link.connection
+    if connection.closed or connection.info.transaction_status != pq.TransactionStatus.IDLE:
+        link.close()
+        return
+    with _lock:
+        _idle.setdefault(_key(to, application), []).append(link)
+
+
+def connect(to: Mapping[str, str], application: str) -> Link:
+    """Return a new connection."""
+    wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
+    with failures.as_ours("connecting"):
+        link = Link(_connected(wanted))
+        try:
+            link.run(_SETTLED)
+            link.run(_PATIENT)
+        except BaseException:
+            link.close()
+            raise
+    return link
+
+
+def take_alive(to: Mapping[str, str], application: str) -> Link:
+    """Return a connection that the server has not ended: it ends those of workers when a query starts again."""
+    link = take(to, application)
+    if link.kept and not is_alive(link):
+        link.close()
+        return connect(to, application)
+    return link
+
+
+def _connected(wanted: Mapping[str, Any]) -> psycopg.Connection[Any]:
+    try:
+        return psycopg.connect(**wanted, autocommit=True)
+    except psycopg.Error as exc:
+        problem = type(exc)(str(exc))
+    # Not psycopg's own error, nor as its consequence: it holds the connection, and that all parameters.
+    raise problem
+
+
+@contextmanager
+def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
+    """Lend a connection that serves now; it is kept afterwards, and closed after an error."""
+    link = take_alive(to, application)
+    try:
+        yield link
+    except BaseException:
+        link.close()
+        raise
+    give_back(link, to, application)
+
+
+def is_alive(link: Link) -> bool:
+    """Return whether the server has not ended a connection that was kept: it has said nothing, not even farewell."""
+    waiting = select.poll()
+    waiting.register(link.connection.fileno(), select.POLLIN)
+    return not waiting.poll(0)
+
+
+def close_idle() -> None:
+    """Close what this process keeps; tests and the end of a program need it."""
+    with _lock:
+        links = [link for key, kept in _idle.items() if key[0] == os.getpid() for link in kept]
+        _idle.clear()
+    for link in links:
+        link.close()
+
+
+def _key(to: Mapping[str, str], application: str) -> tuple[object, ...]:
+    # The process: a child of it must not use its parent's connections.
+    return (os.getpid(), application, *sorted(to.items()))

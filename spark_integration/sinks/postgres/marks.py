@@ -1,0 +1,140 @@
+"""What the sink remembers in the server: two small tables beside the target.
+
+::
+
+    holdfast_sinks            sink | query_id | batch_id | committed_at      one row a sink: its query, the newest
+                                                                            micro-batch that is whole; -1 for none
+    holdfast_sink_attempts    sink | batch_id | attempt | query_id          the attempts that were committed of the
+                                                                            newest micro-batch
+
+An attempt's row is part of its transaction: where its name is gone from ``pg_prepared_xacts``, the row tells committed
+from lost. The next micro-batch's commit removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from holdfast.errors import ConflictError, InvalidArgumentError
+from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+SINKS = "holdfast_sinks"
+ATTEMPTS = "holdfast_sink_attempts"
+
+_MAKE = """
+CREATE TABLE IF NOT EXISTS {sinks} (
+    sink text PRIMARY KEY, query_id text NOT NULL, batch_id bigint NOT NULL,
+    committed_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS {attempts} (
+    sink text, batch_id bigint, attempt text, query_id text NOT NULL, PRIMARY KEY (sink, batch_id, attempt))"""
+_RIGHTS = """
+SELECT c.relname, has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
+                  AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s)"""
+_MAY_CREATE = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
+# Two drivers at once: CREATE TABLE IF NOT EXISTS alone may fail then.
+_ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
+_CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id) VALUES (%s, %s, -1) ON CONFLICT DO NOTHING"
+_TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
+_NEWEST = "SELECT query_id, batch_id FROM {sinks} WHERE sink = %s"
+_SHOW = """
+WITH shown AS (
+    INSERT INTO {sinks} AS s (sink, query_id, batch_id) VALUES (%(sink)s, %(query)s, %(batch)s)
+    ON CONFLICT (sink) DO UPDATE SET batch_id = EXCLUDED.batch_id, committed_at = now()
+    WHERE s.query_id = EXCLUDED.query_id AND s.batch_id <= EXCLUDED.batch_id
+    RETURNING sink)
+DELETE FROM {attempts} WHERE sink IN (SELECT sink FROM shown)
+    AND NOT (query_id = %(query)s AND batch_id = %(batch)s)"""
+_REMEMBER = "INSERT INTO {attempts} (sink, batch_id, attempt, query_id) VALUES ({sink}, {batch}, {attempt}, {query})"
+_REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s AND attempt = ANY (%s)"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The two tables in one schema; every call is part of the transaction that is open on the link, if one is."""
+
+    schema: str
+
+    def require(self, link: Link, *, staging: bool) -> None:
+        """Make the tables if they are missing.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The user may not make them, may not write them, or may not make staging tables where these are needed.
+        """
+        rights = dict(link.run(_RIGHTS, [self.schema, [SINKS, ATTEMPTS]]))
+        may_create = link.run(_MAY_CREATE, [self.schema])
+        if not may_create:
+            raise InvalidArgumentError("no such schema; create it", schema=self.schema)
+        complete = {SINKS, ATTEMPTS} <= rights.keys()
+        if not may_create[0][0] and (staging or not complete):
+            what = "staging tables" if complete else f"the tables {SINKS} and {ATTEMPTS}"
+            raise InvalidArgumentError(
+                f"no right to make {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink a schema of its "
+                "own: PostgresSink(…, schema=…)",
+                schema=self.schema,
+            )
+        for name, usable in rights.items():
+            if not usable:
+                raise InvalidArgumentError(
+                    "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
+                    table=f"{self.schema}.{name}",
+                )
+        if not complete:
+            with link.connection.transaction():
+                link.run(_ONE_AT_A_TIME)
+                link.run(self._sql(_MAKE))
+
+    def claim(self, link: Link, query: SinkQuery) -> int:
+        """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
+
+        Raises
+        ------
+        ConflictError
+            The name is another query's.
+        """
+        link.run(self._sql(_CLAIM), [query.sink, query.query_id])
+        if query.replaces is not None and query.replaces != query.query_id:
+            link.run(self._sql(_TAKE_OVER), [query.query_id, query.sink, query.replaces])
+        owner, newest = self.shown(link, query)
+        if owner != query.query_id:
+            raise self.conflict(query, owner)
+        return newest
+
+    def shown(self, link: Link, query: SinkQuery, *, lock: bool = False) -> tuple[str | None, int]:
+        """Return whose the sink's name is, and the newest micro-batch that is whole, -1 for none.
+
+        With `lock`, others who ask so wait until this transaction has ended.
+        """
+        found = link.run(self._sql(_NEWEST + (" FOR UPDATE" if lock else "")), [query.sink])
+        return (found[0][0], int(found[0][1])) if found else (None, -1)
+
+    def conflict(self, query: SinkQuery, owner: str | None) -> ConflictError:
+        """Return the error for a name that is another query's."""
+        return ConflictError(
+            "another query writes to this sink, or did: give the sink another name; or, if this query goes on with the "
+            "other one's results and the other one has ended for good, name it: replaces=<its id>",
+            sink=query.sink, query=query.query_id, other_query=owner,
+        )  # fmt: skip
+
+    def show(self, link: Link, query: SinkQuery, batch_id: int) -> None:
+        """Mark a micro-batch as whole, and forget the attempts of those before; nothing if a later one is."""
+        link.run(self._sql(_SHOW), {"sink": query.sink, "query": query.query_id, "batch": batch_id})
+
+    def remember(self, query: SinkQuery, batch_id: int, attempt: str) -> sql.Composed:
+        """Return the statement that marks an attempt as committed, once its transaction is."""
+        given = {"sink": query.sink, "batch": batch_id, "attempt": attempt, "query": query.query_id}
+        return self._sql(_REMEMBER, **{name: sql.Literal(value) for name, value in given.items()})
+
+    def remembered(self, link: Link, query: SinkQuery, batch_id: int, attempts: Sequence[str]) -> set[str]:
+        """Return which of these attempts have been committed."""
+        return {row[0] for row in link.run(self._sql(_REMEMBERED), [query.sink, batch_id, list(attempts)])}
+
+    def _sql(self, text: str, **given: sql.Composable) -> sql.Composed:
+        sinks, attempts = sql.Identifier(self.schema, SINKS), sql.Identifier(self.schema, ATTEMPTS)
+        return sql.SQL(text).format(**{"sinks": sinks, "attempts": attempts, **given})

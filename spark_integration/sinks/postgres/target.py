@@ -1,0 +1,307 @@
+"""What the sink's table is: its columns, keys and constraints, and so the way in which results go into it.
+
+`why_staged` is a function of the server's catalogue alone: the driver, which says it, and every worker come to the same
+answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not keep the driver from
+ending it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from psycopg import sql
+
+from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration.sinks.postgres.columns import PgType, fits
+from holdfast.spark_integration.sinks.postgres.connecting import Link
+
+# The table and its partitions, which may have more than it: pg_partition_tree would lock them.
+_TREE = """
+WITH RECURSIVE tree AS (
+    SELECT c.oid FROM pg_class c WHERE c.oid = to_regclass(%s)
+    UNION ALL
+    SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+    JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition)"""
+# An index that computes may refuse a row, as may one that is no B-tree; a B-tree refuses long values only.
+_TABLE = f"""{_TREE}
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, row_security_active(c.oid), c.relhasrules,
+       EXISTS (SELECT FROM pg_trigger JOIN tree ON tgrelid = tree.oid WHERE NOT tgisinternal),
+       EXISTS (SELECT FROM pg_constraint JOIN tree ON conrelid = tree.oid WHERE contype = 'x'),
+       EXISTS (SELECT FROM pg_constraint JOIN tree ON conrelid = tree.oid WHERE contype = 'f'),
+       EXISTS (SELECT FROM pg_index i JOIN tree ON i.indrelid = tree.oid JOIN pg_class x ON x.oid = i.indexrelid
+               JOIN pg_am m ON m.oid = x.relam
+               WHERE i.indexprs IS NOT NULL OR i.indpred IS NOT NULL OR m.amname <> 'btree'),
+       ARRAY(SELECT DISTINCT a.attname::text FROM pg_index i JOIN tree ON i.indrelid = tree.oid
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) AND a.attlen = -1),
+       pg_is_in_recovery(), current_setting('max_prepared_transactions')::int
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass(%s)"""  # noqa: S608  constants
+_COLUMNS = """
+SELECT a.attname, b.typname, format_type(b.oid, b.modifier), b.typcategory::text, b.modifier, e.typname,
+       coalesce(e.typcategory::text, 'U'), format_type(a.atttypid, a.atttypmod), a.attnotnull,
+       coalesce(CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, 0) END, ''), a.attidentity::text,
+       a.attgenerated::text,
+       coalesce((SELECT format(' COLLATE %%I.%%I', n.nspname, c.collname) FROM pg_collation c
+                 JOIN pg_namespace n ON n.oid = c.collnamespace
+                 WHERE c.oid = a.attcollation AND c.oid <> t.typcollation), ''),
+       has_column_privilege(a.attrelid, a.attnum, 'INSERT'), has_column_privilege(a.attrelid, a.attnum, 'UPDATE'),
+       has_column_privilege(a.attrelid, a.attnum, 'SELECT')
+FROM pg_attribute a
+JOIN pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+    SELECT u.oid, u.typname, u.typcategory, u.typelem, u.typsubscript,
+           CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END AS modifier
+    FROM pg_type u WHERE u.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END) b
+LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum"""
+_UNIQUE = f"""{_TREE}
+SELECT c.relname, i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate AND i.indrelid = to_regclass(%s),
+       coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false),
+       ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+             WHERE k.place <= i.indnkeyatts)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN tree ON i.indrelid = tree.oid
+WHERE i.indisunique AND i.indisvalid
+    AND (i.indrelid = to_regclass(%s) OR NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = i.indexrelid))"""  # noqa: S608  constants
+# That a constraint is NOT VALID says nothing about new rows; that it is NOT ENFORCED does.
+_CHECKS = """
+SELECT conname, pg_get_constraintdef(c.oid), 0 = ANY (conkey),
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = conrelid AND a.attnum = ANY (conkey))
+FROM pg_constraint c WHERE conrelid = %s AND contype = 'c'
+    AND coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true)"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    kind: PgType
+    declared: str
+    not_null: bool
+    default: str
+    identity: bool
+    generated: bool
+    collation: str
+    may: frozenset[str]
+
+    @property
+    def numbers_itself(self) -> bool:
+        """Whether the server gives each row another value, so that nobody waits for one."""
+        return self.identity or self.default.startswith("nextval(")
+
+
+@dataclass(frozen=True)
+class Unique:
+    """A unique index; `plain` if `ON CONFLICT` can name its columns."""
+
+    name: str
+    plain: bool
+    nulls_are_equal: bool
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of one row."""
+
+    name: str
+    text: str
+    of_whole_row: bool
+    columns: frozenset[str]
+
+    def is_about(self, names: Sequence[str]) -> bool:
+        """Return whether it looks at these columns only, so that a staging table can have it."""
+        return not self.of_whole_row and self.columns <= set(names)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The table, as it is now."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: dict[str, Column]
+    unique: tuple[Unique, ...]
+    indexed: tuple[str, ...]
+    partitioned: bool
+    has_triggers: bool
+    has_exclusions: bool
+    has_foreign_keys: bool
+    has_computed_indexes: bool
+    has_row_security: bool
+    prepared_max: int
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The table's name in SQL."""
+        return sql.Identifier(self.schema, self.name)
+
+    def names(self, schema: pa.Schema) -> sql.Composed:
+        """Return a schema's columns as SQL lists them."""
+        return sql.SQL(", ").join(map(sql.Identifier, schema.names))
+
+    def why_staged(self, keys: Sequence[str]) -> str | None:
+        """Return why results go through staging tables; None if each partition is a prepared transaction."""
+        if keys:
+            return "rows are updated by keys"
+        if self.prepared_max == 0:
+            return "max_prepared_transactions is 0"
+        if self.has_row_security:
+            return "row-level security applies to the sink's user, and COPY refuses such a table"
+        if self.has_triggers:
+            return "the table has triggers or rules, which a prepared transaction may not allow"
+        if self.has_exclusions:
+            return "an exclusion constraint makes transactions wait for one another"
+        for index in self.unique:
+            if not any(self.columns[name].numbers_itself for name in index.columns):
+                return f"unique index {index.name} makes transactions wait for one another"
+        return None
+
+    def may_refuse(self, keys: Sequence[str]) -> bool:
+        """Return whether the table can refuse rows that a staging table took, for what the catalogue shows of it."""
+        others = [index for index in self.unique if not (index.plain and set(index.columns) == set(keys))]
+        return bool(
+            others or self.has_triggers or self.has_exclusions or self.has_foreign_keys or self.has_computed_indexes
+            or self.has_row_security or self.partitioned or any(column.generated for column in self.columns.values())
+        )  # fmt: skip
+
+    def key_index(self, keys: Sequence[str]) -> Unique | None:
+        """Return the unique index that is over these keys."""
+        return next((i for i in self.unique if i.plain and set(i.columns) == set(keys)), None)
+
+
+def read(link: Link, table: str) -> Target:
+    """Return the table of a name, which is resolved as SQL would.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is none, or it is none that can be written so.
+    """
+    found = link.run(_TABLE, [table] * 2)
+    if not found:
+        raise InvalidArgumentError(
+            "no such table, or its schema is not on the search path; create it, or write schema.table", table=table
+        )
+    (
+        (oid, schema, name, kind, persistence, secured, rules, triggers, exclusions, foreign, computed, indexed,
+         recovering, room),
+    ) = found  # fmt: skip
+    if recovering:
+        raise InvalidArgumentError("the server is a standby, which takes no writes; name the primary", table=table)
+    if kind not in ("r", "p"):
+        raise InvalidArgumentError("not a table; a view or foreign table cannot be a sink", table=table)
+    if persistence != "p":
+        raise InvalidArgumentError(
+            "an unlogged or temporary table is emptied by a crash of the server; ALTER TABLE … SET LOGGED", table=table
+        )
+    unique = link.run(_UNIQUE, [table] * 3)
+    return Target(
+        oid=oid,
+        schema=schema,
+        name=name,
+        columns={row[0]: _column(row) for row in link.run(_COLUMNS, [oid])},
+        unique=tuple(Unique(n, plain, equal, tuple(names)) for n, plain, equal, names in unique),
+        indexed=tuple(indexed),
+        partitioned=kind == "p",
+        has_triggers=triggers or rules,
+        has_exclusions=exclusions,
+        has_foreign_keys=foreign,
+        has_computed_indexes=computed,
+        has_row_security=secured,
+        prepared_max=room,
+    )
+
+
+def checks(link: Link, target: Target) -> list[Check]:
+    """Return what the table checks each row for; waits for who has locked the table."""
+    return [Check(name, text, whole, frozenset(names)) for name, text, whole, names in link.run(_CHECKS, [target.oid])]
+
+
+def _column(row: tuple[Any, ...]) -> Column:
+    name, base, shown, category, modifier, element, element_category, declared, not_null, default = row[:10]
+    identity, made, collation = row[10:13]
+    kind = PgType(base, shown, category, modifier, element, element_category)
+    may = frozenset(right for right, has in zip(("INSERT", "UPDATE", "SELECT"), row[13:], strict=True) if has)
+    return Column(name, kind, declared, not_null, default, bool(identity), bool(made), collation, may)
+
+
+def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
+    """Raise if rows of a schema cannot go into the table, by these keys.
+
+    Raises
+    ------
+    SchemaMismatchError
+        A column is missing, is of another type, or must not be written.
+    InvalidArgumentError
+        The keys are no unique key of the table, or the user lacks a right.
+    """
+    shown = f"{target.schema}.{target.name}"
+    for field in schema:
+        _check_column(target, field, shown)
+    for column in target.columns.values():
+        if column.name not in schema.names and column.not_null and not _fills_itself(column):
+            raise SchemaMismatchError(
+                "the table needs a value that the query does not give; add the column to the query, or a default to "
+                "the table",
+                column=column.name, type=column.declared, table=shown,
+            )  # fmt: skip
+    _check_keys(target, schema, keys, shown)
+    _check_rights(target, schema, keys, shown)
+
+
+def _fills_itself(column: Column) -> bool:
+    return bool(column.default) or column.identity or column.generated
+
+
+def _check_column(target: Target, field: pa.Field, shown: str) -> None:
+    column = target.columns.get(field.name)
+    if column is None:
+        nearest = next((name for name in target.columns if name.lower() == field.name.lower()), None)
+        raise SchemaMismatchError(
+            "the table has no such column; rename it in the query, or add it to the table",
+            column=field.name, type=field.type, table=shown, **({"nearest": nearest} if nearest else {}),
+        )  # fmt: skip
+    if column.generated or column.identity:
+        raise SchemaMismatchError(
+            "the server fills this column itself; drop it in the query", column=field.name, table=shown
+        )
+    if not fits(field.type, column.kind):
+        raise SchemaMismatchError(
+            "values of the query's column could change in the table's; cast it in the query, or alter the table",
+            column=field.name, query_type=field.type, table_type=column.declared, table=shown,
+        )  # fmt: skip
+
+
+def _check_keys(target: Target, schema: pa.Schema, keys: Sequence[str], shown: str) -> None:
+    for key in keys:
+        if key not in schema.names:
+            raise SchemaMismatchError("a key is no column of the query", column=key, table=shown)
+    if keys and target.key_index(keys) is None:
+        listed = ", ".join(keys)
+        raise InvalidArgumentError(
+            "the keys are no unique key of the table: rows could not be updated by them; "
+            f"ALTER TABLE {shown} ADD PRIMARY KEY ({listed}), or name the keys that it has",
+            keys=listed,
+            unique="; ".join(", ".join(index.columns) for index in target.unique if index.plain) or "none",
+        )
+
+
+def _check_rights(target: Target, schema: pa.Schema, keys: Sequence[str], shown: str) -> None:
+    for name in schema.names:
+        wanted = {"INSERT"}
+        if keys:
+            wanted |= {"SELECT"} if name in keys else {"SELECT", "UPDATE"}
+        lacking = wanted - target.columns[name].may
+        if lacking:
+            rights = ", ".join(sorted(lacking))
+            raise InvalidArgumentError(
+                f"no right to write the table; GRANT {rights} ON {shown} TO the sink's user", column=name, right=rights
+            )

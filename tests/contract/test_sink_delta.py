@@ -1,0 +1,45 @@
+"""The Delta sink keeps the contract of two-phase sinks, appending and upserting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
+from holdfast.testing.sink_contract import SinkContract
+
+
+class TestDeltaSink(SinkContract):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> TwoPhaseSink:
+        self.url = str(tmp_path / "target")
+        return DeltaSink("out", self.url, create=True)
+
+    def shown(self, sink: TwoPhaseSink) -> pa.Table:
+        return DeltaTable(self.url).to_pyarrow_table()
+
+
+class TestDeltaSinkOfPartitions(TestDeltaSink):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> TwoPhaseSink:
+        self.url = str(tmp_path / "target")
+        return DeltaSink("out", self.url, create=True, partition_by=["part"])
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("key", pa.int64()), ("part", pa.string()), ("amount", pa.float64())])
+
+    def rows(self, n: int, seed: int, attempt: int = 0) -> pa.Table:
+        keys = [seed * 1_000_000 + i for i in range(n)]
+        parts = [("a/b:c%", None, "ü")[i % 3] for i in range(n)]
+        return pa.table([keys, parts, [attempt + i / 4 for i in range(n)]], schema=self.schema())
+
+
+class TestUpsertingDeltaSink(TestDeltaSink):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> TwoPhaseSink:
+        self.url = str(tmp_path / "target")
+        return DeltaSink("out", self.url, create=True, keys=["key"])

@@ -1,0 +1,23 @@
+"""The Parquet sink keeps the contract of two-phase sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.spark_integration.sinks.parquet.reading import read_parquet
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
+from holdfast.testing.sink_contract import SinkContract
+
+
+class TestParquetSink(SinkContract):
+    @pytest.fixture
+    def sink(self, tmp_path: Path) -> TwoPhaseSink:
+        self.url = str(tmp_path / "target")
+        return ParquetSink("out", self.url)
+
+    def shown(self, sink: TwoPhaseSink) -> pa.Table:
+        return read_parquet(self.url)

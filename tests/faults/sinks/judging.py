@@ -1,0 +1,80 @@
+"""What a reader of a sink's target must find after any kills: all rows, each once, of one attempt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.faults.sinks.killed_query import KEYS, ROWS
+
+#: Rows of a micro-batch that a key has.
+EACH = ROWS // KEYS
+
+
+@dataclass(frozen=True)
+class Census:
+    """What is wrong with the rows of a target.
+
+    Attributes
+    ----------
+    batches, rows : int
+        What was looked at.
+    lost, doubled : int
+        Pairs of key and micro-batch that are missing, and rows that are there more than once.
+    wrong : int
+        Rows with other totals than the numbers give, or of no micro-batch that there was.
+    mixed : int
+        Partitions of a micro-batch with rows of several attempts, and micro-batches of several starts of the query.
+    """
+
+    batches: int
+    rows: int
+    lost: int
+    doubled: int
+    wrong: int
+    mixed: int
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.lost or self.doubled or self.wrong or self.mixed)
+
+
+def census(rows: pa.Table, batches: int, *, upserts: bool) -> Census:
+    """Count what is wrong with rows of `killed_query` after so many micro-batches.
+
+    Parameters
+    ----------
+    upserts : bool
+        Whether the target keeps one row for each key, the newest.
+    """
+    wanted_batches = range(batches - 1, batches) if upserts else range(batches)
+    wanted = {(key, batch) for batch in wanted_batches for key in range(KEYS)}
+    found = Counter(zip(rows["key"].to_pylist(), rows["batch"].to_pylist(), strict=True))
+    right = _right(rows)
+    return Census(
+        batches=batches,
+        rows=rows.num_rows,
+        lost=len(wanted - found.keys()),
+        doubled=sum(found.values()) - len(found),
+        wrong=int(np.count_nonzero(~right)) + len(found.keys() - wanted),
+        mixed=_several(rows, ["batch", "part"], "attempt") + _several(rows, ["batch"], "run"),
+    )
+
+
+def _right(rows: pa.Table) -> np.ndarray:
+    """Tell for each row whether its totals are those of the numbers."""
+    key, batch = rows["key"].to_numpy(), rows["batch"].to_numpy()
+    n = EACH * (batch + 1)
+    # Its numbers are key, key + KEYS, … up to the end of the micro-batch.
+    total = n * key + KEYS * (n * (n - 1) // 2)
+    right: np.ndarray = (rows["n"].to_numpy() == n) & (rows["total"].to_numpy() == total)
+    return right
+
+
+def _several(rows: pa.Table, by: list[str], column: str) -> int:
+    counted = rows.group_by(by).aggregate([(column, "count_distinct")])
+    return int(pc.sum(pc.greater(counted[f"{column}_count_distinct"], 1)).as_py() or 0)

@@ -1,0 +1,315 @@
+"""Micro-batches of real queries through ``foreachBatch`` into a sink: restarts, repeats, failures, other queries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
+
+from holdfast import sinks
+from holdfast.examples.sinks.csv_folder import CsvFolder, read
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
+from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
+from tests.spark.conftest import Lab
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+
+SCHEMA = pa.schema({"key": pa.string(), "n": pa.int64(), "total": pa.int64()})
+FED: Sequence[list[tuple[str | None, int]]] = [
+    [("a", 1), ("b", 2), ("c", 3), ("d", 4)],
+    [("a", 10), ("e", 5)],
+    [("a", 100), ("b", 20), ("e", 50)],
+]
+
+
+@dataclass
+class Shown:
+    """A query that shows its totals in a folder of CSV files."""
+
+    lab: Lab
+    name: str = "query"
+    frame: DataFrame | None = None
+    mode: str = "update"
+    replaces: str | None = None
+    fed: int = 0
+    function: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.lab.folder / "shown"
+        self.function = sinks.exactly_once(CsvFolder(str(self.folder)), replaces=self.replaces)
+
+    def feed(self, *tables: list[tuple[str | None, int]]) -> None:
+        for table in tables:
+            self.lab.feed(table)
+
+    def run(self) -> None:
+        """Start the query, and let it read what it has not read yet."""
+        self.start().awaitTermination()
+
+    def start(self) -> StreamingQuery:
+        frame = self.lab.totals() if self.frame is None else self.frame
+        writer = frame.writeStream.foreachBatch(self.function).outputMode(self.mode).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(self.lab.folder / self.name)).start()
+
+    def restart(self) -> None:
+        """Start it as another driver would, which remembers nothing."""
+        self.function = cloudpickle.loads(cloudpickle.dumps(self.function))
+        self.run()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """What a reader sees."""
+        return sorted(tuple(row.values()) for row in read(str(self.folder), SCHEMA).to_pylist())
+
+    def forget_the_last_end(self) -> None:
+        """Let Spark repeat its last micro-batch, as after a crash just before it noted its end."""
+        commits = self.lab.folder / self.name / "commits"
+        last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        for path in (last, commits / f".{last.name}.crc"):
+            path.unlink(missing_ok=True)
+
+    def decided(self) -> list[str]:
+        return sorted(path.name for path in (self.lab.folder / "durable/_sinks/csv").glob("*/decided-*"))
+
+    def parts(self) -> int:
+        return len(list(self.folder.glob("part-*")))
+
+
+def totals(*tables: list[tuple[str | None, int]]) -> list[tuple[Any, ...]]:
+    """Return the rows in update mode, by plain Python."""
+    found, state = [], dict[str, tuple[int, int]]()
+    for table in tables:
+        for key, value in table:
+            n, total = state.get(str(key), (0, 0))
+            state[str(key)] = (n + 1, total + value)
+        found += [(key, *state[key]) for key in sorted({str(key) for key, _ in table})]
+    return sorted(found)
+
+
+@pytest.fixture
+def shown(lab: Lab) -> Shown:
+    return Shown(lab)
+
+
+def test_each_micro_batch_is_shown_once_over_restarts(shown: Shown) -> None:
+    """In update mode: by the same function object, and by another driver's; with a file each micro-batch."""
+    shown.feed(*FED[:2])
+    shown.run()
+    assert shown.rows() == totals(*FED[:2])
+    shown.feed(FED[2])
+    shown.run()
+    shown.restart()
+    assert shown.rows() == totals(*FED)
+    assert shown.decided() == ["decided-0", "decided-1", "decided-2"]
+
+
+def test_a_query_that_was_replaced_is_refused_in_the_same_process_too(shown: Shown) -> None:
+    """Its function remembers a run that went on with the next micro-batch; another query has come between."""
+    shown.feed(FED[0])
+    shown.run()
+    (ended,) = (path.name for path in (shown.lab.folder / "durable/_sinks/csv").iterdir())
+    Shown(shown.lab, "successor", replaces=ended).run()
+    before = shown.rows()
+    shown.feed(FED[1])
+    with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
+        shown.run()
+    assert shown.rows() == before
+
+
+def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now(shown: Shown) -> None:
+    """What it remembers of an earlier run hides neither other columns nor another place of decisions."""
+    shown.feed(FED[0])
+    rows = shown.lab.source()
+    shown.frame = rows.selectExpr("key", "1L as n", "v as total")
+    shown.run()
+    shown.feed(FED[1])
+    shown.frame = rows.selectExpr("key", "1L as m", "v as total")
+    with pytest.raises(StreamingQueryException, match="other columns"):
+        shown.run()
+    shown.frame = rows.selectExpr("key", "1L as n", "v as total")
+    shown.lab.configure({"checkpoint.dir": str(shown.lab.folder / "elsewhere")})
+    shown.run()
+    assert list(shown.lab.folder.glob("elsewhere/_sinks/csv/*/decided-1"))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("remembers", [True, False], ids=["same driver", "another driver"])
+def test_a_repeated_micro_batch_is_not_shown_again_and_its_state_goes_on(shown: Shown, remembers: bool) -> None:
+    """Killed between the sink's commit and Spark's: operators run again, rows do not."""
+    shown.feed(*FED[:2])
+    shown.run()
+    parts = shown.parts()
+    for _ in range(2):
+        shown.forget_the_last_end()
+        (shown.run if remembers else shown.restart)()
+        assert shown.rows() == totals(*FED[:2])
+        assert shown.parts() == parts, "nothing is written again"
+    shown.feed(FED[2])
+    shown.restart()
+    assert shown.rows() == totals(*FED)
+
+
+def test_what_was_decided_and_not_committed_is_committed_by_the_next_start(shown: Shown) -> None:
+    """Killed between the decision and the commit: the handles of the decision count, whatever a repeat computes."""
+    shown.feed(*FED[:2])
+    shown.run()
+    (last,) = shown.folder.glob("list-*-000000000001")
+    last.unlink()
+    shown.forget_the_last_end()
+    assert shown.rows() == totals(FED[0])
+    shown.restart()
+    assert shown.rows() == totals(*FED[:2])
+
+
+def test_a_failed_micro_batch_leaves_nothing(shown: Shown) -> None:
+    """Of four partitions one fails: what the others prepared is given up, and the repeat shows all."""
+    shown.feed(FED[0])
+    mark = shown.lab.folder / "fails"
+    mark.touch()
+    fails = F.udf(lambda key: 1 // 0 if key == "c" and mark.exists() else 0, "int")
+    frame = shown.lab.source().select("key", F.lit(1).cast("long").alias("n"), "v")
+    shown.frame = frame.withColumn("v", F.col("v") + fails("key")).withColumnRenamed("v", "total").repartition(4)
+    shown.mode = "append"
+    with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
+        shown.run()
+    assert shown.decided() == []
+    mark.unlink()
+    shown.restart()
+    assert shown.rows() == sorted((key, 1, value) for key, value in FED[0])
+    assert shown.parts() <= 4, "no part is left of the attempt that failed"
+
+
+def test_a_micro_batch_without_rows_stores_nothing(shown: Shown) -> None:
+    shown.feed(*FED[:2])
+    shown.frame = shown.lab.source().selectExpr("key", "1L as n", "v as total").where("total > 10")
+    shown.mode = "append"
+    shown.run()
+    assert shown.decided() == []
+    shown.feed(FED[2])
+    shown.run()
+    assert shown.decided() == ["decided-2"]
+    assert shown.rows() == [("a", 1, 100), ("b", 1, 20), ("e", 1, 50)]
+
+
+def test_complete_mode_and_sparks_own_aggregation(shown: Shown) -> None:
+    """The sink needs no operator of holdfast: any query shows its results once."""
+    shown.feed(*FED[:2])
+    shown.frame = shown.lab.source().groupBy("key").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
+    shown.mode = "complete"
+    shown.run()
+    first = [("a", 1, 1), ("b", 1, 2), ("c", 1, 3), ("d", 1, 4)]
+    assert shown.rows() == sorted([*first, *first[1:], ("a", 2, 11), ("e", 1, 5)])
+
+
+def test_another_query_is_refused_and_a_successor_is_not(shown: Shown) -> None:
+    """The checkpoint location was deleted, the target was kept: by consent the new query goes on after the old one."""
+    shown.feed(FED[0])
+    query = shown.start()
+    query.awaitTermination()
+    shutil.rmtree(shown.lab.folder / "durable/totals")
+    shown.name = "query-2"
+    with pytest.raises(StreamingQueryException, match=f"replaces=.*other_query={query.id}"):
+        shown.run()
+    shown.function = sinks.exactly_once(CsvFolder(str(shown.folder)), replaces=str(query.id))
+    shown.run()
+    assert shown.rows() == sorted([*totals(FED[0]), *totals(FED[0])])
+    shown.feed(FED[1])
+    shown.run()
+    assert shown.decided() == ["decided-0", "decided-1"], "the old query's are gone"
+    shown.name, shown.function = "query", sinks.exactly_once(CsvFolder(str(shown.folder)))
+    with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
+        shown.run()
+
+
+def test_an_emptied_target_and_a_deleted_directory_are_errors(shown: Shown) -> None:
+    """Either was deleted while the other was kept: nothing is doubled, and nothing lost silently."""
+    shown.feed(*FED[:2])
+    shown.run()
+    shutil.rmtree(shown.folder)
+    shown.feed(FED[2])
+    with pytest.raises(StreamingQueryException, match="was emptied, made anew, or restored"):
+        shown.restart()
+
+
+def test_a_deleted_directory_of_decisions(shown: Shown) -> None:
+    """Spark asks for a micro-batch that the target shows and no decision tells of."""
+    shown.feed(*FED[:2])
+    shown.frame = shown.lab.source().selectExpr("key", "1L as n", "v as total")
+    shown.run()
+    shown.forget_the_last_end()
+    shutil.rmtree(shown.lab.folder / "durable")
+    with pytest.raises(StreamingQueryException, match=r"knows nothing of.*shown=1"):
+        shown.restart()
+
+
+@dataclass(frozen=True)
+class Guarded(CsvFolder):
+    """A sink whose workers need a password."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        assert attempt.query.options["password"] == "s3cr3t", attempt.query.options
+        return super().begin(attempt, schema)
+
+
+def test_options_reach_workers_and_no_stored_byte(shown: Shown) -> None:
+    """A password is a setting of the session, and nothing else ever holds it."""
+    shown.lab.configure({"sink.csv.password": "s3cr3t", "sink.other.password": "another"})
+    shown.function = sinks.exactly_once(Guarded(str(shown.folder)))
+    shown.feed(FED[0])
+    shown.run()
+    assert shown.rows() == totals(FED[0])
+    assert b"s3cr3t" not in cloudpickle.dumps(shown.function)
+    for path in shown.lab.folder.rglob("*"):
+        assert path.is_dir() or b"s3cr3t" not in path.read_bytes(), path
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None:
+    """No place for decisions, no sink, no name of a query where nothing tells it."""
+    shown.feed(FED[0])
+    shown.frame = shown.lab.source().selectExpr("key", "1L as n", "v as total")
+    shown.lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
+    with pytest.raises(StreamingQueryException, match=r"set spark\.holdfast\.checkpoint\.dir"):
+        shown.run()
+    assert not Path(shown.folder).exists()
+    with pytest.raises(ValueError, match="TwoPhaseSink"):
+        sinks.exactly_once(print)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has a name"):
+        sinks.exactly_once(CsvFolder("folder", name="../name"))
+    with pytest.raises(ValueError, match="query_name='…'"):
+        shown.function(shown.lab.spark.range(1), 0)
+
+
+@dataclass(frozen=True)
+class LosingShuffles(CsvFolder):
+    """A sink whose first task loses what the stage before has written, as the death of an executor does."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        lost = Path(self.folder, "lost")
+        if not lost.exists():
+            lost.touch()
+            # Spark tells its Python workers where this session's blocks are.
+            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
+                for path in Path(folder).rglob("shuffle_*"):
+                    path.unlink(missing_ok=True)
+        return super().begin(attempt, schema)
+
+
+def test_a_stage_that_is_begun_again_counts_as_repeated(lab: Lab) -> None:
+    """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
+    sink = LosingShuffles(str(lab.folder))
+    frame = lab.spark.range(1000).repartition(7, "id")
+    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, pa.schema({"id": pa.int64()}))
+    prepared = write_frame(frame, task, has_twins=False)
+    assert prepared.rows == 1000
+    assert prepared.repeated
+    assert not write_frame(frame, task, has_twins=False).repeated

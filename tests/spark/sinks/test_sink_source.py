@@ -1,0 +1,181 @@
+"""A sink as a data source: each micro-batch is shown once, whoever dies or fails when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.types import StructType
+
+from holdfast import sinks
+from holdfast.errors import InvalidArgumentError
+from holdfast.examples.sinks.csv_folder import CsvFolder, read
+from holdfast.spark_integration import spark_versions
+from tests.spark.sinks.csv_source import CsvSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+SCHEMA = pa.schema([("value", pa.int64()), ("twice", pa.int64())])
+ROWS = 10
+
+
+@pytest.fixture
+def session(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
+    spark.conf.set("spark.holdfast.checkpoint.dir", str(tmp_path / "durable"))
+    spark.dataSource.register(CsvSource)
+    yield spark
+    spark.conf.unset("spark.holdfast.checkpoint.dir")
+
+
+class Stream:
+    """A stream of numbers into a folder, some micro-batches at a time."""
+
+    def __init__(self, session: SparkSession, folder: Path) -> None:
+        self.session, self.folder = session, folder
+        self.sink = CsvFolder(str(folder / "shown"))
+
+    def writer(self, rows: str = "value | value * 2 AS twice") -> DataStreamWriter:
+        numbers = self.session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
+        writer = numbers.option("numPartitions", 2).load().selectExpr(*rows.split(" | ")).writeStream
+        writer = writer.format("csv-folder").options(**sinks.source_options(self.session, self.sink))
+        return writer.option("checkpointLocation", str(self.folder / "query")).option("path", self.sink.folder)
+
+    def run_to(self, batch_id: int, writer: DataStreamWriter | None = None) -> None:
+        """Run until so many micro-batches were shown."""
+        query = (writer or self.writer()).start()
+        try:
+            while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < batch_id):
+                query.awaitTermination(0.1)
+        finally:
+            query.stop()
+        if query.exception():
+            raise query.exception()
+
+    def shown(self) -> list[int]:
+        return sorted(read(self.sink.folder, SCHEMA)["value"].to_pylist())
+
+
+@pytest.fixture
+def stream(session: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(session, tmp_path)
+
+
+def test_micro_batches_are_shown_once(stream: Stream) -> None:
+    """Over two starts, the first of which is stopped wherever it is."""
+    stream.run_to(2)
+    assert stream.shown()[: 3 * ROWS] == list(range(3 * ROWS))
+    stream.run_to(5)
+    shown = stream.shown()
+    assert shown == list(range(len(shown)))
+    assert len(shown) >= 6 * ROWS
+    assert len(shown) % ROWS == 0
+
+
+def test_a_repeated_micro_batch_is_not_written_again(stream: Stream) -> None:
+    """Killed before Spark's commit log: the decision stands, the operators run, and no row comes twice."""
+    stream.run_to(2)
+    newest = max((stream.folder / "query" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    before = stream.shown()
+    newest.unlink()
+    stream.run_to(int(newest.name))
+    shown = stream.shown()
+    assert shown[: len(before)] == before
+    assert shown == list(range(len(shown)))
+    parts = len(list(Path(stream.sink.folder).glob("part-*")))
+    assert parts == 2 * len(list(Path(stream.sink.folder).glob("list-*"))), "nothing was prepared in vain"
+
+
+def test_a_failed_micro_batch_leaves_nothing(stream: Stream) -> None:
+    """One task fails for good when the other has prepared: the next start shows both, once."""
+    stream.run_to(1)
+    before = len(stream.shown())
+    failing = "value | IF(value % 2 = 1 AND value > 30, CAST(raise_error('not today') AS LONG), value * 2) AS twice"
+    with pytest.raises(StreamingQueryException, match="not today"):
+        stream.run_to(99, stream.writer(failing))
+    stream.run_to(before // ROWS + 4)
+    shown = stream.shown()
+    assert shown == list(range(len(shown)))
+    assert len(shown) > before
+
+
+@pytest.mark.parametrize("left_out", ["checkpointLocation", "spark.holdfast.checkpoint.dir"])
+def test_what_is_missing_is_named(left_out: str, tmp_path: Path) -> None:
+    """Spark hands a source no settings: an option that is left out is asked for, before anything is written."""
+    given = {
+        "checkpointLocation": str(tmp_path / "query"),
+        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "path": str(tmp_path / "shown"),
+    }
+    del given[left_out]
+    with pytest.raises(InvalidArgumentError, match=left_out):
+        CsvSource(given).streamWriter(StructType().add("value", "long"), overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_query_is_refused_before_it_writes(stream: Stream, tmp_path: Path) -> None:
+    """The same sink, another checkpoint location: both queries' rows would be in one folder."""
+    stream.run_to(0)
+    parts = set(Path(stream.sink.folder).glob("part-*"))
+    with pytest.raises(StreamingQueryException, match="another query writes to this sink"):
+        stream.run_to(0, stream.writer().option("checkpointLocation", str(tmp_path / "other")))
+    assert set(Path(stream.sink.folder).glob("part-*")) == parts
+
+
+def test_other_columns_are_refused_before_they_are_written(stream: Stream) -> None:
+    stream.run_to(0)
+    parts = set(Path(stream.sink.folder).glob("part-*"))
+    with pytest.raises(StreamingQueryException, match="the folder's files have other columns"):
+        stream.run_to(99, stream.writer("value | timestamp"))
+    assert set(Path(stream.sink.folder).glob("part-*")) == parts
+
+
+def test_append_mode_only(stream: Stream) -> None:
+    """Spark refuses other modes of a Python source: rows that change need exactly_once in foreachBatch."""
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        stream.run_to(0, stream.writer().outputMode("update"))
+
+
+class SecretFolder(CsvFolder):
+    credentials = ("password",)
+
+
+class SecretSource(CsvSource):
+    def sink(self) -> sinks.TwoPhaseSink:
+        return SecretFolder(self.options["path"])
+
+
+def test_credentials_do_not_travel_to_the_workers(stream: Stream, tmp_path: Path) -> None:
+    """The driver has them from options; workers take theirs from the session or the environment."""
+    stream.run_to(0)
+    given = {
+        "checkpointLocation": str(tmp_path / "query"),
+        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "path": stream.sink.folder,
+        "password": "not-to-be-seen",
+        "delta.azure_storage_account_key": "not-to-be-seen",
+        "delta.AZURE_STORAGE_SAS_TOKEN": "not-to-be-seen",
+        "token.endpoint.url": "to-be-seen-too",
+        "storage.secret": "not-to-be-seen",
+        "place": "here-to-be-seen",
+    }
+    schema = StructType().add("value", "long").add("twice", "long")
+    writer = SecretSource(given).streamWriter(schema, overwrite=False)
+    travelling = cloudpickle.dumps(writer)
+    assert b"here-to-be-seen" in travelling
+    assert b"to-be-seen-too" in travelling
+    assert b"not-to-be-seen" not in travelling
+    assert "not-to-be-seen" not in f"{writer!r} {vars(writer)}"
+
+
+def test_an_old_spark_is_told_the_other_way() -> None:
+    with pytest.raises(InvalidArgumentError, match="foreachBatch"):
+        spark_versions.require_arrow_streams("4.0.5")
+    spark_versions.require_arrow_streams("4.1.0")

@@ -1,0 +1,324 @@
+"""The Kafka sink against a broker: logins and rights, messages, time limits, zombies, brokers that are away."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import admin as kafka_admin
+
+from holdfast import clock
+from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, SinkTransaction
+from tests.read_kafka import committed
+from tests.repetitions import sample
+from tests.servers.kafka import PASSWORD, USER, Kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
+
+_SCHEMA = pa.schema({"value": pa.string()})
+
+
+class Lab:
+    """One sink with a topic of its own."""
+
+    def __init__(self, server: Kafka, options: Mapping[str, str], timeout_s: float = 20) -> None:
+        self.server, self.topic = server, server.add_topic()
+        self.sink = KafkaSink(f"sink-{clock.new_id()}", self.topic, timeout_s=timeout_s)
+        self.query = SinkQuery(self.sink.name, clock.new_uuid(), options=options)
+
+    def begin(self, batch_id: int = 0, schema: pa.Schema = _SCHEMA) -> SinkTransaction:
+        """Begin the next attempt."""
+        attempt = SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id())
+        return self.sink.begin(attempt, schema)
+
+    def prepare(self, *values: str, batch_id: int = 0) -> Handle:
+        """Write and prepare."""
+        transaction = self.begin(batch_id)
+        transaction.write(pa.record_batch({"value": pa.array(values, pa.string())}))
+        return transaction.prepare()
+
+    def shown(self) -> list[str]:
+        """Return what a consumer of committed messages sees."""
+        return [(message.value() or b"").decode() for message in committed(self.server, self.topic)]
+
+
+@pytest.fixture
+def lab(kafka: Kafka) -> Lab:
+    return Lab(kafka, {"bootstrap.servers": kafka.servers})
+
+
+@pytest.mark.parametrize("how", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "TLS"])
+def test_each_login_writes_commits_and_finds(kafka: Kafka, how: str) -> None:
+    kafka.add_scram_user()
+    lab = Lab(kafka, kafka.tls_options() if how == "TLS" else kafka.sasl_options(how))
+    assert lab.sink.open(lab.query, _SCHEMA) == -1
+    handle, other = lab.prepare("shown"), lab.prepare("not shown")
+    assert {str(one["transactional_id"]) for one in lab.sink.leftovers(lab.query)} == {
+        str(one["transactional_id"]) for one in (handle, other)
+    }
+    lab.sink.confirm(lab.query, 0, [handle])
+    lab.sink.commit(lab.query, 0, [handle])
+    assert lab.shown() == ["shown"]
+
+
+@pytest.mark.parametrize("how", ["PLAIN", "SCRAM-SHA-256"])
+def test_a_wrong_password_is_said_and_shown_nowhere(
+    kafka: Kafka, how: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kafka.add_scram_user()
+    wrong = f"{PASSWORD}-and-wrong"
+    lab = Lab(kafka, kafka.sasl_options(how) | {"sasl.password": wrong}, timeout_s=3)
+    said = []
+    with caplog.at_level(logging.DEBUG):
+        for step in (lambda: lab.sink.open(lab.query, _SCHEMA), lab.begin):
+            with pytest.raises(InvalidArgumentError, match=r"sasl\.password") as raised:
+                step()
+            said.append(str(raised.getrepr(chain=True, showlocals=False)))
+    out, err = capfd.readouterr()
+    assert PASSWORD not in "".join([*said, caplog.text, out, err])
+
+
+def test_an_option_that_does_not_exist_is_named(lab: Lab) -> None:
+    options = {**lab.query.options, "no.such.option": "1", "sasl.password": PASSWORD}
+    with pytest.raises(InvalidArgumentError, match=r"no\.such\.option") as raised:
+        lab.sink.open(SinkQuery(lab.sink.name, lab.query.query_id, options=options), _SCHEMA)
+    assert PASSWORD not in str(raised.getrepr(chain=True))
+
+
+def test_a_topic_that_is_missing_is_said_before_anything_is_written(lab: Lab) -> None:
+    other = KafkaSink(lab.sink.name, "no-such-topic")
+    with pytest.raises(InvalidArgumentError, match="no such topic"):
+        other.open(lab.query, _SCHEMA)
+
+
+@pytest.fixture
+def denied(kafka: Kafka) -> Iterator[Lab]:
+    """Yield a lab of a user to whom tests deny things."""
+    lab = Lab(kafka, kafka.sasl_options(), timeout_s=5)
+    yield lab
+    admin = kafka_admin.AdminClient({"bootstrap.servers": kafka.servers})
+    kinds = kafka_admin
+    everything = kinds.AclBindingFilter(
+        kinds.ResourceType.ANY,
+        None,
+        kinds.ResourcePatternType.ANY,
+        f"User:{USER}",
+        None,
+        kinds.AclOperation.ANY,
+        kinds.AclPermissionType.ANY,
+    )
+    for deleted in admin.delete_acls([everything]).values():
+        deleted.result(30)
+
+
+def deny(lab: Lab, kind: kafka_admin.ResourceType, name: str, operation: kafka_admin.AclOperation) -> None:
+    """Deny something to `USER`."""
+    pattern, permission = kafka_admin.ResourcePatternType.LITERAL, kafka_admin.AclPermissionType.DENY
+    acl = kafka_admin.AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, permission)
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.create_acls([acl])[acl].result(30)
+    time.sleep(0.3)  # until the broker has read it
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "said"),
+    [
+        ("TOPIC", "WRITE", "write to the topic"),
+        ("TRANSACTIONAL_ID", "WRITE", "transactional"),
+        ("GROUP", "READ", "group"),
+    ],
+)
+def test_a_right_that_is_missing_is_named(denied: Lab, kind: str, operation: str, said: str) -> None:
+    group = f"holdfast.{denied.sink.name}"
+    name = {"TOPIC": denied.topic, "TRANSACTIONAL_ID": f"{group}.check", "GROUP": group}[kind]
+    deny(denied, kafka_admin.ResourceType[kind], name, kafka_admin.AclOperation[operation])
+    with pytest.raises(InvalidArgumentError, match=said):
+        denied.sink.open(denied.query, _SCHEMA)
+
+
+def test_messages_arrive_as_the_rows_are(lab: Lab) -> None:
+    moment = dt.datetime(2026, 11, 24, 1, 2, 3, 456_000, dt.UTC)
+    topic = lab.server.add_topic(3)
+    schema = pa.schema(
+        {
+            "topic": pa.string(),
+            "key": pa.binary(),
+            "value": pa.string(),
+            "partition": pa.int32(),
+            "timestamp": pa.timestamp("us", "UTC"),
+            "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        }
+    )
+    rows = [
+        {"topic": topic, "key": b"k", "value": "v", "partition": 2, "timestamp": moment,
+         "headers": [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]},
+        {"topic": topic, "key": b"\0", "value": None, "partition": 1, "timestamp": None, "headers": None},
+    ]  # fmt: skip
+    sink = KafkaSink(lab.sink.name)
+    assert sink.open(lab.query, schema) is None
+    transaction = sink.begin(SinkAttempt(lab.query, 0, 0, clock.new_id() + clock.new_id()), schema)
+    transaction.write(pa.RecordBatch.from_pylist(rows, schema))
+    handle = transaction.prepare()
+    sink.commit(lab.query, 0, [handle])
+    deleted, full = sorted(committed(lab.server, topic), key=lambda one: one.partition() or 0)
+    assert (full.key(), full.value(), full.partition(), full.timestamp()[1]) == (b"k", b"v", 2, 1795482123456)
+    assert full.headers() == [("h", b"1"), ("h", None)]
+    assert (deleted.key(), deleted.value(), deleted.partition(), deleted.headers()) == (b"\0", None, 1, None)
+
+
+def test_keys_go_to_the_partitions_that_kafkas_own_clients_choose(kafka: Kafka) -> None:
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers})
+    lab.topic = kafka.add_topic(10)
+    sink = KafkaSink(lab.sink.name, lab.topic)
+    schema = pa.schema({"key": pa.string(), "value": pa.string()})
+    transaction = sink.begin(SinkAttempt(lab.query, 0, 0, clock.new_id() + clock.new_id()), schema)
+    transaction.write(pa.record_batch([["a", "b", "holdfast"], ["x", "x", "x"]], schema=schema))
+    sink.commit(lab.query, 0, [transaction.prepare()])
+    # murmur2(key) & 0x7fffffff % 10, as Java's Utils.toPositive(Utils.murmur2(…)) has it.
+    found = {(one.key() or b"").decode(): one.partition() for one in committed(kafka, lab.topic)}
+    assert found == {key: _murmur2(key.encode()) % 10 for key in ("a", "b", "holdfast")}
+
+
+def _murmur2(data: bytes) -> int:
+    mixer, mask = 0x5BD1E995, 0xFFFFFFFF
+    value = 0x9747B28C ^ len(data)
+    whole = len(data) // 4 * 4
+    for start in range(0, whole, 4):
+        part = int.from_bytes(data[start : start + 4], "little") * mixer & mask
+        part = (part ^ part >> 24) * mixer & mask
+        value = (value * mixer & mask) ^ part
+    if data[whole:]:
+        value = (value ^ int.from_bytes(data[whole:], "little")) * mixer & mask
+    value = (value ^ value >> 13) * mixer & mask
+    return (value ^ value >> 15) & 0x7FFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [({"value": "x" * 2_000_000, "partition": 0}, "larger"), ({"value": "x", "partition": 7}, "no such partition")],
+)
+def test_what_kafka_does_not_take_is_said_and_nothing_is_left(lab: Lab, row: dict[str, object], said: str) -> None:
+    schema = pa.schema({"value": pa.string(), "partition": pa.int32()})
+    transaction = lab.begin(schema=schema)
+    with pytest.raises(InvalidArgumentError, match=said):  # noqa: PT012  either may notice it
+        transaction.write(pa.RecordBatch.from_pylist([row], schema))
+        transaction.prepare()
+    transaction.abort()
+    assert lab.sink.leftovers(lab.query) == []
+    assert lab.shown() == []
+
+
+def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafka: Kafka) -> None:
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "1500"})
+    lab.sink.open(lab.query, _SCHEMA)
+    handles = [lab.prepare("lost", batch_id=7)]
+    end_s = time.monotonic() + 30
+    while lab.sink.leftovers(lab.query) and time.monotonic() < end_s:
+        time.sleep(0.2)
+    handles.append(lab.prepare("alive", batch_id=7))
+    with pytest.raises(UnavailableError, match=r"transaction\.timeout\.ms"):
+        lab.sink.confirm(lab.query, 7, handles)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match=r"batch=7 lost=1 of=2 visible=0"):
+            lab.sink.commit(lab.query, 7, handles)
+    lab.sink.abort(lab.query, handles)
+    assert lab.shown() == []
+
+
+def test_what_the_mark_shows_was_committed_where_coordinators_have_forgotten_a_part(lab: Lab) -> None:
+    """Ids expire one after the other: a forgotten one beside a known one is not lost."""
+    lab.sink.open(lab.query, _SCHEMA)
+    handle = lab.prepare("a")
+    lab.sink.commit(lab.query, 0, [handle])
+    forgotten = {**handle, "transactional_id": f"{handle['transactional_id']}0"}
+    lab.sink.commit(lab.query, 0, [handle, forgotten])
+    with pytest.raises(StateLostError, match=r"batch=1 lost=1 of=2"):
+        lab.sink.commit(lab.query, 1, [handle, forgotten])
+    lost = lab.prepare("b")
+    lab.sink.abort(lab.query, [lost])
+    with pytest.raises(StateLostError, match=r"batch=0 lost=1 of=2"):
+        lab.sink.commit(lab.query, 0, [handle, lost])
+
+
+def test_a_longer_time_than_the_broker_allows_is_refused(kafka: Kafka) -> None:
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "900001"})
+    for step in (lambda: lab.sink.open(lab.query, _SCHEMA), lab.begin):
+        with pytest.raises(InvalidArgumentError, match=r"transaction\.max\.timeout\.ms"):
+            step()
+
+
+@pytest.mark.parametrize("has_written", [True, False])
+def test_a_zombie_that_was_ended_cannot_write_any_more(lab: Lab, has_written: bool) -> None:
+    zombie = lab.begin()
+    rows = pa.record_batch({"value": pa.array(["zombie"])})
+    if has_written:
+        zombie.write(rows)
+        while not committed(lab.server, lab.topic, "read_uncommitted"):
+            time.sleep(0.01)
+    lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
+    with pytest.raises(FencedError):  # noqa: PT012  either may notice it
+        for _ in range(2):
+            zombie.write(rows)
+        zombie.prepare()
+    zombie.abort()
+    assert lab.sink.leftovers(lab.query) == []
+    lab.sink.commit(lab.query, 0, [lab.prepare("later")])
+    assert lab.shown() == ["later"]
+
+
+@pytest.mark.turn(0, 2)
+def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
+    steps = ["begin", "write", "prepare", "confirm", "commit"]
+    killed_after = sample(steps, 2)
+
+    def restart(after: str) -> None:
+        if after in killed_after:
+            kafka.restart()
+
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=30)
+    lab.sink.open(lab.query, _SCHEMA)
+    transaction = lab.begin()
+    restart("begin")
+    transaction.write(pa.record_batch({"value": pa.array(["a"])}))
+    restart("write")
+    handle = transaction.prepare()
+    restart("prepare")
+    lab.sink.confirm(lab.query, 0, [handle])
+    restart("confirm")
+    lab.sink.commit(lab.query, 0, [handle])
+    restart("commit")
+    lab.sink.commit(lab.query, 0, [handle])
+    assert lab.sink.open(lab.query, _SCHEMA) == 0
+    assert lab.shown() == ["a"]
+
+
+@pytest.mark.turn(1, 2)
+def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> None:
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=1)
+    handle = lab.prepare("a")
+    kafka.broker.kill()
+    try:
+        steps = {
+            "open": lambda: lab.sink.open(lab.query, _SCHEMA),
+            "begin": lab.begin,
+            "confirm": lambda: lab.sink.confirm(lab.query, 0, [handle]),
+            "commit": lambda: lab.sink.commit(lab.query, 0, [handle]),
+            "abort": lambda: lab.sink.abort(lab.query, [handle]),
+            "leftovers": lambda: lab.sink.leftovers(lab.query),
+        }
+        for name, step in steps.items():
+            start_s = time.monotonic()
+            with pytest.raises(UnavailableError):
+                step()
+            assert time.monotonic() - start_s < 10, name
+    finally:
+        kafka.start()
+    lab.sink = KafkaSink(lab.sink.name, lab.topic, timeout_s=20)
+    lab.sink.commit(lab.query, 0, [handle])
+    assert lab.shown() == ["a"]

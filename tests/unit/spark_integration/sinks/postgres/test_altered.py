@@ -1,0 +1,210 @@
+"""Tables that are locked, altered, or refuse what was staged: nothing waits for ever or fails once decided."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.postgres import connecting, ending
+from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.two_phase_sink import Handle
+from tests.servers.postgres import Postgres
+from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
+
+pytestmark = pytest.mark.postgres
+
+_IMPATIENT = {"options": "-c lock_timeout=300ms"}
+_KEYED = "k text PRIMARY KEY, n bigint"
+
+
+@pytest.mark.parametrize("columns", ["k text, n bigint DEFAULT 0", "k text, n bigint, CHECK (n > 0)"])
+def test_an_alter_table_that_waits_for_a_prepared_transaction_blocks_nobody_for_ever(
+    postgres: Postgres, columns: str
+) -> None:
+    """The driver alone can end what the ALTER TABLE waits for: it needs no lock of the table, in a new process too."""
+    made = case(postgres, columns)
+    made.options = _IMPATIENT
+    made.open()
+    handle = made.prepared(("a", 1))
+    alter = threading.Thread(target=made.sql, args=[f"ALTER TABLE {made.sink.table} ADD COLUMN later int"])
+    alter.start()
+    _wait_for_lock(made)
+    with pytest.raises(UnavailableError, match="held a lock for longer than lock_timeout"):
+        made.prepared(("b", 2), partition=1)
+    connecting.close_idle()
+    assert made.open() == -1
+    assert made.leftovers() == [handle]
+    made.confirm(handle)
+    made.commit(handle)
+    alter.join(30)
+    assert made.rows() == [("a", 1, None)]
+
+
+def _wait_for_lock(made: Case) -> None:
+    end_s = time.monotonic() + 30
+    while not made.sql("SELECT pid FROM pg_locks WHERE NOT granted") and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def test_a_row_that_somebody_holds_is_waited_for_a_limited_time(updating: Case) -> None:
+    updating.options = _IMPATIENT
+    updating.open()
+    updating.commit(updating.prepared(("a", 1)))
+    handle = updating.prepared(("a", 2), batch_id=1)
+    with updating.server.connect() as other:
+        other.execute(f"BEGIN; UPDATE {updating.sink.table} SET n = 9")
+        with pytest.raises(UnavailableError, match="held a lock"):
+            updating.commit(handle, batch_id=1)
+        other.execute("ROLLBACK")
+    updating.commit(handle, batch_id=1)
+    assert updating.rows() == [("a", 2)]
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
+def test_a_time_limit_of_the_server_is_no_mistake_of_the_query(appending: Case, setting: str) -> None:
+    appending.open()
+    appending.options = {"options": f"-c {setting}=50"}
+    slow = appending.begun(("a", 1))
+    time.sleep(0.2)
+    with pytest.raises(UnavailableError, match="timeout"):
+        slow.prepare()
+    slow.abort()
+
+
+def test_sessions_have_a_limit_for_locks_unless_the_user_sets_one(appending: Case) -> None:
+    for options, limit in (({}, "1min"), (_IMPATIENT, "300ms")):
+        to = {**appending.server.options, **options}
+        link = connecting.connect(to, "holdfast test")
+        assert link.run("SELECT current_setting('lock_timeout')") == [(limit,)]
+        link.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ("DROP COLUMN n", SchemaMismatchError),
+        ("RENAME n TO m", SchemaMismatchError),
+        ("ALTER n TYPE int", SchemaMismatchError),
+        ("DROP CONSTRAINT results_pkey", InvalidArgumentError),
+        ("ADD CHECK (n < 0)", InvalidArgumentError),
+        ("ADD other int NOT NULL", SchemaMismatchError),
+        ("ADD UNIQUE (n)", InvalidArgumentError),
+    ],
+)
+def test_a_table_that_was_altered_is_noticed_before_the_decision(
+    updating: Case, change: str, kind: type[HoldfastError]
+) -> None:
+    updating.open()
+    handles = [updating.prepared((str(place), 2**40), partition=place) for place in range(2)]
+    updating.sql(f"ALTER TABLE {updating.sink.table} {change}")
+    with pytest.raises(kind):
+        updating.confirm(*handles)
+
+
+_DEFERRED = """CREATE TABLE {}_parents (n bigint PRIMARY KEY);
+ALTER TABLE {} ADD FOREIGN KEY (n) REFERENCES {}_parents DEFERRABLE INITIALLY DEFERRED"""
+_LONG = "".join(chr(0x4E00 + i * 7919 % 20_000) for i in range(4000))
+
+
+@pytest.mark.parametrize(
+    ("columns", "after", "row"),
+    [
+        (_KEYED, "", (_LONG, 1)),
+        (f"{_KEYED}, inverse bigint GENERATED ALWAYS AS (100 / n) STORED", "", ("a", 0)),
+        (f"{_KEYED}, other int, CHECK (n > 0 OR other IS NOT NULL)", "", ("a", -1)),
+        (_KEYED, "CREATE INDEX ON {} ((k::int))", ("a", 1)),
+        (_KEYED, "ALTER TABLE {} ADD CHECK (results IS NOT NULL AND n > 0)", ("a", -1)),
+        (_KEYED, "ALTER TABLE {} ADD CHECK (n > 0) NOT VALID", ("a", -1)),
+        (_KEYED, _DEFERRED, ("a", 1)),
+    ],
+)  # fmt: skip
+def test_a_row_that_the_table_will_refuse_is_refused_before_the_decision(
+    postgres: Postgres, columns: str, after: str, row: Any
+) -> None:
+    made = case(postgres, columns, keys=["k"])
+    if after:
+        made.sql(after.replace("{}", made.sink.table))
+    made.open()
+    with pytest.raises((InvalidArgumentError, SchemaMismatchError)):
+        made.confirm(made.prepared(row))
+    made.abort(*made.leftovers())
+    if row[0] != _LONG and "int))" not in after and "REFERENCES" not in after:
+        made.commit(made.prepared(("b", 1)))
+        assert [found[:2] for found in made.rows()] == [("b", 1)]
+
+
+def test_long_values_that_an_index_takes_are_written(updating: Case) -> None:
+    updating.open()
+    handle = updating.prepared(("x" * 3000, 1))
+    updating.confirm(handle)
+    updating.commit(handle)
+    assert updating.rows() == [("x" * 3000, 1)]
+
+
+def test_an_index_of_a_partition_alone_makes_transactions_wait_too(postgres: Postgres) -> None:
+    made = case(postgres)
+    table = made.sink.table
+    made.sql(
+        f"DROP TABLE {table}; CREATE TABLE {table} (k text, n bigint) PARTITION BY RANGE (n); "
+        f"CREATE TABLE {table}_1 PARTITION OF {table} FOR VALUES FROM (0) TO (9); CREATE UNIQUE INDEX ON {table}_1 (k)"
+    )
+    made.open()
+    handles = [made.prepared(("a", attempt)) for attempt in range(2)]
+    assert [handle["way"] for handle in handles] == ["staged", "staged"]
+    made.confirm(handles[1])
+    made.commit(handles[1])
+    assert made.rows() == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.struct([("x", pa.float64())]), {"x": float("nan")}),
+        (pa.map_(pa.binary(), pa.int64()), [(b"x", 1)]),
+        (pa.map_(pa.string(), pa.int64()), [("x", 1), ("x", 2)]),
+    ],
+)
+def test_what_json_cannot_hold_is_said(postgres: Postgres, kind: pa.DataType, value: Any) -> None:
+    made = case(postgres, "k jsonb, n bigint")
+    schema = pa.schema([("k", kind), ("n", pa.int64())])
+    made.open(schema)
+    with pytest.raises(SchemaMismatchError, match="JSON has no NaN"):
+        made.prepared((value, 1), schema=schema)
+
+
+def test_an_error_shows_no_row(postgres: Postgres) -> None:
+    made = case(postgres, "k text, n bigint CHECK (n < 10)")
+    made.open()
+    with pytest.raises(InvalidArgumentError, match="constraint of the table") as raised:
+        made.prepared(("x" * 7, 77))
+    assert "xxxxxxx" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_what_somebody_ends_between_the_look_and_the_commit_is_lost(
+    either: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    either.open()
+    handle = either.prepared(("a", 1))
+    looked = ending._there
+
+    def look_and_lose(link: Link, handles: Sequence[Handle]) -> Any:
+        found = looked(link, handles)
+        monkeypatch.setattr(ending, "_there", looked)
+        with either.server.connect() as other:
+            if handle["way"] == "prepared":
+                other.execute(f"ROLLBACK PREPARED '{handle['gid']}'")
+            else:
+                other.execute(f"DROP TABLE {handle['schema']}.{handle['table']}")
+        return found
+
+    monkeypatch.setattr(ending, "_there", look_and_lose)
+    with pytest.raises(StateLostError):
+        either.commit(handle)
+    assert either.open() == -1

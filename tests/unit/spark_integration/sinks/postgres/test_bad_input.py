@@ -1,0 +1,295 @@
+"""What a sink refuses, before anything is written: tables, columns, keys, rights, settings, servers that are away."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import secrets
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
+from holdfast.spark_integration.sinks.postgres import connecting
+from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from tests.servers.postgres import PASSWORD, Postgres
+from tests.servers.postgres import postgres as a_server
+from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA, Case, batch, case
+
+pytestmark = pytest.mark.postgres
+
+ROWS = [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sink", "kind", "match"),
+    [
+        ("k text", {}, SchemaMismatchError, "no such column.*column=n"),
+        ('k text, "N" bigint', {}, SchemaMismatchError, "nearest=N"),
+        ("k text, n bigint, m int NOT NULL", {}, SchemaMismatchError, "does not give.*column=m type=integer"),
+        ("k text, n bigint GENERATED ALWAYS AS IDENTITY", {}, SchemaMismatchError, "fills this column.*column=n"),
+        ("k text, n bigint GENERATED ALWAYS AS (1) STORED", {}, SchemaMismatchError, "fills this column.*column=n"),
+        ("k text, n bigint", {"keys": ["k"]}, InvalidArgumentError, "no unique key.*unique=none"),
+        ("k text, n bigint, PRIMARY KEY (k, n)", {"keys": ["k"]}, InvalidArgumentError, "unique='k, n'"),
+        ("k text, n bigint, UNIQUE (k) DEFERRABLE", {"keys": ["k"]}, InvalidArgumentError, "no unique key"),
+        ("k text PRIMARY KEY, n bigint", {"keys": ["x"]}, SchemaMismatchError, "no column of the query.*column=x"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_fit_is_refused(
+    postgres: Postgres, columns: str, sink: Any, kind: type[HoldfastError], match: str
+) -> None:
+    made = case(postgres, columns, **sink)
+    with pytest.raises(kind, match=match):
+        made.open()
+    assert made.sql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{made.sink.table.partition('.')[0]}'") == [
+        (1,)
+    ]
+
+
+def test_columns_may_come_in_another_order_and_the_server_fills_its_own(postgres: Postgres) -> None:
+    made = case(postgres, "id bigserial PRIMARY KEY, n bigint, extra text DEFAULT 'x', k text")
+    made.open()
+    handle = made.prepared(*ROWS)
+    assert handle["way"] == "prepared", "a key that the server numbers makes nobody wait"
+    made.commit(handle)
+    assert made.rows() == [(1, 1, "x", "a"), (2, 2, "x", "b")]
+
+
+@pytest.mark.parametrize("kind", ["missing", "view", "unlogged"])
+def test_what_is_no_table_is_refused(appending: Case, kind: str) -> None:
+    table = appending.sink.table
+    below = table.replace("results", "below")
+    make = {
+        "missing": f"DROP TABLE {table}",
+        "view": f"ALTER TABLE {table} RENAME TO below; CREATE VIEW {table} AS SELECT * FROM {below}",
+        "unlogged": f"ALTER TABLE {table} SET UNLOGGED",
+    }
+    appending.sql(make[kind])
+    with pytest.raises(
+        InvalidArgumentError, match={"missing": "no such table", "view": "not a table"}.get(kind, "unlogged")
+    ):
+        appending.open()
+
+
+@pytest.mark.parametrize(
+    ("columns", "after", "why"),
+    [
+        ("k text UNIQUE, n bigint", "", "unique index"),
+        ("k text, n bigint, EXCLUDE USING btree (n WITH =)", "", "exclusion"),
+        (
+            "k text, n bigint",
+            "CREATE TRIGGER t BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            "triggers",
+        ),
+    ],
+)
+def test_where_transactions_could_wait_staging_tables_are_chosen_and_said(
+    postgres: Postgres, columns: str, after: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = case(postgres, columns)
+    if after:
+        made.sql(after.format(made.sink.table))
+    with caplog.at_level(logging.INFO):
+        made.open()
+    assert why in caplog.text
+    handle = made.prepared(*ROWS)
+    assert handle["way"] == "staged"
+    made.commit(handle)
+    assert made.rows() == ROWS
+
+
+def test_a_constraint_across_rows_is_met_before_the_decision(postgres: Postgres) -> None:
+    made = case(postgres, "k text UNIQUE, n bigint")
+    made.open()
+    handles = [made.prepared(("same", place), partition=place) for place in range(2)]
+    with pytest.raises(InvalidArgumentError, match=r"constraint of the table refuses a row.*results_k_key"):
+        made.confirm(*handles)
+    assert made.rows() == []
+
+
+def test_of_a_key_that_is_there_twice_the_last_row_counts(updating: Case) -> None:
+    updating.open()
+    handles = [updating.prepared(("a", 1), ("b", 5), ("a", 2)), updating.prepared(("b", 6), partition=1)]
+    updating.commit(*reversed(handles))
+    assert updating.rows() == [("a", 2), ("b", 6)]
+
+
+def test_rows_are_updated_by_their_keys(updating: Case) -> None:
+    updating.open()
+    updating.commit(updating.prepared(*ROWS))
+    updating.commit(updating.prepared(("b", 20), ("c", 3), batch_id=1), batch_id=1)
+    assert updating.rows() == [("a", 1), ("b", 20), ("c", 3)]
+
+
+def test_a_null_key_is_refused_unless_nulls_are_equal(postgres: Postgres) -> None:
+    made = case(postgres, "k text UNIQUE, n bigint", keys=["k"])
+    made.open()
+    with pytest.raises(SchemaMismatchError, match=r"a key is null.*column=k"):
+        made.prepared((None, 1))
+    equal = case(postgres, "k text, n bigint, UNIQUE NULLS NOT DISTINCT (k)", keys=["k"])
+    equal.open()
+    for batch_id in range(2):
+        equal.commit(equal.prepared((None, batch_id), batch_id=batch_id), batch_id=batch_id)
+    assert equal.rows() == [(None, 1)]
+
+
+def test_a_table_is_made_where_that_is_asked_for(postgres: Postgres) -> None:
+    made = case(postgres, keys=["k"], create=True)
+    made.sql(f"DROP TABLE {made.sink.table}")
+    for _ in range(2):
+        made.open()
+    made.commit(made.prepared(*ROWS))
+    assert made.rows() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("grants", "match"),
+    [
+        ("", "permission denied|no right"),
+        ("GRANT USAGE ON SCHEMA {schema} TO {user}", "no right to write the table; GRANT INSERT"),
+        ("GRANT USAGE ON SCHEMA {schema} TO {user}; GRANT INSERT ON {table} TO {user}", "GRANT CREATE ON SCHEMA"),
+    ],
+)
+def test_a_right_that_is_lacking_is_named(appending: Case, grants: str, match: str) -> None:
+    user = f"u_{secrets.token_hex(4)}"
+    table = appending.sink.table
+    appending.sql(
+        f"CREATE USER {user} PASSWORD 'canary-other'; "
+        + grants.format(schema=table.partition(".")[0], table=table, user=user)
+    )
+    appending.options = {"user": user, "password": "canary-other"}
+    with pytest.raises(InvalidArgumentError, match=match):
+        appending.open()
+
+
+def test_rights_to_append_are_enough_where_the_marks_are_elsewhere(postgres: Postgres) -> None:
+    own = f"own_{secrets.token_hex(4)}"
+    made = case(postgres, schema=own)
+    schema = made.sink.table.partition(".")[0]
+    made.sql(f"CREATE USER {own} PASSWORD 'canary-other'; CREATE SCHEMA {own} AUTHORIZATION {own}")
+    made.sql(f"GRANT USAGE ON SCHEMA {schema} TO {own}; GRANT INSERT ON {made.sink.table} TO {own}")
+    made.options = {"user": own, "password": "canary-other"}
+    made.open()
+    made.commit(made.prepared(*ROWS))
+    assert made.rows() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"pasword": "x"}, InvalidArgumentError, "no such option.*nearest=password"),
+        ({"password": "canary-wrong"}, InvalidArgumentError, "authentication failed"),
+        ({"dbname": "nowhere"}, InvalidArgumentError, "does not exist"),
+        ({"sslmode": "require"}, InvalidArgumentError, "SSL"),
+        ({"port": "1"}, UnavailableError, "did not answer"),
+        ({"dsn": "password=canary-wrong host"}, InvalidArgumentError, "not a libpq connection string"),
+    ],
+)
+def test_settings_that_lead_nowhere_are_errors_without_credentials(
+    appending: Case, options: dict[str, str], kind: type[HoldfastError], match: str
+) -> None:
+    appending.options = options
+    with pytest.raises(kind, match=match) as raised:
+        appending.open()
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert "canary" not in f"{error!r} {vars(error)}"
+        error = error.__cause__ or error.__context__
+
+
+def test_a_sink_holds_no_credential(postgres: Postgres) -> None:
+    for dsn in ("password=canary host=db", "postgresql://me:canary@db/shop"):
+        with pytest.raises(InvalidArgumentError, match="no credentials in a sink") as raised:
+            PostgresSink("s", "t", dsn=dsn)
+        assert "canary" not in str(raised.value)
+    made = case(postgres)
+    made.open()
+    made.prepared(*ROWS)
+    assert PASSWORD.encode() not in pickle.dumps(made.sink)
+    assert PASSWORD not in repr(made.sink) + repr(vars(made.sink)) + repr(made.query)
+    assert pickle.loads(pickle.dumps(made.sink)) == made.sink
+    made.abort(*made.leftovers())
+
+
+def test_a_dsn_says_where_and_the_settings_go_before_it(postgres: Postgres) -> None:
+    made = case(postgres)
+    where = f"host=127.0.0.1 port={postgres.port} dbname=nowhere"
+    sink = PostgresSink(made.sink.name, made.sink.table, dsn=where)
+    query = SinkQuery(
+        sink.name, "q", options={"dsn": f"user=holdfast dbname={postgres.options['dbname']}", "password": PASSWORD}
+    )
+    assert sink.open(query, SCHEMA) == -1
+
+
+@pytest.mark.parametrize("given", [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}])
+def test_a_sink_that_makes_no_sense_is_refused_when_it_is_made(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError):
+        PostgresSink(**{"name": "s", "table": "t", **given})
+
+
+def test_a_server_that_is_away_is_an_error_of_each_step_and_nothing_is_lost(either: Case) -> None:
+    server = either.server
+    either.open()
+    handle = either.prepared(("a", 1))
+    half = either.begun(("b", 2), partition=1)
+    server.kill()
+    try:
+        for step in (
+            either.open, either.leftovers, lambda: either.confirm(handle), lambda: either.commit(handle),
+            lambda: either.abort(handle), lambda: either.prepared(("c", 3)), half.prepare,
+        ):  # fmt: skip
+            with pytest.raises(UnavailableError):
+                step()
+        half.abort()
+    finally:
+        server.start()
+    assert either.leftovers() == [handle]
+    other = either.prepared(("b", 2), partition=1)
+    either.confirm(handle, other)
+    either.commit(handle, other)
+    assert either.rows() == ROWS
+
+
+def test_without_prepared_transactions_or_without_room_for_one_rows_are_staged() -> None:
+    with a_server(settings={"max_prepared_transactions": 2}) as server:
+        made = case(server)
+        made.open()
+        handles = [made.prepared((str(place), place), partition=place) for place in range(4)]
+        assert [handle["way"] for handle in handles] == ["prepared", "prepared", "staged", "staged"]
+        made.confirm(*handles)
+        made.commit(*handles)
+        made.commit(*handles)
+        assert made.rows() == [(str(place), place) for place in range(4)]
+        server.stop()
+        server.start(max_prepared_transactions=0)
+        assert made.open() == 0
+        handle = made.prepared(("z", 26), batch_id=1)
+        assert handle["way"] == "staged"
+        made.commit(handle, batch_id=1)
+        assert made.rows()[-1] == ("z", 26)
+        connecting.close_idle()
+
+
+def test_the_oldest_server_here_serves_too() -> None:
+    with a_server(16) as server:
+        for made in (case(server), case(server, "k text PRIMARY KEY, n bigint", keys=["k"])):
+            made.open()
+            rows = [("a\n\\.\nb", 1), ("c", 2)]
+            made.commit(made.prepared(*rows))
+            assert made.rows() == rows
+        connecting.close_idle()
+
+
+def test_many_rows_are_written_in_slices(appending: Case) -> None:
+    appending.open()
+    count = 150_000
+    rows = pa.RecordBatch.from_arrays([pa.array(map(str, range(count))), pa.array(range(count))], schema=SCHEMA)
+    transaction = appending.sink.begin(appending.attempt(), SCHEMA)
+    transaction.write(rows)
+    transaction.write(batch(("x", -1)))
+    appending.commit(transaction.prepare())
+    assert appending.sql(f"SELECT count(*), sum(n) FROM {appending.sink.table} WHERE n < 0 OR k = n::text") == [
+        (count + 1, sum(range(count)) - 1)
+    ]

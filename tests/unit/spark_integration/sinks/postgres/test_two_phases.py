@@ -1,0 +1,140 @@
+"""The contract of a two-phase sink, by both ways: invisible, prepared, idempotent, final, apart, found."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import ConflictError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA, Case
+
+pytestmark = pytest.mark.postgres
+
+ROWS = [("a", 1), ("b", 2)]
+
+
+def test_rows_are_seen_after_the_commit_only(either: Case) -> None:
+    assert either.open() == -1
+    handle = either.prepared(*ROWS)
+    assert either.rows() == []
+    either.confirm(handle)
+    assert either.rows() == []
+    either.commit(handle)
+    assert either.rows() == ROWS
+    assert either.open() == 0
+
+
+def test_a_commit_again_changes_nothing(either: Case) -> None:
+    either.open()
+    handles = [either.prepared(row, partition=place) for place, row in enumerate(ROWS)]
+    for _ in range(3):
+        either.commit(*handles)
+    assert either.rows() == ROWS
+    either.commit(either.prepared(("c", 3), batch_id=1), batch_id=1)
+    either.commit(*handles)
+    assert either.rows() == [*ROWS, ("c", 3)]
+    assert either.open() == 1
+
+
+def test_a_batch_without_rows_is_marked_too(either: Case) -> None:
+    either.open()
+    either.commit(batch_id=4)
+    either.commit(batch_id=4)
+    assert either.open() == 4
+
+
+def test_what_is_aborted_cannot_be_committed(either: Case) -> None:
+    either.open()
+    handle, other = either.prepared(ROWS[0]), either.prepared(ROWS[1], partition=1)
+    either.abort(handle)
+    either.abort(handle)
+    with pytest.raises(UnavailableError, match="is gone"):
+        either.confirm(handle, other)
+    with pytest.raises(StateLostError, match="has lost"):
+        either.commit(handle, other)
+    assert either.rows() == []
+    assert either.open() == -1
+    # Nor after another attempt at it has been committed.
+    either.commit(other)
+    with pytest.raises(StateLostError, match="has lost"):
+        either.commit(handle)
+    assert either.rows() == [ROWS[1]]
+
+
+def test_an_abort_after_the_commit_changes_nothing(either: Case) -> None:
+    either.open()
+    handle = either.prepared(*ROWS)
+    either.commit(handle)
+    either.abort(handle)
+    assert either.rows() == ROWS
+
+
+def test_attempts_at_one_partition_are_apart(either: Case) -> None:
+    either.open()
+    one, other = either.begun(*ROWS), either.begun(("a", 7), ("b", 8))
+    first, second = one.prepare(), other.prepare()
+    assert first != second
+    either.abort(first)
+    either.commit(second)
+    assert either.rows() == [("a", 7), ("b", 8)]
+
+
+def test_what_nobody_ended_is_found(either: Case) -> None:
+    either.open()
+    handles = [either.prepared(row, partition=place) for place, row in enumerate(ROWS)]
+    found = either.leftovers()
+    assert sorted(map(str, found)) == sorted(map(str, handles))
+    either.abort(*found)
+    assert either.leftovers() == []
+
+
+def test_a_dead_workers_attempt_cannot_be_prepared_after_the_listing(either: Case) -> None:
+    either.open()
+    zombie = either.begun(*ROWS)
+    assert either.leftovers() == []
+    with pytest.raises(UnavailableError):
+        zombie.prepare()
+    zombie.abort()
+    assert either.leftovers() == []
+    either.commit(either.prepared(*ROWS))
+    assert either.rows() == ROWS
+
+
+def test_what_is_aborted_in_the_worker_leaves_nothing(either: Case) -> None:
+    either.open()
+    either.begun(*ROWS).abort()
+    assert either.leftovers() == []
+    either.commit(either.prepared(*ROWS))
+    assert either.rows() == ROWS
+
+
+def test_another_query_is_refused_unless_it_replaces_the_owner(either: Case) -> None:
+    either.open()
+    left = either.prepared(("a", 1), batch_id=3)
+    either.commit(left, batch_id=3)
+    waiting = either.prepared(("z", 26), batch_id=4)
+    new = SinkQuery(either.sink.name, "another", options=either.query.options)
+    with pytest.raises(ConflictError, match="another query"):
+        either.sink.open(new, SCHEMA)
+    replacing = SinkQuery(new.sink, new.query_id, replaces=either.query_id, options=new.options)
+    assert either.leftovers() == [waiting]
+    either.abort(waiting)
+    assert either.sink.open(replacing, SCHEMA) == -1
+    # What the replaced query decided may be committed again, by its id; what it lost stays lost.
+    either.commit(left, batch_id=3)
+    with pytest.raises(StateLostError):
+        either.commit(waiting, batch_id=4)
+    assert either.rows() == [("a", 1)]
+    with pytest.raises(ConflictError):
+        either.open()
+
+
+def test_a_replaced_querys_driver_commits_nothing_more(either: Case) -> None:
+    either.open()
+    handle = either.prepared(*ROWS)
+    replacing = SinkQuery(either.sink.name, "another", replaces=either.query_id, options=either.query.options)
+    either.sink.open(replacing, SCHEMA)
+    with pytest.raises(ConflictError):
+        either.commit(handle)
+    assert either.rows() == []
+    either.abort(handle)

@@ -1,0 +1,363 @@
+"""A Delta table is checked before anything is written, shared with other writers, and upserted by key."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from holdfast import clock
+from holdfast.errors import (
+    ConflictError,
+    HoldfastError,
+    InvalidArgumentError,
+    SchemaMismatchError,
+    StateLostError,
+    UnavailableError,
+)
+from holdfast.spark_integration.sinks.delta import commits
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+from holdfast.spark_integration.sinks.delta.statistics import statistics
+from holdfast.spark_integration.sinks.delta.tables import storage_options
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
+
+SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
+
+
+class Writer:
+    """A query that writes to a table."""
+
+    def __init__(self, sink: DeltaSink) -> None:
+        self.sink = sink
+        self.query = SinkQuery(sink.name, clock.new_uuid())
+
+    def prepared(self, batch_id: int, rows: Mapping[int | None, str | None], partition: int = 0) -> Handle:
+        """Write and prepare rows."""
+        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
+        transaction = self.sink.begin(attempt, SCHEMA)
+        transaction.write(pa.record_batch([list(rows), list(rows.values())], schema=SCHEMA))
+        return transaction.prepare()
+
+    def write(self, batch_id: int, rows: Mapping[int | None, str | None]) -> Handle:
+        """Write, prepare and commit rows."""
+        handle = self.prepared(batch_id, rows)
+        self.sink.confirm(self.query, batch_id, [handle])
+        self.sink.commit(self.query, batch_id, [handle])
+        return handle
+
+    def shown(self) -> list[tuple[Any, ...]]:
+        """What any Delta reader sees."""
+        rows = DeltaTable(self.sink.url).to_pyarrow_table().select(SCHEMA.names).to_pylist()
+        return sorted((tuple(row.values()) for row in rows), key=str)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def opened(sink: DeltaSink) -> Writer:
+    writer = Writer(sink)
+    writer.sink.open(writer.query, SCHEMA)
+    return writer
+
+
+def test_a_table_is_made_only_if_wanted(url: str) -> None:
+    """A mistyped URL makes no table."""
+    with pytest.raises(InvalidArgumentError, match="create=True"):
+        opened(DeltaSink("out", url))
+    assert not Path(url).exists()
+    opened(DeltaSink("out", url, create=True))
+    opened(DeltaSink("other", url))
+
+
+@pytest.mark.parametrize(
+    ("settings", "upsert", "word"),
+    [
+        ({"delta.setTransactionRetentionDuration": "interval 1 days"}, False, "forgetting"),
+        ({"delta.enableChangeDataFeed": "true"}, True, "change data feed"),
+        ({"delta.appendOnly": "true"}, True, "never change"),
+    ],
+)
+def test_tables_that_ask_more_of_their_writers_are_refused(
+    url: str, settings: dict[str, str | None], upsert: bool, word: str
+) -> None:
+    """What the sink would break is refused when the query starts."""
+    DeltaTable.create(url, SCHEMA, configuration=settings)
+    with pytest.raises(InvalidArgumentError, match=word):
+        opened(DeltaSink("out", url, keys=["key"] if upsert else None))
+    if upsert:
+        opened(DeltaSink("out", url)).write(0, {1: "a"})
+
+
+def test_a_check_constraint_is_refused(url: str) -> None:
+    """Nobody would check the rows."""
+    DeltaTable.create(url, SCHEMA).alter.add_constraint({"positive": "key > 0"})
+    with pytest.raises(InvalidArgumentError, match="CHECK constraint"):
+        opened(DeltaSink("out", url))
+
+
+_FEATURES = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["rowTracking"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"protocol": _FEATURES}, "rowTracking"),
+        ({"configuration": {"delta.columnMapping.mode": "name"}}, "column mapping"),
+        ({"metadata": {"delta.identity.start": 1}}, "an identity column"),
+        ({"metadata": {"delta.generationExpression": "key + 1"}}, "a generated column"),
+    ],
+)
+def test_features_of_other_writers_are_refused(url: str, change: dict[str, Any], word: str) -> None:
+    """Tables as Spark's writer makes them, whose log says what this one does not do."""
+    DeltaTable.create(url, SCHEMA)
+    (log,) = Path(url, "_delta_log").glob("*.json")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if "protocol" in line and "protocol" in change:
+            line["protocol"] = change["protocol"]
+        if "metaData" in line:
+            schema = json.loads(line["metaData"]["schemaString"])
+            schema["fields"][0]["metadata"] = change.get("metadata", {})
+            line["metaData"]["schemaString"] = json.dumps(schema)
+            line["metaData"]["configuration"] = change.get("configuration", {})
+    log.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(HoldfastError, match=word):
+        opened(DeltaSink("out", url))
+
+
+def test_another_column_of_the_table_is_named(url: str) -> None:
+    """The error says which column, and what to do."""
+    DeltaTable.create(url, SCHEMA.append(pa.field("extra", pa.int32())))
+    with pytest.raises(SchemaMismatchError) as raised:
+        opened(DeltaSink("out", url))
+    assert raised.value.facts["column"] == "extra"
+
+
+def test_nulls_where_none_may_be_fail_the_micro_batch(url: str) -> None:
+    """Before the decision, so the query can be mended."""
+    DeltaTable.create(url, pa.schema([pa.field("key", pa.int64(), nullable=False), ("word", pa.string())]))
+    writer = opened(DeltaSink("out", url))
+    writer.write(0, {1: None})
+    with pytest.raises(InvalidArgumentError) as raised:
+        writer.write(1, {None: "a"})
+    assert raised.value.facts["column"] == "key"
+    assert writer.shown() == [(1, None)]
+
+
+def test_other_writers_of_the_table_disturb_nothing(url: str) -> None:
+    """They append, optimise and vacuum between and under the sink's commits."""
+    writer = opened(DeltaSink("out", url, create=True))
+    other = opened(DeltaSink("other", url))
+    for batch in range(3):
+        handle = writer.prepared(batch, {batch: "mine"})
+        write_deltalake(url, pa.table([[100 + batch], ["by hand"]], schema=SCHEMA), mode="append")
+        other.write(batch, {200 + batch: "of another sink"})
+        writer.sink.commit(writer.query, batch, [handle])
+    handle = writer.prepared(3, {3: "mine"})
+    DeltaTable(url).optimize.compact()
+    DeltaTable(url).vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
+    writer.sink.commit(writer.query, 3, [handle])
+    mine = [(batch, "mine") for batch in range(4)]
+    assert [row for row in writer.shown() if row[1] == "mine"] == mine
+    assert len(writer.shown()) == 10
+    for batch in (0, 3):  # long compacted, and the newest
+        with pytest.raises(StateLostError):
+            writer.sink.commit(writer.query, batch, [writer.prepared(batch, {9: "another attempt"})])
+
+
+def _overwrite(url: str) -> None:
+    write_deltalake(url, pa.table({"key": ["a"]}), mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "settings"),
+        (_overwrite, "columns"),
+    ],
+)
+@pytest.mark.parametrize("keys", [None, ["key"]])
+def test_a_table_that_others_change_meanwhile_is_checked_again(
+    url: str, change: Callable[[str], None], what: str, keys: list[str] | None
+) -> None:
+    """Rows that it would refuse at a start are not decided; the next start says why."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {1: "a"})
+    change(url)
+    before = DeltaTable(url).version()
+    with pytest.raises(UnavailableError, match=f"changed=.*{what}"):
+        writer.write(1, {-1: "b"})
+    assert DeltaTable(url).version() == before
+    with pytest.raises(HoldfastError, match=r"CHECK|no such column"):
+        writer.sink.open(writer.query, SCHEMA)
+
+
+def test_a_log_that_is_gone_is_an_error_of_ours(url: str) -> None:
+    """What `deltalake` reads late is translated too."""
+    writer = opened(DeltaSink("out", url, create=True))
+    writer.write(0, {1: "a"})
+    handle = writer.prepared(1, {2: "b"})
+    shutil.rmtree(Path(url, "_delta_log"))
+    with pytest.raises(HoldfastError):
+        writer.sink.commit(writer.query, 1, [handle])
+
+
+@pytest.mark.parametrize("name", ["__row", "row", "key 0", 'a"b', "a.b"])
+def test_a_key_may_have_any_name(url: str, name: str) -> None:
+    """A failure to merge after the decision would stop the query for good."""
+    sink, schema = DeltaSink("out", url, keys=[name], create=True), pa.schema([(name, pa.int64()), ("v", pa.int64())])
+    query = SinkQuery("out", clock.new_uuid())
+    sink.open(query, schema)
+    transaction = sink.begin(SinkAttempt(query, 0, 0, clock.new_id() + clock.new_id()), schema)
+    transaction.write(pa.record_batch([[1, 1, 2], [1, 2, 3]], schema=schema))
+    sink.commit(query, 0, [transaction.prepare()])
+    rows = DeltaTable(url).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("name", ["a`b", "__delta_rs_source"])
+def test_a_name_that_cannot_be_merged_is_refused_at_the_start(url: str, name: str) -> None:
+    with pytest.raises(SchemaMismatchError, match="rename"):
+        DeltaSink("out", url, keys=["k"], create=True).open(
+            SinkQuery("out", clock.new_uuid()), pa.schema([("k", pa.int64()), (name, pa.int64())])
+        )
+    assert not Path(url).exists()
+
+
+def test_an_old_micro_batch_is_known_by_the_log(url: str) -> None:
+    """Committed again after later ones, it changes nothing."""
+    writer = opened(DeltaSink("out", url, create=True))
+    first = writer.write(0, {0: "a"})
+    writer.write(1, {1: "b"})
+    writer.sink.commit(writer.query, 0, [first])
+    assert writer.shown() == [(0, "a"), (1, "b")]
+
+
+def test_two_drivers_commit_one_micro_batch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zombie driver commits on an old view of the table: Delta refuses it, and the rows are there once."""
+    writer = opened(DeltaSink("out", url, create=True))
+    handle = writer.prepared(0, {0: "a"})
+    monkeypatch.setattr(commits.TableCommits, "_newest", lambda *_args: -1)  # it looked before the other committed
+    stale = DeltaTable(url)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.delta.tables.KeptTable.current", lambda _kept: stale)
+    monkeypatch.setattr(commits, "_TRIES", 2)
+    version = DeltaTable(url).version()
+    write_deltalake(
+        url,
+        pa.table([[0], ["a"]], schema=SCHEMA),
+        mode="append",
+        commit_properties=commits.CommitProperties(
+            app_transactions=[commits.Transaction(f"holdfast/out/{writer.query.query_id}", 0)]
+        ),
+    )
+    with pytest.raises(UnavailableError, match="faster"):
+        writer.sink.commit(writer.query, 0, [handle])
+    assert DeltaTable(url).version() == version + 1
+    assert writer.shown() == [(0, "a")]
+
+
+def test_upserts_take_the_place_of_rows(url: str) -> None:
+    """By key, null keys among them; of several rows of a key the last one counts; staged files go."""
+    writer = opened(DeltaSink("out", url, create=True, keys=["key"]))
+    writer.write(0, {1: "a", 2: "b", None: "c"})
+    handles = [writer.prepared(1, {2: "B", None: "C"}), writer.prepared(1, {3: "d", 2: "last"}, partition=1)]
+    writer.sink.commit(writer.query, 1, handles)
+    assert writer.shown() == [(1, "a"), (2, "last"), (3, "d"), (None, "C")]
+    assert not [path for path in Path(url, "_holdfast").rglob("*") if path.is_file() and "queries" not in path.parts]
+
+
+def test_names_of_columns_need_no_quoting_by_users(url: str) -> None:
+    """Upper case, blanks and SQL words are names like others."""
+    schema = pa.schema([("Key Of", pa.int64()), ("select", pa.string())])
+    sink = DeltaSink("out", url, create=True, keys=["Key Of"])
+    query = SinkQuery("out", clock.new_uuid())
+    sink.open(query, schema)
+    for batch, word in enumerate("ab"):
+        transaction = sink.begin(SinkAttempt(query, batch, 0, clock.new_id() + clock.new_id()), schema)
+        transaction.write(pa.record_batch([[1], [word]], schema=schema))
+        sink.commit(query, batch, [transaction.prepare()])
+    assert DeltaTable(url).to_pyarrow_table().to_pylist() == [{"Key Of": 1, "select": "b"}]
+
+
+def test_two_queries_under_one_name_are_refused(url: str) -> None:
+    """Also beside a sink of another name, which may write to the same table."""
+    opened(DeltaSink("out", url, create=True))
+    with pytest.raises(ConflictError):
+        opened(DeltaSink("out", url))
+
+
+def test_statistics_are_right_or_left_out() -> None:
+    """A reader passes over files by them: a bound that is too narrow loses rows."""
+    long = "x" * 40
+    table = pa.table(
+        {
+            "i": pa.array([3, None, 1]),
+            "nan": [1.0, math.nan, 2.0],
+            "inf": [1.0, math.inf, 2.0],
+            "s": ["b", "", None],
+            "long": [long, "y" * 40, long],
+            "empty": pa.array([None] * 3, pa.int64()),
+            "day": [date(2020, 1, 2), date(1969, 1, 1), None],
+            "at": pa.array([datetime(2020, 1, 1, 1, 2, 3, 456789, UTC)] * 3, pa.timestamp("us", "UTC")),
+            "d": pa.array([Decimal("1.23"), Decimal("-4.50"), None], pa.decimal128(10, 2)),
+            "wide": pa.array([Decimal(1), Decimal(2), None], pa.decimal128(38, 2)),
+            "list": [[1], [], None],
+            "bytes": [b"a", b"b", None],
+            "bool": [True, False, None],
+        }
+    )
+    found = json.loads(statistics(table))
+    assert found["numRecords"] == 3
+    assert found["minValues"] == {
+        "i": 1,
+        "s": "",
+        "long": "x" * 32,
+        "day": "1969-01-01",
+        "at": "2020-01-01T01:02:03.456789Z",
+        "d": -4.5,
+    }
+    assert found["maxValues"] == {
+        "i": 3,
+        "s": "b",
+        "long": "y" * 32 + "\U0010ffff",
+        "day": "2020-01-02",
+        "at": "2020-01-01T01:02:03.456789Z",
+        "d": 1.23,
+    }
+    assert found["nullCount"]["empty"] == 3
+    assert "list" not in found["nullCount"]
+
+
+def test_options_of_storage_have_deltas_names() -> None:
+    """One set of settings is enough for both clients of S3."""
+    given = {"key": "k", "secret": "s", "client_kwargs.endpoint_url": "http://h:1", "delta.AWS_PROFILE": "p"}
+    assert storage_options("s3://b/t", given) == {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_ENDPOINT_URL": "http://h:1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_PROFILE": "p",
+    }
+
+
+def test_nested_columns_of_a_new_table_take_nulls(url: str) -> None:
+    """Spark says of a literal in a struct that it is never null; the next start must not stumble over it."""
+    never = pa.struct([pa.field("z", pa.string(), nullable=False)])
+    schema = pa.schema(
+        [("key", pa.int64()), ("inner", never), ("many", pa.list_(pa.field("e", never, nullable=False)))]
+    )
+    sink = DeltaSink("out", url, create=True)
+    query = SinkQuery("out", clock.new_uuid())
+    for _ in range(2):
+        assert sink.open(query, schema) == -1

@@ -1,0 +1,185 @@
+"""Each request of a file sink fails once, or its reply is lost: rows are shown once, and what is left is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from holdfast import clock
+from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+from holdfast.spark_integration.sinks.parquet.reading import read_parquet
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, TwoPhaseSink
+from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
+
+SCHEMA = pa.schema([("key", pa.int64())])
+SINKS = ["parquet", "append", "upsert"]
+KINDS: list[Kind] = ["fail", "lose_reply"]
+
+
+class Target:
+    """A sink on a storage that can be made to fail."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.url = str(folder / "target")
+        self.sink: TwoPhaseSink = ParquetSink("out", self.url)
+        if kind != "parquet":
+            self.sink = DeltaSink("out", self.url, keys=["key"] if kind == "upsert" else None, create=True)
+        self.query = SinkQuery("out", clock.new_uuid())
+        self.inner = open_storage(self.url)
+        self.storage: ObjectStorage = self.inner
+
+    def fail(self, *faults: Fault) -> FaultyStorage:
+        """Make the storage fail from here on."""
+        faulty = FaultyStorage(self.inner, faults)
+        self.storage = faulty
+        return faulty
+
+    def prepared(self, batch_id: int) -> Handle:
+        """Write and prepare a row."""
+        transaction = self.sink.begin(SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id()), SCHEMA)
+        transaction.write(pa.record_batch([[batch_id]], schema=SCHEMA))
+        try:
+            return transaction.prepare()
+        except HoldfastError:
+            transaction.abort()
+            raise
+
+    def shown(self) -> list[int]:
+        """What readers see."""
+        try:
+            is_delta = isinstance(self.sink, DeltaSink)
+            table = DeltaTable(self.url).to_pyarrow_table() if is_delta else read_parquet(self.url)
+        except NotFoundError:
+            return []
+        return sorted(table["key"].to_pylist())
+
+    def files(self) -> int:
+        """How many objects there are besides claims, schema, manifests and Delta's log."""
+        kept = ("queries/", "/schema", "/batches/", "_delta_log/")
+        return sum(not any(part in info.key for part in kept) for info in self.inner.list(""))
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
+    made = Target(request.param, tmp_path)
+    for module in ("parquet", "delta"):
+        name = f"holdfast.spark_integration.sinks.{module}.sink.storage_of"
+        monkeypatch.setattr(name, lambda _url, _options: made.storage)
+    made.sink.open(made.query, SCHEMA)
+    yield made
+    made.inner.close()
+
+
+def requests(target: Target) -> int:
+    """Return how many requests a micro-batch makes."""
+    faulty = target.fail()
+    handle = target.prepared(0)
+    target.sink.confirm(target.query, 0, [handle])
+    target.sink.commit(target.query, 0, [handle])
+    return len(faulty.operations)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_request_that_fails_loses_and_doubles_nothing(target: Target, kind: Kind) -> None:
+    """At each request of writing and committing; then the next start does what a coordinator does."""
+    shown = [0]
+    for nth in range(1, requests(target) + 1):
+        batch = nth
+        faulty = target.fail(Fault(kind, nth=nth))
+        handles: list[Handle] = []
+        decided = False
+        with suppress(HoldfastError):
+            handles.append(target.prepared(batch))
+            target.sink.confirm(target.query, batch, handles)
+            decided = True
+            target.sink.commit(target.query, batch, handles)
+        faulty.assert_all_hit()
+        target.storage = target.inner
+        target.sink.open(target.query, SCHEMA)
+        if decided:
+            target.sink.commit(target.query, batch, handles)
+        else:
+            assert target.shown() == shown
+        target.sink.abort(target.query, target.sink.leftovers(target.query))
+        assert target.sink.leftovers(target.query) == []
+        if not decided:
+            target.sink.commit(target.query, batch, [target.prepared(batch)])
+        shown.append(batch)
+        assert target.shown() == shown
+    committed_files = 0 if isinstance(target.sink, DeltaSink) and target.sink.keys else len(shown)
+    merged = [path for path in Path(target.url).glob("*.parquet") if not path.name.startswith("part-0000000000")]
+    assert target.files() - len(merged) == committed_files, "nothing is left of dead attempts"
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_an_abort_that_fails_is_done_again(target: Target) -> None:
+    """At each of its requests: never shown, and in the end gone."""
+    nth = 0
+    while True:
+        nth += 1
+        handle = target.prepared(0)
+        faulty = target.fail(Fault("fail", nth=nth))
+        with suppress(HoldfastError):
+            target.sink.abort(target.query, [handle])
+        target.storage = target.inner
+        if faulty.operations and len(faulty.operations) >= nth:
+            with suppress(HoldfastError):
+                target.sink.abort(target.query, target.sink.leftovers(target.query))
+            assert target.files() == 0
+            with pytest.raises(HoldfastError):
+                target.sink.commit(target.query, 0, [handle])
+            continue
+        break
+    assert target.shown() == []
+    assert nth > 3
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
+    """Its note is taken away before its file comes: it notices, and takes the file away."""
+    zombie = target.fail()
+    original = zombie.put
+
+    def put(key: str, data: object) -> None:
+        if key.endswith(".parquet"):
+            target.storage = target.inner
+            target.sink.abort(target.query, target.sink.leftovers(target.query))
+        original(key, data)  # type: ignore[arg-type]
+
+    zombie.put = put  # type: ignore[method-assign]
+    with pytest.raises(HoldfastError, match="ended"):
+        target.prepared(0)
+    assert target.files() == 0
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> None:
+    """It was ended before its first file came, and has put notes and files since."""
+    zombie = target.fail()
+    original = zombie.put
+
+    def put(key: str, data: object) -> None:
+        if key.endswith("000000.parquet"):
+            target.storage = target.inner
+            target.sink.abort(target.query, target.sink.leftovers(target.query))
+        original(key, data)  # type: ignore[arg-type]
+
+    zombie.put = put  # type: ignore[method-assign]
+    object.__setattr__(target.sink, "file_mb", 1)
+    transaction = target.sink.begin(SinkAttempt(target.query, 0, 0, clock.new_id() + clock.new_id()), SCHEMA)
+    for _ in range(2):
+        transaction.write(pa.record_batch([[*range(1 << 17)]], schema=SCHEMA))
+    with pytest.raises(HoldfastError, match="ended"):
+        transaction.prepare()
+    transaction.abort()
+    assert target.files() == 0

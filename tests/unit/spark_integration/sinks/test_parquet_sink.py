@@ -1,0 +1,264 @@
+"""Manifests are merged and never trusted; other readers see what counts, and unaware ones nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from holdfast import clock
+from holdfast.backends import stored_file
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    InvalidArgumentError,
+    NotFoundError,
+    SchemaMismatchError,
+    StateLostError,
+)
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.parquet import manifests as manifests_module
+from holdfast.spark_integration.sinks.parquet.manifests import FILES, KIND, Manifest, found, in_force
+from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
+
+SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
+
+
+class Writer:
+    """A query that writes to a sink."""
+
+    def __init__(self, sink: ParquetSink, replaces: str | None = None) -> None:
+        self.sink = sink
+        self.query = SinkQuery(sink.name, clock.new_uuid(), replaces)
+
+    def prepared(self, batch_id: int, keys: list[int], partition: int = 0) -> Handle:
+        """Write and prepare rows."""
+        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
+        transaction = self.sink.begin(attempt, SCHEMA)
+        transaction.write(pa.record_batch([keys, [f"word {key}" for key in keys]], schema=SCHEMA))
+        return transaction.prepare()
+
+    def write(self, batch_id: int, keys: list[int]) -> Handle:
+        """Write, prepare and commit rows."""
+        handle = self.prepared(batch_id, keys)
+        self.sink.commit(self.query, batch_id, [handle])
+        return handle
+
+    @property
+    def folder(self) -> Path:
+        """Where the query's manifests are."""
+        return Path(self.sink.url, "_holdfast", self.sink.name, self.query.query_id, "batches")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    made = Writer(ParquetSink("out", str(tmp_path / "target")))
+    made.sink.open(made.query, SCHEMA)
+    return made
+
+
+def keys_of(table: pa.Table) -> list[int]:
+    keys: list[int] = table["key"].to_pylist()
+    return keys
+
+
+def test_manifests_are_merged_and_nothing_is_lost_or_doubled(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many micro-batches there are, few objects are listed, and each row is read once, in order."""
+    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
+    handles = [writer.write(2 * batch, [batch]) for batch in range(70)]
+    names = sorted(path.name for path in writer.folder.iterdir())
+    assert len(names) < 16
+    assert {"1", "3"} <= {name[0] for name in names}
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(70))
+    assert writer.sink.open(writer.query, SCHEMA) == 138
+    writer.sink.commit(writer.query, 0, [handles[0]])  # merged long ago: still the same micro-batch
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(70))
+    with pytest.raises(StateLostError):
+        writer.sink.commit(writer.query, 2, [writer.prepared(2, [7])])
+    with pytest.raises(StateLostError):  # ended without rows
+        writer.sink.commit(writer.query, 3, [writer.prepared(3, [7])])
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(70))
+
+
+def test_a_merge_that_was_cut_off_changes_nothing(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver dies between the merged manifest and the deletes: both are there, and each row is read once."""
+    monkeypatch.setattr(manifests_module, "MERGED", 4)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.parquet.sink.MERGED", 4)
+    for batch in range(4):
+        writer.write(batch, [batch])
+    parts = {path: path.read_bytes() for path in writer.folder.iterdir()}
+    writer.write(4, [4])
+    for path, data in parts.items():
+        path.write_bytes(data)
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(5))
+    for batch in range(5, 12):
+        writer.write(batch, [batch])
+    assert keys_of(read_parquet(writer.sink.url)) == list(range(12))
+    assert len(list(writer.folder.iterdir())) < 7
+
+
+def test_manifests_that_overlap_are_refused() -> None:
+    """No reader chooses between two stories."""
+    inside, across = Manifest(0, 3, 3), Manifest(1, 3, 9)
+    assert in_force([Manifest(1, 1, 4), inside]) == [Manifest(1, 1, 4)]
+    with pytest.raises(CorruptionError):
+        in_force([Manifest(1, 1, 4), across])
+
+
+def test_names_of_other_things_are_no_manifests(writer: Writer) -> None:
+    """What lies beside the manifests is passed over."""
+    writer.write(0, [1])
+    (writer.folder / "notes.txt").write_text("hello")
+    with open_storage(writer.sink.url) as storage:
+        assert len(found(storage.list(""))) == 1
+    assert keys_of(read_parquet(writer.sink.url)) == [1]
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:40] + bytes([data[40] ^ 1]) + data[41:]
+
+
+@pytest.mark.parametrize("damage", [_cut, _flipped, lambda _data: b""])
+def test_damaged_manifests_are_refused(writer: Writer, damage: Callable[[bytes], bytes]) -> None:
+    """A manifest that is not what was written names no files."""
+    writer.write(0, [1])
+    (path,) = writer.folder.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptionError):
+        read_parquet(writer.sink.url)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("attempt", "../../../etc/passwd"),
+        ("attempt", "000000000000000009-000000-" + "a" * 32),
+        ("digest", "x"),
+        ("number", -1),
+        ("rows", -1),
+        ("size_bytes", -5),
+        ("batch", 9),
+    ],
+)
+def test_hostile_manifests_are_refused(writer: Writer, column: str, value: object) -> None:
+    """A manifest whose checksum is right, made by somebody else, leads nowhere."""
+    writer.write(0, [1])
+    (path,) = writer.folder.iterdir()
+    row = {
+        "batch": 0,
+        "attempt": "000000000000000000-000000-" + "a" * 32,
+        "number": 0,
+        "rows": 1,
+        "size_bytes": 1,
+        "digest": "b" * 32,
+    }
+    table = pa.Table.from_pylist([{**row, column: value}], FILES)
+
+    def write(out: pa.NativeFile) -> None:
+        with pa.ipc.new_stream(out, FILES) as stream:
+            stream.write_table(table)
+
+    header = {"sink": "out", "query_id": writer.query.query_id, "level": 0, "first": 0, "last": 0}
+    path.write_bytes(stored_file.encode(KIND, header, {"files": write}, encoding="lz4")[0])
+    with pytest.raises(CorruptionError):
+        read_parquet(writer.sink.url)
+    with pytest.raises(CorruptionError):
+        parquet_files(writer.sink.url)
+
+
+def test_a_committed_file_that_was_changed_is_noticed(writer: Writer) -> None:
+    """Rows are those that were committed, or an error."""
+    writer.write(0, [1])
+    (path,) = Path(writer.sink.url, "_data").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:8] + b"\x00" + data[9:])
+    with pytest.raises(CorruptionError, match="altered"):
+        read_parquet(writer.sink.url)
+    path.unlink()
+    with pytest.raises(CorruptionError, match="gone"):
+        read_parquet(writer.sink.url)
+
+
+def test_a_prepared_file_that_is_lost_is_never_committed(writer: Writer) -> None:
+    """The decision stands, and the sink says that it cannot be kept."""
+    handle = writer.prepared(0, [1])
+    for path in Path(writer.sink.url, "_data").iterdir():
+        path.unlink()
+    with pytest.raises(StateLostError):
+        writer.sink.commit(writer.query, 0, [handle])
+    with pytest.raises(NotFoundError):
+        read_parquet(str(Path(writer.sink.url, "elsewhere")))
+
+
+def test_other_readers_see_what_counts(writer: Writer) -> None:
+    """DuckDB and pyarrow read the listed files; who reads the folder by itself sees nothing."""
+    writer.write(0, [1, 2])
+    writer.prepared(1, [3])
+    files = parquet_files(writer.sink.url)
+    assert keys_of(ds.dataset(files).to_table()) == [1, 2]
+    assert duckdb.read_parquet(files).fetchall() == [(1, "word 1"), (2, "word 2")]
+    assert ds.dataset(writer.sink.url, format="parquet").files == []
+
+
+def test_results_of_a_replaced_query_stay_first(writer: Writer) -> None:
+    """A query that goes on with another's results numbers its micro-batches anew."""
+    writer.write(5, [1])
+    heir = Writer(writer.sink, replaces=writer.query.query_id)
+    assert heir.sink.open(heir.query, SCHEMA) == -1
+    heir.write(0, [2])
+    assert keys_of(read_parquet(writer.sink.url)) == [1, 2]
+    with pytest.raises(ConflictError):
+        writer.sink.open(writer.query, SCHEMA)
+
+
+def test_a_url_has_one_name(writer: Writer) -> None:
+    """A reader need not know names."""
+    other = Writer(ParquetSink("other", writer.sink.url))
+    with pytest.raises(ConflictError):
+        other.sink.open(other.query, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("column", "word"),
+    [
+        (pa.field("word", pa.duration("us")), "bigint"),
+        (pa.field("word", pa.timestamp("ns")), "microseconds"),
+        (pa.field("word", pa.null()), "cast"),
+        (pa.field("word", pa.large_string()), "cast"),
+        (pa.field("word", pa.list_(pa.struct([("x", pa.uint8())]))), "cast"),
+        (pa.field("KEY", pa.string()), "one name"),
+    ],
+)
+def test_columns_that_not_every_reader_knows(tmp_path: Path, column: pa.Field, word: str) -> None:
+    """They are refused by name before anything is written."""
+    sink = ParquetSink("out", str(tmp_path / "target"))
+    with pytest.raises(SchemaMismatchError, match=word) as raised:
+        sink.open(SinkQuery("out", "q"), SCHEMA.set(1, column))
+    assert raised.value.facts["column"] in ("word", "key")
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket/a@b", "hdfs://u:p@host/x", "~/x", ""])
+def test_urls_with_credentials_are_refused(url: str) -> None:
+    """A sink is pickled and shown."""
+    with pytest.raises(InvalidArgumentError) as raised:
+        ParquetSink("out", url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("columns", [["nothing"], [], ["key", "key"]])
+def test_columns_that_cannot_be_read_are_named(writer: Writer, columns: list[str]) -> None:
+    writer.write(0, [1])
+    with pytest.raises(InvalidArgumentError, match="key, word"):
+        read_parquet(writer.sink.url, columns=columns)
