@@ -26,6 +26,7 @@ _COMMANDS = {
     "log": "holdfast.commands.log:log",
     "rescale": "holdfast.commands.copies:rescale",
     "savepoint": "holdfast.commands.savepoint:savepoint",
+    "ui": "holdfast.ui.command:ui",
     "verify": "holdfast.commands.verify:verify",
 }
 

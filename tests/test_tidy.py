@@ -77,7 +77,7 @@ ROOMS = {
         "state_source",
         "sink_source",
     ),
-    "holdfast": ("clock errors", "settings", "savepoints sinks", "commands testing", "cli"),
+    "holdfast": ("clock errors", "settings", "savepoints sinks", "commands testing", "ui", "cli"),
 }
 
 # What a plug-in builds on, as docs/backends.md names it; the example of one is held to it, and to the rules on style.
@@ -104,6 +104,7 @@ ABOVE = (
     "holdfast/savepoints.py",
     "holdfast/sinks.py",
     "holdfast/testing/*",
+    "holdfast/ui/*",
 )
 
 # A third-party library that has one place, and that place.
@@ -113,11 +114,12 @@ PLACES = {
     # The peers of the benches are installed elsewhere: only the programs that run there may import them.
     **dict.fromkeys(("bytewax", "pathway", "pyflink", "quixstreams"), ("benches/peers/programs/*",)),
     "confluent_kafka": ("spark_integration/sinks/kafka/*", "benches/*", "examples/*"),
-    "click": ("holdfast/cli*.py", "holdfast/commands/*", "benches/*", "examples/*"),
+    "click": ("holdfast/cli*.py", "holdfast/commands/*", "holdfast/ui/command.py", "benches/*", "examples/*"),
     "deltalake": ("spark_integration/sinks/delta/*", "benches/*", "examples/*"),
+    "flask": ("holdfast/ui/app.py", "holdfast/ui/guard.py"),
     "fsspec": ("snapshotter/storage/*",),
     "hdfs_native": ("snapshotter/storage/*",),
-    "jinja2": ("benches/report/page/html.py",),
+    "jinja2": ("benches/report/page/html.py", "holdfast/ui/app.py"),
     "jsonschema": ("benches/report/directory.py",),
     "markupsafe": ("benches/report/page/*",),
     "matplotlib": ("benches/report/charts/*", "benches/report/figure.py"),
@@ -135,10 +137,12 @@ PLACES = {
         *("spark_integration/*", "benches/*", "examples/*"),
         *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/own_spark.py", "holdfast/testing/*"),
     ),
-    "rich": ("holdfast/cli*.py", "holdfast/commands/*", "examples/*", "benches/*"),
+    "rich": ("holdfast/cli*.py", "holdfast/commands/*", "holdfast/ui/command.py", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb/*",),
     "s3fs": ("snapshotter/storage/*",),
     "scipy": ("benches/comparing/noise.py",),
+    "waitress": ("holdfast/ui/command.py",),
+    "werkzeug": ("holdfast/ui/app.py", "holdfast/ui/guard.py"),
 }
 
 # Time, chance and threads are handed in: where they may be asked of the machine, one file per layer.
@@ -156,6 +160,7 @@ MAY_START_THREADS = (
     "holdfast/commands/target.py",
     "holdfast/savepoints.py",
     "holdfast/testing/*",
+    "holdfast/ui/command.py",
     "snapshotter/storage/*",
     "spark_integration/read_state.py",
     "spark_integration/server/state_server.py",

@@ -39,7 +39,7 @@ def log(url: str, operator: str | None, options: tuple[str, ...], as_json: bool,
         ]
         wanted = [(s, stored) for s in shards for stored in [*reversed(s.versions)][:limit]]
         headers = {s.prefix: Headers(PrefixedStorage(target.storage, s.prefix)) for s in shards}
-        described = target.executor.map(lambda pair: _describe(headers[pair[0].prefix], pair[1]), wanted)
+        described = target.executor.map(lambda pair: describe(headers[pair[0].prefix], pair[1]), wanted)
         rows: dict[str, list[dict[str, Any]]] = {s.prefix: [] for s in shards}
         for (listing, _), row in zip(wanted, described, strict=True):
             rows[listing.prefix].append(row)
@@ -49,7 +49,14 @@ def log(url: str, operator: str | None, options: tuple[str, ...], as_json: bool,
             _show(target, shards, rows)
 
 
-def _describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
+def describe(headers: Headers, stored: StoredObject) -> dict[str, Any]:
+    """Return what a stored commit or snapshot says of itself, or in ``error`` what is wrong with it.
+
+    Raises
+    ------
+    InvalidArgumentError, UnavailableError
+        It cannot be read now.
+    """
     row: dict[str, Any] = {
         "kind": stored.kind,
         "version": str(stored.pointer),
@@ -101,7 +108,7 @@ def _show(target: Target, shards: list[ShardListing], rows: dict[str, list[dict[
         for row in rows[shard.prefix]:
             colour = "[cyan]snapshot[/]" if row["kind"] == "snapshot" else "commit"
             shown.add_row(
-                moment(row["stored_ms"]), plain(row["version"]), colour, size(_size_of(row)), plain(_note(row))
+                moment(row["stored_ms"]), plain(row["version"]), colour, size(_size_of(row)), plain(note(row))
             )
         target.console.print(shown)
 
@@ -110,7 +117,8 @@ def _size_of(row: dict[str, Any]) -> int:
     return int(row["size_bytes"] + row.get("stored_bytes", 0))
 
 
-def _note(row: dict[str, Any]) -> str:
+def note(row: dict[str, Any]) -> str:
+    """Return the rest of a row in words."""
     if "error" in row:
         return str(row["error"])
     if row["kind"] == "snapshot":

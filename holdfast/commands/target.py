@@ -64,20 +64,21 @@ class Target:
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
+storage_option = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    envvar="HOLDFAST_STORAGE_OPTIONS",
+    help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
+    "$HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
+)
+"""Gives a command the options of the storage."""
+
+
 def on_storage(command: _Command) -> _Command:
     """Give a command the options that all commands have."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="NAME=VALUE",
-            envvar="HOLDFAST_STORAGE_OPTIONS",
-            help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put "
-            "them in $HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
-        ),
-    ):
+    for option in (click.option("--json", "as_json", is_flag=True, help="Print JSON."), storage_option):
         command = option(command)
     return command
 
@@ -153,7 +154,12 @@ def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (
 
 def plain(text: object) -> str:
     """Return text that the terminal shows as it is, without what markup or control characters would do."""
-    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)))
+    return escape(printable(text))
+
+
+def printable(text: object) -> str:
+    """Return text with its control characters, and those that turn its direction, as escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def size(size_bytes: float) -> str:

@@ -10,9 +10,9 @@ from playwright.sync_api import Browser
 
 from holdfast.benches.report.directory import read
 from holdfast.benches.report.page.html import render
+from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.servers import downloads
 from tests.unit.benches import sample_results
-from tests.unit.benches.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(15)]
 
@@ -62,7 +62,7 @@ def test_everybody_can_read_it(
 ) -> None:
     """No findings of an accessibility checker, no sideways scrolling, no request: at each width, in each scheme."""
     report = reports[profile]
-    with shown(browser, report, width, scheme) as it:
+    with shown(browser, report.as_uri(), width, scheme) as it:
         assert accessibility_findings(it.page) == []
         assert it.page.evaluate("document.documentElement.scrollWidth") == width
         assert it.requests == [report.as_uri()]
@@ -71,7 +71,7 @@ def test_everybody_can_read_it(
 
 def test_tables_fold_and_scroll_inside_themselves(browser: Browser, report: Path) -> None:
     """Where a table is wider than a phone, its own box scrolls; a reader with a keyboard can open and reach it."""
-    with shown(browser, report, PHONE) as it:
+    with shown(browser, report.as_uri(), PHONE) as it:
         it.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         boxes = it.page.evaluate(
             "[...document.querySelectorAll('.scroll')].map(b => [b.scrollWidth > b.clientWidth, b.tabIndex])"
@@ -83,7 +83,7 @@ def test_tables_fold_and_scroll_inside_themselves(browser: Browser, report: Path
 
 def test_links_lead_to_something(browser: Browser, report: Path) -> None:
     """A sentence of the summary leads to its chart."""
-    with shown(browser, report, DESKTOP) as it:
+    with shown(browser, report.as_uri(), DESKTOP) as it:
         targets = it.page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
         assert targets
         assert [t for t in set(targets) if not it.page.query_selector(f"[id='{t.removeprefix('#')}']")] == []
@@ -92,7 +92,10 @@ def test_links_lead_to_something(browser: Browser, report: Path) -> None:
 def test_charts_take_the_colours_of_the_scheme(browser: Browser, report: Path) -> None:
     """In the dark, bars are light: their colours are the page's, not matplotlib's."""
     fill = "getComputedStyle(document.querySelector('svg.chart [style*=\"var(--memory)\"]')).fill"
-    with shown(browser, report, DESKTOP, "light") as light, shown(browser, report, DESKTOP, "dark") as dark:
+    with (
+        shown(browser, report.as_uri(), DESKTOP, "light") as light,
+        shown(browser, report.as_uri(), DESKTOP, "dark") as dark,
+    ):
         colours = {it.page.evaluate(fill) for it in (light, dark)}
     assert len(colours) == 2
     assert all(colour.startswith("rgb(") and colour != "rgb(0, 0, 0)" for colour in colours)
@@ -100,7 +103,7 @@ def test_charts_take_the_colours_of_the_scheme(browser: Browser, report: Path) -
 
 def test_it_prints_with_its_tables(browser: Browser, report: Path) -> None:
     """On paper nothing can be unfolded: what is folded on the screen is printed, in the colours for white."""
-    with shown(browser, report, DESKTOP, "dark") as it:
+    with shown(browser, report.as_uri(), DESKTOP, "dark") as it:
         it.page.emulate_media(media="print")
         heights = it.page.evaluate(
             "[...document.querySelectorAll('.card details')]"

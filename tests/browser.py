@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -49,8 +48,8 @@ class Shown:
 
 
 @contextmanager
-def shown(browser: Browser, file: Path, width: int, scheme: Any = "light") -> Iterator[Shown]:
-    """Open a file of this machine as a page of some width, in light or dark."""
+def shown(browser: Browser, url: str, width: int, scheme: Any = "light") -> Iterator[Shown]:
+    """Open a page at some width, in light or dark."""
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
     found = Shown(page, [], [])
@@ -58,7 +57,7 @@ def shown(browser: Browser, file: Path, width: int, scheme: Any = "light") -> It
     page.on("pageerror", lambda error: found.errors.append(str(error)))
     page.on("console", lambda message: found.errors.append(message.text))
     try:
-        page.goto(file.as_uri())
+        page.goto(url)
         yield found
     finally:
         context.close()

@@ -1,0 +1,1 @@
+"""The page: what `holdfast ui` shows."""

@@ -1,0 +1,94 @@
+"""``holdfast ui``: serves the page until it is interrupted."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import click
+from rich.console import Console
+
+from holdfast import clock
+from holdfast.commands.target import a_console, named_options, storage_option
+from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.ui.site import Directory, Site
+
+PORT = 4880
+_REQUESTS_AT_ONCE = 16
+_PAGES_AT_ONCE = 8
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@click.command()
+@click.argument("locations", nargs=-1, required=True, metavar="LOCATION…")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--allow-host",
+    "also",
+    multiple=True,
+    metavar="NAME",
+    help="A further name under which browsers ask for it, as of a proxy; repeatable.",
+)
+@storage_option
+def ui(locations: tuple[str, ...], host: str, port: int, also: tuple[str, ...], options: tuple[str, ...]) -> None:
+    """Show state as a web page, read-only, on this machine.
+
+    LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir.
+    """
+    with ExitStack() as stack:
+        site = _open(locations, options, stack)
+        console = Console(stderr=True)
+        with console.status("listing …") if console.is_terminal else ExitStack():
+            for directory in site.directories:
+                directory.surveyor.latest()  # what is wrong with it is better told here than on a page
+        token = clock.new_id() + clock.new_id()
+        server = make_server(site, token, host, port, also)
+        stack.callback(server.close)
+        shown_host = f"[{host}]" if ":" in host else host
+        a_console().print(f"http://{shown_host}:{server.effective_port}/{token}/", soft_wrap=True, markup=False)
+        console.print("Ctrl-C ends it. Whoever has this address can read the state.")
+        if host not in _LOOPBACK:
+            console.print("Others can reach it, and nothing is encrypted: put it behind a proxy with TLS.")
+        server.run()
+
+
+def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, ...] = ()) -> Any:
+    """Return a server that listens already; `run` serves until it is interrupted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The packages for it are not installed, or it cannot listen there.
+    """
+    try:
+        from waitress import create_server
+
+        from holdfast.ui.app import make_app
+        from holdfast.ui.guard import trusted_hosts
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            "the page needs packages that are not installed: pip install 'holdfast[ui]'", missing=exc.name
+        ) from exc
+    app = make_app(site, token, trusted_hosts(host, also))
+    try:
+        return create_server(app, host=host, port=port, threads=_PAGES_AT_ONCE, ident=None)
+    except (OSError, ValueError) as exc:
+        because = getattr(exc, "strerror", None) or exc
+        raise InvalidArgumentError(
+            "the page cannot be served there: where another program has the port, choose one by --port, or 0 for any",
+            host=host,
+            port=port,
+            because=because,
+        ) from exc
+
+
+def _open(locations: tuple[str, ...], options: tuple[str, ...], stack: ExitStack) -> Site:
+    values = parse_storage_options(named_options(options))
+    requests = stack.enter_context(ThreadPoolExecutor(_REQUESTS_AT_ONCE, "holdfast-ui"))
+    surveys = stack.enter_context(ThreadPoolExecutor(len(locations), "holdfast-survey"))
+    storages = [stack.enter_context(open_storage(url, values)) for url in locations]
+    return Site(tuple(Directory.of(place, one, requests, surveys) for place, one in enumerate(storages)))

@@ -1,0 +1,52 @@
+/* What the page does beyond links and forms, all of which work without it: it follows, and listens to the keyboard. */
+"use strict";
+
+const follow_s = Number(document.body.dataset.follow);
+
+/* Put the content of a newer page in the place of this one's, and the focus where it was. */
+async function refresh() {
+  const busy = document.activeElement?.matches("main input, main select") || !getSelection().isCollapsed;
+  if (document.hidden || busy) return;
+  const said = document.getElementById("said");
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const focused = document.activeElement?.getAttribute("href");
+    const opened = [...document.querySelectorAll("main details")].map((one) => one.open);
+    document.querySelector("main").replaceWith(page.querySelector("main"));
+    document.querySelectorAll("main details").forEach((one, i) => { one.open = opened[i] ?? one.open; });
+    if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    said.textContent = "";
+  } catch {
+    said.textContent = "The server does not answer: what is shown is old.";
+  }
+}
+if (follow_s) setInterval(refresh, follow_s * 1000);
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  const cell = event.target.closest?.(".map a");
+  if (event.key === "/") {
+    const field = document.querySelector("input[type=search]");
+    if (field) { event.preventDefault(); field.focus(); }
+  } else if (cell && event.key.startsWith("Arrow")) {
+    const cells = [...cell.closest(".map").querySelectorAll("a")];
+    const at = cells.indexOf(cell), top = cell.getBoundingClientRect().top;
+    const wide = cells.filter((one) => one.getBoundingClientRect().top === cells[0].getBoundingClientRect().top).length;
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
+    event.preventDefault();
+    cells[at + step]?.focus();
+  }
+});
+
+/* The number beside a slider, while it is moved. */
+document.addEventListener("input", (event) => {
+  if (event.target.matches("input[type=range]")) {
+    const shown = document.getElementById(event.target.dataset.shown);
+    const steps = JSON.parse(event.target.dataset.steps);
+    shown.textContent = steps[event.target.value] ?? "";
+  }
+});
+document.addEventListener("change", (event) => {
+  if (event.target.matches("input[type=range]")) event.target.form.requestSubmit();
+});

@@ -1,0 +1,225 @@
+"""Shards as a heat map, and how unequal they are.
+
+A map has at most `CELLS_MAX` cells. Where an operator has more shards, a cell stands for consecutive ones, and opens a
+map of these. So it is as fast, and as easily read, with ten thousand shards as with ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.ui.stored_objects import Column, StoredObjects
+from holdfast.ui.survey import OperatorSurvey
+from holdfast.ui.words import count, duration, percent, size, times
+
+CELLS_MAX = 240
+BARS_MAX = 60
+LEVELS = 9
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What of a shard is shown.
+
+    Attributes
+    ----------
+    name : str
+        In the URL.
+    title : str
+    text : callable
+        A value as text.
+    is_sum : bool
+        Whether the values of several shards add up; else the greatest one counts.
+    explained : str
+    """
+
+    name: str
+    title: str
+    values: Callable[[StoredObjects], Column]
+    text: Callable[[float], str]
+    is_sum: bool
+    explained: str
+
+
+def _commits(value: float) -> str:
+    return f"{count(value)} commit{'' if value == 1 else 's'}"
+
+
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("size", "Size", lambda o: o.stored_bytes, size, True, "Bytes of all objects that are stored."),
+        Measure(
+            "written",
+            "Written lately",
+            lambda o: o.recent_bytes,
+            size,
+            True,
+            "Bytes of commits in the last hour before the operator's newest object.",
+        ),
+        Measure(
+            "lag",
+            "Snapshot lag",
+            lambda o: o.lag,
+            _commits,
+            False,
+            "Commits since the newest snapshot: what a restore reads on top of it. Small commits that the query "
+            "carries itself are none.",
+        ),
+        Measure(
+            "age",
+            "Lag in time",
+            lambda o: o.lag_ms,
+            duration,
+            False,
+            "Time between the newest snapshot, or else the oldest commit, and the newest commit.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One shard, or several consecutive ones.
+
+    Attributes
+    ----------
+    first, last : int
+        Numbers of shards.
+    text : str
+        The value; empty where nothing is stored.
+    level : int
+        From 0 to `LEVELS`, of the greatest value.
+    """
+
+    first: int
+    last: int
+    text: str
+    level: int
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A map of the shards from first to last, and the greatest of them.
+
+    Attributes
+    ----------
+    measure : Measure
+    first, last : int
+    is_whole : bool
+        Whether these are all shards.
+    cells : list of Cell
+    top : list of (int, str, str)
+        The shards with the greatest values: number, value, and that as a multiple of the median.
+    """
+
+    measure: Measure
+    first: int
+    last: int
+    is_whole: bool
+    cells: list[Cell]
+    top: list[tuple[int, str, str]]
+
+
+def heat_map(operator: OperatorSurvey, measure: Measure, first: int = 0, last: int | None = None) -> HeatMap:
+    """Return the map of some shards of an operator.
+
+    Parameters
+    ----------
+    first, last : int
+        Numbers of shards; what the operator does not have is left out.
+    """
+    end = max(operator.shard_count - 1, 0)
+    low = min(max(first, 0), end)
+    high = end if last is None else min(max(last, low), end)
+    objects = operator.objects
+    inside = (objects.shards >= low) & (objects.shards <= high)
+    shards, values = objects.shards[inside], measure.values(objects)[inside]
+    return HeatMap(
+        measure,
+        low,
+        high,
+        (low, high) == (0, end),
+        _cells(measure, shards, values, low, high) if operator.shard_count else [],
+        _top(measure, shards, values),
+    )
+
+
+def _cells(measure: Measure, shards: Column, values: Column, low: int, high: int) -> list[Cell]:
+    wide = high - low + 1
+    number = min(wide, CELLS_MAX)
+    cell_of = (shards - low) * number // wide
+    filled, merged = np.zeros(number, bool), np.zeros(number, np.int64)
+    filled[cell_of] = True
+    (np.add if measure.is_sum else np.maximum).at(merged, cell_of, values)
+    greatest = max(int(merged.max(initial=0)), 1)
+    levels = np.ceil(merged / greatest * LEVELS).astype(int)
+    # The first shard of each cell: the least n with n * number // wide == cell.
+    begins = [low + -(-cell * wide // number) for cell in range(number + 1)]
+    return [
+        Cell(begins[i], begins[i + 1] - 1, measure.text(merged[i]) if filled[i] else "", int(levels[i]))
+        for i in range(number)
+    ]
+
+
+def _top(measure: Measure, shards: Column, values: Column, many: int = 8) -> list[tuple[int, str, str]]:
+    median = float(np.median(values)) if len(values) else 0.0
+    order = np.argsort(-values, kind="stable")[:many]
+    return [
+        (int(shards[i]), measure.text(values[i]), times(values[i] / median) if median else "")
+        for i in order
+        if values[i] > 0
+    ]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How unequal the shards are, greatest first.
+
+    Attributes
+    ----------
+    says : str
+        In a sentence.
+    bars : list of (float, str)
+        Height from 0 to 1, and what it stands for; shards of like rank share a bar.
+    median : float
+        Its height.
+    """
+
+    says: str
+    bars: list[tuple[float, str]]
+    median: float
+
+
+def skew(operator: OperatorSurvey, measure: Measure) -> Skew | None:
+    """Return how unequal the shards are; None where there is nothing to compare."""
+    values = np.zeros(min(operator.shard_count, 10_000_000), np.int64)
+    found = measure.values(operator.objects)
+    values[: min(len(found), len(values))] = np.sort(found)[::-1][: len(values)]
+    greatest = int(values.max(initial=0))
+    if len(values) < 2 or not greatest:
+        return None
+    median = float(np.median(values))
+    edges = np.unique(np.linspace(0, len(values), min(len(values), BARS_MAX) + 1).astype(int))
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    bars = [
+        (float(mean) / greatest, f"{_ranks(int(start), int(end))}: {measure.text(mean)}")
+        for mean, start, end in zip(means, edges[:-1], edges[1:], strict=True)
+    ]
+    return Skew(_sentence(measure, values, median), bars, median / greatest)
+
+
+def _ranks(start: int, end: int) -> str:
+    return f"rank {start + 1:,}" if end == start + 1 else f"ranks {start + 1:,} to {end:,}"
+
+
+def _sentence(measure: Measure, values: Column, median: float) -> str:
+    greatest = int(values[0])
+    by = f", {times(greatest / median)} the median of {measure.text(median)}" if median else ", and most have none"
+    tenth = -(-len(values) // 10)
+    share = percent(int(values[:tenth].sum()) / int(values.sum()))
+    held = f" The first {count(tenth)} of {count(len(values))} hold {share} of all." if measure.is_sum else ""
+    return f"The greatest has {measure.text(greatest)}{by}.{held}"

@@ -1,0 +1,217 @@
+"""The first view: which operator is big, which shard is hot, is the upload behind, does anything fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.snapshotter.decisions import StoredSink
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.troubles import read_trouble
+from holdfast.ui.site import Directory
+from holdfast.ui.survey import Dated, OperatorSurvey
+from holdfast.ui.words import count, duration, percent, size, times
+
+#: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
+_LAG = SnapshotPolicy().max_commits
+_LAG_BEHIND = 2 * _LAG
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """An operator in a table."""
+
+    directory: int
+    name: str
+    query_id: str
+    stored_bytes: int
+    share: float
+    shards_with_state: int
+    shards: int
+    newest_version: int
+    newest_ms: int
+    lag: int
+    troubles: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a sentence links to: an operator, or a shard of it."""
+
+    directory: int
+    operator: str
+    shard: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, and its answer.
+
+    Attributes
+    ----------
+    question : str
+    answer : str
+        In a few words.
+    detail : str
+    verdict : {"good", "bad", "plain"}
+    place : Place or None
+        Where to look.
+    """
+
+    question: str
+    answer: str
+    detail: str
+    verdict: str = "plain"
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class ShownDirectory:
+    """A directory, its operators and sinks; or why it cannot be shown."""
+
+    place: int
+    url: str
+    dated: Dated | None
+    rows: list[OperatorRow]
+    sinks: tuple[StoredSink, ...]
+    error: HoldfastError | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The first view."""
+
+    directories: list[ShownDirectory]
+    answers: list[Answer]
+
+    @property
+    def taken_ms(self) -> int | None:
+        """When the oldest of what is shown was listed."""
+        return min((d.dated.taken_ms for d in self.directories if d.dated), default=None)
+
+
+def overview(directories: Iterable[Directory]) -> Overview:
+    """Return the first view of some directories."""
+    shown, found = [], []
+    for directory in directories:
+        try:
+            dated = directory.surveyor.latest()
+        except HoldfastError as exc:
+            shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), exc))
+            continue
+        operators = [(directory.place, one) for one in dated.survey.operators.values()]
+        found += operators
+        whole = sum(one.stored_bytes for _, one in operators)
+        rows = sorted((_row(place, one, whole) for place, one in operators), key=lambda row: -row.stored_bytes)
+        shown.append(
+            ShownDirectory(directory.place, directory.storage.url, dated, rows, dated.survey.sinks, dated.error)
+        )
+    return Overview(shown, _answers(found) if found else [])
+
+
+def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:
+    objects = operator.objects
+    return OperatorRow(
+        place,
+        operator.name,
+        operator.query_id,
+        operator.stored_bytes,
+        operator.stored_bytes / max(whole, 1),
+        len(objects.shards),
+        operator.shard_count,
+        int(objects.newest_version.max(initial=0)),
+        objects.newest_ms,
+        int(objects.lag.max(initial=0)),
+        operator.trouble_count,
+        str(operator.record) if isinstance(operator.record, HoldfastError) else "",
+    )
+
+
+def _answers(found: list[tuple[int, OperatorSurvey]]) -> list[Answer]:
+    return [_biggest(found), _hottest(found), _behind(found), _failing(found)]
+
+
+def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+    place, operator = max(found, key=lambda one: one[1].stored_bytes)
+    whole = sum(one.stored_bytes for _, one in found)
+    share = f", {percent(operator.stored_bytes / whole)} of all" if len(found) > 1 and whole else ""
+    detail = f"{size(operator.stored_bytes)} in {count(len(operator.objects.shards))} shards{share}"
+    return Answer("Which operator is big?", operator.name, detail, place=Place(place, operator.name))
+
+
+def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+    question = "Which shard is hot?"
+    hot = [(int(o.objects.recent_bytes.max(initial=0)), place, o) for place, o in found]
+    most, place, operator = max(hot, key=lambda one: one[0])
+    if not most:
+        return Answer(question, "None", "No commit object is stored; small ones travel with the query.")
+    written = operator.objects.recent_bytes
+    shard = int(operator.objects.shards[int(np.argmax(written))])
+    median = float(np.median(written))
+    by = f", {times(most / median)} the median" if median and len(written) > 1 else ""
+    detail = f"{size(most)} committed in the operator's last hour{by}"
+    return Answer(question, f"{operator.name} {shard}", detail, place=Place(place, operator.name, shard))
+
+
+def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+    question = "Is the upload behind?"
+    lags = [(int(o.objects.lag.max(initial=0)), place, o) for place, o in found]
+    most, place, operator = max(lags, key=lambda one: one[0])
+    at = int(np.argmax(operator.objects.lag)) if len(operator.objects.shards) else 0
+    if not most:
+        return Answer(question, "No", "Each shard's newest snapshot has all its commit objects.", "good")
+    shard, lag_ms = int(operator.objects.shards[at]), int(operator.objects.lag_ms[at])
+    far = f"{count(most)} commits, {duration(lag_ms)}, since the snapshot of {operator.name} {shard}"
+    behind = sum(int((o.objects.lag > _LAG_BEHIND).sum()) for _, o in found)
+    if behind:
+        answer = f"Yes, {count(behind)} shard{'' if behind == 1 else 's'}"
+        return Answer(question, answer, f"At most {far}", "bad", Place(place, operator.name, shard))
+    return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
+
+
+def _failing(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+    question = "Does anything fail?"
+    unreadable = [(place, o) for place, o in found if isinstance(o.record, HoldfastError)]
+    troubled = [(place, o) for place, o in found if o.trouble_count]
+    if unreadable:
+        place, operator = unreadable[0]
+        return Answer(question, "Yes", f"The record of {operator.name} is damaged", "bad", Place(place, operator.name))
+    if troubled:
+        place, operator = max(troubled, key=lambda one: one[1].trouble_count)
+        number = sum(o.trouble_count for _, o in troubled)
+        detail = f"{count(number)} report{'' if number == 1 else 's'} of failed snapshots or clean-ups"
+        return Answer(question, "Yes", detail, "bad", Place(place, operator.name))
+    return Answer(question, "No", "Nobody has reported a failure of a snapshot or a clean-up.", "good")
+
+
+@dataclass(frozen=True)
+class ShownTrouble:
+    """A report of a failure that persists."""
+
+    shard: str
+    stored_ms: int
+    what: str
+    error: str
+    in_a_row: int = 0
+    host: str = ""
+
+
+def troubles(storage: ObjectStorage, operator: OperatorSurvey) -> list[ShownTrouble]:
+    """Return what fails in the background, the newest failures first."""
+    found = []
+    for stored_ms, prefix, key in operator.troubles:
+        try:
+            told = read_trouble(PrefixedStorage(storage, prefix), key)
+        except NotFoundError:  # over since the listing
+            continue
+        except CorruptionError as exc:
+            found.append(ShownTrouble(prefix, stored_ms, key, str(exc)))
+        else:
+            found.append(ShownTrouble(prefix, stored_ms, told.what, told.error, told.in_a_row, told.host))
+    return found

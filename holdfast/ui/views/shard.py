@@ -1,0 +1,108 @@
+"""One shard: its versions and snapshots, newest first, as ``holdfast log`` lists them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.commands.log import describe, note
+from holdfast.errors import NotFoundError
+from holdfast.snapshotter.ownership.operator_record import shard_prefix
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.ui.stored_objects import KINDS
+from holdfast.ui.survey import OperatorSurvey
+
+VERSIONS_MAX = 20
+#: A commit is read whole for its header: of larger ones only the name is shown.
+_READ_BYTES_MAX = 8 << 20
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A stored commit or snapshot."""
+
+    version: str
+    kind: str
+    stored_ms: int
+    size_bytes: int
+    note: str
+    is_damaged: bool
+
+
+@dataclass(frozen=True)
+class ShardView:
+    """What a shard holds.
+
+    Attributes
+    ----------
+    shard : int
+    kinds : list of (str, int, int)
+        Kind of object, how many, and their bytes.
+    rows : list of VersionRow
+        The newest `VERSIONS_MAX`.
+    versions : int
+        How many commits and snapshots there are.
+    commits_since_snapshot : int
+    before, after : int or None
+        The shards beside it.
+    """
+
+    shard: int
+    kinds: list[tuple[str, int, int]]
+    rows: list[VersionRow]
+    versions: int
+    commits_since_snapshot: int
+    before: int | None
+    after: int | None
+
+
+def shard_view(storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, shard: int) -> ShardView:
+    """Return what a shard holds now.
+
+    Raises
+    ------
+    NotFoundError
+        The operator has no such shard.
+
+    Notes
+    -----
+    Cost: one listing of the shard, and one request for each version that is shown.
+    """
+    if shard >= operator.shard_count:
+        raise NotFoundError("the operator has no such shard", shard=shard, shards=operator.shard_count)
+    folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))
+    listing, headers = list_shard(folder), Headers(folder)
+    newest = [*reversed(listing.versions)][:VERSIONS_MAX]
+    described = executor.map(
+        lambda o: describe(headers, o) if o.size_bytes <= _READ_BYTES_MAX else _undescribed(o), newest
+    )
+    totals = [(kind, listing.of_kind(kind)) for kind in KINDS]
+    return ShardView(
+        shard,
+        [(kind, len(found), sum(o.size_bytes for o in found)) for kind, found in totals if found],
+        [_row(row) for row in described],
+        len(listing.versions),
+        listing.commits_since_snapshot,
+        shard - 1 if shard else None,
+        shard + 1 if shard + 1 < operator.shard_count else None,
+    )
+
+
+def _undescribed(stored: Any) -> dict[str, Any]:
+    return {
+        "kind": stored.kind,
+        "version": str(stored.pointer),
+        "stored_ms": stored.modified_ms,
+        "size_bytes": stored.size_bytes,
+        "large": True,
+    }
+
+
+def _row(row: dict[str, Any]) -> VersionRow:
+    text = "a large commit: holdfast log reads it" if "large" in row else note(row)
+    size_bytes = row["size_bytes"] + row.get("stored_bytes", 0)
+    return VersionRow(row["version"], row["kind"], row["stored_ms"], size_bytes, text, "error" in row)

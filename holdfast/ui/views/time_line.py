@@ -1,0 +1,199 @@
+"""Commits and uploads over time, and the growth of state: the charts of an operator.
+
+Charts are numbers in the coordinates of a drawing that is `WIDTH` wide, ticks are in percent of it; the templates make
+SVG of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.ui.stored_objects import COMMIT, HOUR_MS, PART, SNAPSHOT, Column, StoredObjects
+from holdfast.ui.words import clock_time, count, moment, size
+
+WIDTH, HEIGHT = 720, 64
+BUCKETS = 72
+_STEPS_MS = (
+    *(1_000, 5_000, 15_000, 60_000, 5 * 60_000, 15 * 60_000, HOUR_MS, 3 * HOUR_MS, 12 * HOUR_MS),
+    *(24 * HOUR_MS * days for days in (1, 7, 30, 365)),
+)
+_TICKS_MAX = 6
+#: The windows that may be chosen, by name.
+WINDOWS = {"all": None, "day": 24 * HOUR_MS, "hour": HOUR_MS}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar that stands on the ground; `height` is from 0 to 1."""
+
+    x: float
+    width: float
+    height: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One row of bars.
+
+    Attributes
+    ----------
+    title : str
+    total : str
+        Of the whole window.
+    greatest : str
+        What a bar of full height stands for.
+    bars : list of Bar
+    """
+
+    title: str
+    total: str
+    greatest: str
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """Panels over one axis of time.
+
+    Attributes
+    ----------
+    begin_ms, end_ms : int
+    ticks : list of (float, str)
+    panels : list of Panel
+    versions : str
+        Those of the commits and snapshots in the window.
+    """
+
+    begin_ms: int
+    end_ms: int
+    ticks: list[tuple[float, str]]
+    panels: list[Panel]
+    versions: str
+
+
+def time_line(objects: StoredObjects, window: str) -> TimeLine | None:
+    """Return what was committed and uploaded when; None where there is nothing.
+
+    Parameters
+    ----------
+    window : str
+        Of `WINDOWS`: how much before the newest object is shown.
+    """
+    dated = objects.of_kind(COMMIT, SNAPSHOT, PART)
+    if not dated.any():
+        return None
+    times = objects.modified_ms[dated]
+    end_ms = int(times.max())
+    wide_ms = WINDOWS[window]
+    begin_ms = int(times.min()) if wide_ms is None else end_ms - wide_ms
+    begin_ms = min(begin_ms, end_ms - 1_000)
+    inside = dated & (objects.modified_ms >= begin_ms)
+    versions = objects.version[inside & objects.of_kind(COMMIT, SNAPSHOT)]
+    return TimeLine(
+        begin_ms,
+        end_ms,
+        ticks(begin_ms, end_ms),
+        [
+            _panel("Committed", "commit", objects, inside & (objects.kind == COMMIT), begin_ms, end_ms),
+            _panel("Uploaded", "object", objects, inside & objects.of_kind(PART, SNAPSHOT), begin_ms, end_ms),
+        ],
+        f"versions {count(versions.min())} to {count(versions.max())}" if len(versions) else "no version",
+    )
+
+
+def _panel(title: str, unit: str, objects: StoredObjects, rows: NDArray[np.bool_], begin_ms: int, end_ms: int) -> Panel:
+    at, sizes, versions = objects.modified_ms[rows], objects.size_bytes[rows], objects.version[rows]
+    span_ms = end_ms - begin_ms
+    bucket = np.minimum((at - begin_ms) * BUCKETS // span_ms, BUCKETS - 1)
+    summed, numbers = np.zeros(BUCKETS, np.int64), np.bincount(bucket, minlength=BUCKETS)
+    np.add.at(summed, bucket, sizes)
+    lowest, highest = np.full(BUCKETS, np.iinfo(np.int64).max), np.zeros(BUCKETS, np.int64)
+    named = versions > 0
+    np.minimum.at(lowest, bucket[named], versions[named])
+    np.maximum.at(highest, bucket[named], versions[named])
+    greatest = int(summed.max(initial=0))
+    bars = [
+        Bar(
+            round(i * WIDTH / BUCKETS, 2),
+            round(WIDTH / BUCKETS - 1, 2),
+            float(summed[i]) / max(greatest, 1),
+            f"{moment(begin_ms + int(i) * span_ms // BUCKETS)}: {size(summed[i])} in {count(numbers[i])} {unit}"
+            f"{'' if numbers[i] == 1 else 's'}{_versions(int(lowest[i]), int(highest[i]))}",
+        )
+        for i in np.flatnonzero(numbers)
+    ]
+    total = int(sizes.sum())
+    return Panel(
+        title, f"{size(total)} in {count(len(sizes))} {unit}{'' if len(sizes) == 1 else 's'}", size(greatest), bars
+    )
+
+
+def _versions(lowest: int, highest: int) -> str:
+    if not highest:
+        return ""
+    return f", version {lowest:,}" if lowest == highest else f", versions {lowest:,} to {highest:,}"
+
+
+def ticks(begin_ms: int, end_ms: int) -> list[tuple[float, str]]:
+    """Return where on an axis of time there are ticks, in percent of it, and what they say, in UTC."""
+    span_ms = max(end_ms - begin_ms, 1)
+    step_ms = next((step for step in _STEPS_MS if span_ms / step <= _TICKS_MAX), -(-span_ms // _TICKS_MAX))
+    first = -(-begin_ms // step_ms) * step_ms
+    return [(round((at - begin_ms) / span_ms * 100, 2), _tick(at, step_ms)) for at in range(first, end_ms + 1, step_ms)]
+
+
+def _tick(at_ms: int, step_ms: int) -> str:
+    if step_ms >= 24 * HOUR_MS:
+        return moment(at_ms).partition(" ")[0]
+    if step_ms >= 12 * HOUR_MS:
+        return moment(at_ms)[5:16]
+    return clock_time(at_ms) if step_ms < 60_000 else clock_time(at_ms)[:5]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Sizes over time.
+
+    Attributes
+    ----------
+    points : str
+        Of a polyline, x from 0 to `WIDTH`, y from 0 (the greatest) to `HEIGHT`.
+    ticks : list of (float, str)
+    greatest : str
+    first, last : str
+        The sizes at begin and end.
+    begin_ms, end_ms : int
+    """
+
+    points: str
+    ticks: list[tuple[float, str]]
+    greatest: str
+    first: str
+    last: str
+    begin_ms: int
+    end_ms: int
+
+
+def curve(at_ms: Column, sizes: NDArray[np.float64]) -> Curve:
+    """Return the curve of sizes that each hold until the next one."""
+    begin_ms, end_ms = int(at_ms[0]), max(int(at_ms[-1]), int(at_ms[0]) + 1)
+    greatest = max(float(sizes.max()), 1.0)
+    x = (at_ms - begin_ms) / (end_ms - begin_ms) * WIDTH
+    y = HEIGHT - sizes / greatest * (HEIGHT - 2)
+    steps = [f"0,{y[0]:.1f}"]
+    for i in range(1, len(x)):
+        steps += [f"{x[i]:.1f},{y[i - 1]:.1f}", f"{x[i]:.1f},{y[i]:.1f}"]
+    steps.append(f"{WIDTH},{y[-1]:.1f}")
+    return Curve(
+        " ".join(steps),
+        ticks(begin_ms, end_ms),
+        size(greatest),
+        size(sizes[0]),
+        size(sizes[-1]),
+        begin_ms,
+        end_ms,
+    )

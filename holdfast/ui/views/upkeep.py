@@ -1,0 +1,185 @@
+"""What ``holdfast gc`` and ``holdfast verify`` would say, some shards at a time; nothing is deleted or written.
+
+A page looks at `SHARDS_MAX` shards at most. To verify one is to read all of it: so a page reads `READ_BYTES_MAX` at
+most, and leaves larger shards to the command.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.snapshotter.ownership.claim_listing import retained_versions
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.upkeep.catalogue import ShardListing, list_shard
+from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.history import History, needed_in_storage
+from holdfast.snapshotter.upkeep.retention import RETAINED_VERSIONS, plan
+from holdfast.snapshotter.upkeep.verification import Damage, verify_shard
+from holdfast.ui.survey import OperatorSurvey
+
+SHARDS_MAX = 32
+READ_BYTES_MAX = 256 << 20
+#: What gc keeps by default, whatever it is: 24 hours.
+GRACE_MS = 24 * 60 * 60_000
+_OBJECTS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An object that gc would delete."""
+
+    key: str
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckedShard:
+    """What was found of a shard.
+
+    Attributes
+    ----------
+    shard : int
+    objects : int
+        That would be deleted, or were read.
+    size_bytes : int
+        Of these.
+    kept : int
+        Objects that gc would keep; versions that can be restored, where it was verified.
+    problem : str
+        Why nothing can be said; empty where something can.
+    """
+
+    shard: int
+    objects: int = 0
+    size_bytes: int = 0
+    kept: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What a command would say of some shards.
+
+    Attributes
+    ----------
+    check : {"gc", "verify"}
+    rows : list of CheckedShard
+    leftovers : list of Leftover
+        The first ones that gc would delete.
+    damages : list of Damage
+    retained : int
+        Versions before the newest one that the query may return to.
+    before, after : int or None
+        With which shard the page before, and the next one, begin.
+    """
+
+    check: str
+    rows: list[CheckedShard]
+    leftovers: list[Leftover]
+    damages: list[Damage]
+    retained: int
+    before: int | None
+    after: int | None
+
+    @property
+    def objects(self) -> int:
+        """Objects of all shards on the page."""
+        return sum(row.objects for row in self.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these."""
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def problems(self) -> int:
+        """Shards of which nothing can be said."""
+        return sum(bool(row.problem) for row in self.rows)
+
+
+def upkeep(
+    storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, check: str, first: int, now_ms: int
+) -> Upkeep:
+    """Return what a command would say of the shards from `first` on.
+
+    Raises
+    ------
+    InvalidArgumentError, UnavailableError
+        The storage refuses or does not answer.
+    """
+    if isinstance(operator.record, HoldfastError):
+        raise operator.record
+    retained = _retained(storage, operator.record)
+    objects = operator.objects
+    begin = int(np.searchsorted(objects.shards, first))
+    chosen = _within_reach(objects.stored_bytes[begin : begin + SHARDS_MAX]) if check == "verify" else SHARDS_MAX
+    shards = [int(shard) for shard in objects.shards[begin : begin + chosen]]
+    folders = [PrefixedStorage(storage, shard_prefix(operator.name, shard)) for shard in shards]
+    leftovers: list[Leftover] = []
+    damages: list[Damage] = []
+    if check == "gc":
+        planned = list(executor.map(partial(_plan, retained=retained, now_ms=now_ms), shards, folders))
+        rows = [row for row, _ in planned]
+        leftovers = [leftover for _, found in planned for leftover in found][:_OBJECTS_SHOWN]
+    else:
+        # One after the other: each shard's objects are read side by side.
+        verified = [_verify(executor, retained, shard, folder) for shard, folder in zip(shards, folders, strict=True)]
+        rows = [row for row, _ in verified]
+        damages = [damage for _, found in verified for damage in found]
+    after = int(objects.shards[begin + chosen]) if begin + chosen < len(objects.shards) else None
+    before = int(objects.shards[max(begin - SHARDS_MAX, 0)]) if begin and len(objects.shards) else None
+    return Upkeep(check, rows, leftovers, damages, retained, before, after)
+
+
+def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:
+    try:
+        return retained_versions(storage, record)
+    except CorruptionError:  # a claim is damaged, of which verify tells
+        return RETAINED_VERSIONS
+
+
+def _within_reach(sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """Return how many of the next shards a page verifies: a larger one, of which it only tells, costs nothing."""
+    read = np.cumsum(np.where(sizes > READ_BYTES_MAX, 0, sizes))
+    return max(int(np.searchsorted(read, READ_BYTES_MAX, side="right")), 1)
+
+
+def _plan(shard: int, folder: PrefixedStorage, *, retained: int, now_ms: int) -> tuple[CheckedShard, list[Leftover]]:
+    try:
+        listing = list_shard(folder)
+        history = History(listing, Headers(folder))
+        planned = plan(history, needed_in_storage(retained, history), now_ms, GRACE_MS)
+    except (InvalidArgumentError, UnavailableError):
+        raise
+    except HoldfastError as exc:
+        return CheckedShard(shard, problem=str(exc)), []
+    leftovers = [
+        Leftover(f"{folder.prefix}/{key}", listing.objects[key].size_bytes, why)
+        for key, why in list(planned.delete.items())[:_OBJECTS_SHOWN]
+    ]
+    return CheckedShard(shard, len(planned.delete), planned.delete_bytes, len(planned.keep)), leftovers
+
+
+def _verify(
+    executor: Executor, retained: int, shard: int, folder: PrefixedStorage
+) -> tuple[CheckedShard, tuple[Damage, ...]]:
+    listing = list_shard(folder)
+    if _size(listing) > READ_BYTES_MAX:
+        return CheckedShard(shard, 0, _size(listing), problem="too large for a page: holdfast verify reads it"), ()
+    try:
+        report = verify_shard(folder, listing, executor, retained)
+    except NotFoundError as exc:  # it is being deleted
+        return CheckedShard(shard, problem=str(exc)), ()
+    return CheckedShard(shard, report.objects, report.size_bytes, report.versions), report.damages
+
+
+def _size(listing: ShardListing) -> int:
+    return sum(o.size_bytes for o in listing.objects.values())
