@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from holdfast.examples.flights.query import Job, stored
 from holdfast.examples.flights.results.base import Results
 from holdfast.examples.flights.results.looking import ended, query_id
 from holdfast.examples.flights.results.places import RESULTS
+from holdfast.settings import STORAGE_PREFIX
 from holdfast.spark_integration.java import ensure_java
 
 _END_OF_TIME_MS = 1 << 52
@@ -99,8 +101,10 @@ def demo(
         try:
             drivers = Drivers(job, batches, console, results, lose_local=lose_local)
             killed = None
+            ended_as = job
             if savepoint:
-                drivers.move(*_moving(job, settings, batches // 2))
+                first, ended_as = _moving(job, settings, batches // 2)
+                drivers.move(first, ended_as)
             else:
                 killed = drivers.run(kill_after=batches // 2 if kill else None)
             correct = _show(console, job, all_flights, drivers, results, killed)
@@ -109,8 +113,19 @@ def demo(
                 _remove(job, results, console)
         if keep:
             console.print(f"kept: {folder}, {durable} and {results.where}", soft_wrap=True)
+        console.print(_how_to_look(ended_as, keep=keep), soft_wrap=True, markup=False)
     if not correct:
         raise SystemExit(1)
+
+
+def _how_to_look(job: Job, *, keep: bool) -> str:
+    """Return how to open the page of the query's state."""
+    if not keep:
+        return "with --keep the state stays, and holdfast ui shows it as a web page"
+    # By name only: a value may be a secret.
+    options = [key.removeprefix(STORAGE_PREFIX) for key in sorted(job.configuration) if key.startswith(STORAGE_PREFIX)]
+    given = "".join(f" --option {name}=…" for name in options)
+    return f"look into its state: holdfast ui {shlex.quote(job.checkpoint)} {shlex.quote(str(job.query))}{given}"
 
 
 def _job(folder: Path, durable: str, settings: dict[str, str], restarts: int) -> Job:

@@ -5,6 +5,7 @@
     /<token>/                                       overview
     /<token>/<directory>/<operator>/                shards as a heat map, time line, growth, skew, tables
     /<token>/<directory>/<operator>/shard/<n>       one shard's versions and snapshots
+    /<token>/<directory>/<operator>/rows            rows, keys and their history, after any retained micro-batch
     /<token>/<directory>/<operator>/upkeep          what gc and verify would say
     /<token>/static/…                               style, script, icon
 
@@ -29,6 +30,7 @@ from holdfast.ui.site import Site
 from holdfast.ui.survey import Dated
 from holdfast.ui.views.heat_map import LEVELS, MEASURES, heat_map, skew
 from holdfast.ui.views.overview import overview, troubles
+from holdfast.ui.views.rows import Asked, rows_view
 from holdfast.ui.views.shard import shard_view
 from holdfast.ui.views.time_line import HEIGHT, WIDTH, WINDOWS, time_line
 from holdfast.ui.views.upkeep import upkeep
@@ -38,7 +40,13 @@ _STATUS = ((NotFoundError, 404), (InvalidArgumentError, 400), (UnavailableError,
 _NUMBER_MAX = 10**12
 
 
-def make_app(site: Site, token: str, hosts: list[str], now_ms: Callable[[], int] = clock.now_ms) -> Flask:
+def make_app(
+    site: Site,
+    token: str,
+    hosts: list[str],
+    now_ms: Callable[[], int] = clock.now_ms,
+    monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+) -> Flask:
     """Return the application.
 
     Parameters
@@ -49,7 +57,7 @@ def make_app(site: Site, token: str, hosts: list[str], now_ms: Callable[[], int]
         What paths begin with.
     hosts : list of str
         Under which names it may be asked for.
-    now_ms : callable
+    now_ms, monotonic_ms : callable
         The time.
     """
     app = Flask(__name__, static_folder=None)
@@ -59,7 +67,7 @@ def make_app(site: Site, token: str, hosts: list[str], now_ms: Callable[[], int]
     app.jinja_env.filters.update(words.FILTERS)
     guard(app, token, hosts)
     _answer_errors(app)
-    _add_pages(app, site, now_ms)
+    _add_pages(app, site, now_ms, monotonic_ms)
 
     @app.url_defaults
     def keep_following(endpoint: str, values: dict[str, object]) -> None:
@@ -101,7 +109,7 @@ def _answer_errors(app: Flask) -> None:
         return Response(text, error.code, content_type="text/plain; charset=utf-8")
 
 
-def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int]) -> None:
+def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
     page = "/<token>/<int:place>/<operator>"
 
     @app.get("/<token>/static/<path:filename>")
@@ -144,6 +152,14 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int]) -> None:
         view = shard_view(directory.storage, directory.executor, found, shard)
         return render_template("shard.html", directory=directory, dated=dated, operator=found, view=view)
 
+    @app.get(f"{page}/rows")
+    def rows(place: int, operator: str) -> str:
+        directory, dated = _survey_of(site, place)
+        found = dated.survey.operator(operator)
+        known = directory.query_of(operator)
+        view = rows_view(*known, _asked(), monotonic_ms) if known else None
+        return render_template("rows.html", directory=directory, dated=dated, operator=found, view=view)
+
     @app.get(f"{page}/upkeep")
     def upkeep_of(place: int, operator: str) -> str:
         directory, dated = _survey_of(site, place)
@@ -156,6 +172,21 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int]) -> None:
 def _survey_of(site: Site, place: int) -> tuple[Any, Dated]:
     directory = site.directory(place)
     return directory, directory.surveyor.latest()
+
+
+def _asked() -> Asked:
+    """Return which rows are asked for; a key's columns are parameters such as ``key.user``."""
+    given = request.args
+    typed = {name.removeprefix("key."): value for name, value in given.items() if name.startswith("key.")}
+    return Asked(
+        batch_id=_number("batch", None),
+        table=given.get("table"),
+        # A form sends empty fields, too: a key begins with one that is not.
+        key=typed if any(typed.values()) else {},
+        shard=_number("shard", None),
+        after=given.get("after"),
+        contains=given.get("contains", ""),
+    )
 
 
 def _choice(name: str, allowed: Any) -> str:

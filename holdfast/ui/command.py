@@ -12,9 +12,8 @@ from rich.console import Console
 from holdfast import clock
 from holdfast.commands.target import a_console, named_options, storage_option
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.ui.site import Directory, Site
+from holdfast.ui.site import Site, open_site
 
 PORT = 4880
 _REQUESTS_AT_ONCE = 16
@@ -37,14 +36,15 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def ui(locations: tuple[str, ...], host: str, port: int, also: tuple[str, ...], options: tuple[str, ...]) -> None:
     """Show state as a web page, read-only, on this machine.
 
-    LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir.
+    LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir, or the checkpointLocation of a query whose
+    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running.
     """
     with ExitStack() as stack:
-        site = _open(locations, options, stack)
+        requests = stack.enter_context(ThreadPoolExecutor(_REQUESTS_AT_ONCE, "holdfast-ui"))
         console = Console(stderr=True)
+        # What is wrong with a location is better told here than on a page.
         with console.status("listing …") if console.is_terminal else ExitStack():
-            for directory in site.directories:
-                directory.surveyor.latest()  # what is wrong with it is better told here than on a page
+            site = open_site(locations, parse_storage_options(named_options(options)), requests, stack)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)
@@ -84,11 +84,3 @@ def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, .
             port=port,
             because=because,
         ) from exc
-
-
-def _open(locations: tuple[str, ...], options: tuple[str, ...], stack: ExitStack) -> Site:
-    values = parse_storage_options(named_options(options))
-    requests = stack.enter_context(ThreadPoolExecutor(_REQUESTS_AT_ONCE, "holdfast-ui"))
-    surveys = stack.enter_context(ThreadPoolExecutor(len(locations), "holdfast-survey"))
-    storages = [stack.enter_context(open_storage(url, values)) for url in locations]
-    return Site(tuple(Directory.of(place, one, requests, surveys) for place, one in enumerate(storages)))

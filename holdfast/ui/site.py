@@ -1,15 +1,27 @@
-"""What the page shows: checkpoint directories, each with its latest survey."""
+"""What the page shows: checkpoint directories, each with its latest survey, and the queries whose state lies there.
+
+Whoever starts the page names directories of both kinds, in any order: those of ``spark.holdfast.checkpoint.dir``, and
+Spark's own checkpoint locations of queries. Which is which stands in them. A query belongs to the directory in which
+its pointers name operators.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 
-from holdfast.errors import NotFoundError
+from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.survey import Surveyor, survey
 from holdfast.ui.views.growth import GrowthReader
+
+_METADATA_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,8 @@ class Directory:
         For requests side by side.
     surveyor : Surveyor
     growth : GrowthReader
+    queries : tuple of StoredQuery
+        Those whose state lies here, as far as they were named.
     """
 
     place: int
@@ -32,12 +46,21 @@ class Directory:
     executor: Executor
     surveyor: Surveyor
     growth: GrowthReader
+    queries: tuple[StoredQuery, ...] = ()
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
         """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
         surveyor = Surveyor(partial(survey, storage), surveys)
         return cls(place, storage, executor, surveyor, GrowthReader(storage, executor))
+
+    def query_of(self, directory: str) -> tuple[StoredQuery, str] | None:
+        """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""
+        for query in self.queries:
+            for operator in query.operators():
+                if directory in operator.pointers:
+                    return query, operator.name
+        return None
 
 
 @dataclass(frozen=True)
@@ -62,3 +85,74 @@ class Site:
         if not 0 <= place < len(self.directories):
             raise NotFoundError("the page shows no such directory", directory=place, directories=len(self.directories))
         return self.directories[place]
+
+
+def open_site(urls: Iterable[str], options: Mapping[str, object], requests: Executor, stack: ExitStack) -> Site:
+    """Open what was named, and list each checkpoint directory.
+
+    Parameters
+    ----------
+    urls : iterable of str
+        Checkpoint directories, and checkpoint locations of queries whose state lies there.
+    options : mapping
+        Of the storage of all of them.
+    requests : concurrent.futures.Executor
+        For requests side by side.
+    stack : contextlib.ExitStack
+        Closes what was opened.
+
+    Raises
+    ------
+    HoldfastError
+        What is wrong with one of them.
+    """
+    places, locations = [], []
+    for url in dict.fromkeys(urls):
+        storage = stack.enter_context(open_storage(url, options))
+        if is_query(storage):
+            locations.append(url)
+        else:
+            places.append((url, storage))
+    if not places:
+        raise InvalidArgumentError(
+            "these are checkpoint locations of queries, which hold pointers only: name their checkpoint directory, too "
+            "(spark.holdfast.checkpoint.dir)",
+            given=", ".join(locations),
+        )
+    surveys = stack.enter_context(ThreadPoolExecutor(len(places), "holdfast-survey"))
+    directories = [Directory.of(place, one, requests, surveys) for place, (_, one) in enumerate(places)]
+    for directory in directories:
+        directory.surveyor.latest()
+    queries: list[list[StoredQuery]] = [[] for _ in places]
+    for location in locations:
+        opened = [stack.enter_context(open_query(location, url, options)) for url, _ in places]
+        fitting = [place for place, query in enumerate(opened) if _lies_in(query, directories[place])]
+        if not fitting:
+            raise NotFoundError(
+                "no checkpoint directory that was named holds the state of this query: name the one that it uses "
+                "(spark.holdfast.checkpoint.dir)",
+                query_checkpoint=location,
+                given=", ".join(url for url, _ in places),
+            )
+        for place in fitting:
+            queries[place].append(opened[place])
+    return Site(tuple(replace(one, queries=tuple(queries[one.place])) for one in directories))
+
+
+def is_query(storage: ObjectStorage) -> bool:
+    """Tell whether a directory is Spark's checkpoint location of a query, which says the query's id."""
+    try:
+        found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
+    except (NotFoundError, ValueError):
+        return False
+    return isinstance(found, dict) and isinstance(found.get("id"), str)
+
+
+def _lies_in(query: StoredQuery, directory: Directory) -> bool:
+    """Tell whether a directory has the operators that a query's pointers name."""
+    names = directory.surveyor.latest().survey.operators
+    try:
+        named = {name for operator in query.operators() for name in operator.pointers}
+    except NotFoundError:  # of an operator that is not there
+        return False
+    return bool(named) and named <= names.keys()

@@ -42,9 +42,7 @@ document.addEventListener("keydown", (event) => {
 /* The number beside a slider, while it is moved. */
 document.addEventListener("input", (event) => {
   if (event.target.matches("input[type=range]")) {
-    const shown = document.getElementById(event.target.dataset.shown);
-    const steps = JSON.parse(event.target.dataset.steps);
-    shown.textContent = steps[event.target.value] ?? "";
+    document.getElementById(event.target.dataset.shown).textContent = event.target.value;
   }
 });
 document.addEventListener("change", (event) => {

@@ -20,6 +20,8 @@ from holdfast.ui.words import count, duration, percent, size, times
 #: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
 _LAG = SnapshotPolicy().max_commits
 _LAG_BEHIND = 2 * _LAG
+#: Operators, or sinks, of a directory.
+_ROWS_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ShownDirectory:
-    """A directory, its operators and sinks; or why it cannot be shown."""
+    """A directory, its largest operators, and sinks; or why it cannot be shown."""
 
     place: int
     url: str
@@ -81,6 +83,7 @@ class ShownDirectory:
     rows: list[OperatorRow]
     sinks: tuple[StoredSink, ...]
     error: HoldfastError | None
+    operator_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,15 @@ def overview(directories: Iterable[Directory]) -> Overview:
         whole = sum(one.stored_bytes for _, one in operators)
         rows = sorted((_row(place, one, whole) for place, one in operators), key=lambda row: -row.stored_bytes)
         shown.append(
-            ShownDirectory(directory.place, directory.storage.url, dated, rows, dated.survey.sinks, dated.error)
+            ShownDirectory(
+                directory.place,
+                directory.storage.url,
+                dated,
+                rows[:_ROWS_MAX],
+                dated.survey.sinks[:_ROWS_MAX],
+                None,
+                len(rows),
+            )
         )
     return Overview(shown, _answers(found) if found else [])
 

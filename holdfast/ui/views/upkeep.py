@@ -75,6 +75,8 @@ class Upkeep:
     leftovers : list of Leftover
         The first ones that gc would delete.
     damages : list of Damage
+        The first ones.
+    damage_count : int
     retained : int
         Versions before the newest one that the query may return to.
     before, after : int or None
@@ -85,6 +87,7 @@ class Upkeep:
     rows: list[CheckedShard]
     leftovers: list[Leftover]
     damages: list[Damage]
+    damage_count: int
     retained: int
     before: int | None
     after: int | None
@@ -136,7 +139,7 @@ def upkeep(
         damages = [damage for _, found in verified for damage in found]
     after = int(objects.shards[begin + chosen]) if begin + chosen < len(objects.shards) else None
     before = int(objects.shards[max(begin - SHARDS_MAX, 0)]) if begin and len(objects.shards) else None
-    return Upkeep(check, rows, leftovers, damages, retained, before, after)
+    return Upkeep(check, rows, leftovers, damages[:_OBJECTS_SHOWN], len(damages), retained, before, after)
 
 
 def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:

@@ -9,7 +9,7 @@ from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import Troubles
-from tests.model.shard_history import ShardHistory
+from tests.model.shard_history import ShardHistory, TimedStorage
 from tests.unit.holdfast.commands.checkpoint import put_record
 
 QUERY = "0f1e2d3c-0000-4000-8000-000000000001"
@@ -44,3 +44,25 @@ def spread(root: Path, hours: float = 3.0) -> None:
         if path.parent.name == "troubles":
             at = end_s + 60
         os.utime(path, (at, at))
+
+
+def make_huge(root: Path, shards: int = 10_000, state_bytes: int = 1 << 20) -> Path:
+    """Write an operator of many shards as a long-running query leaves it: 14 commits, 3 snapshots of 6 parts each.
+
+    Parts are holes in the file system: they have their size, and take no room.
+    """
+    with open_storage(str(root)) as storage:
+        put_record(storage, "totals", shards)
+    history = ShardHistory(timed := TimedStorage(), "totals/shard-0000")
+    history.grow(None, 14, snapshot_every=4)
+    for shard in range(shards):
+        folder = root / f"totals/shard-{shard:04d}"
+        for key, (data, _) in timed.objects.items():
+            path = folder / key.removeprefix("totals/shard-0000/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                # A manifest or commit names its shard; one of the same length is as good as its own for a listing.
+                file.write(data.replace(b"totals/shard-0000", f"totals/shard-{shard:04d}"[:17].encode()))
+                if path.parent.name == "files":
+                    file.truncate(state_bytes // 6 * (3 if shard == 4321 else 1))
+    return root

@@ -1,0 +1,177 @@
+"""The rows of an operator after any micro-batch that is retained: page by page, filtered, or those of one key.
+
+A page holds `ROWS_MAX` rows. With a filter it looks through `SEARCHED_MAX` rows at most, and the next page goes on
+behind them: so each answer is bounded, whatever the state is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.lookup.keys import parse_pairs
+from holdfast.spark_integration.lookup.stored_query import KeyVersion, StoredOperator, StoredQuery
+from holdfast.ui.views.cells import ShownTable, cut, shown_table
+
+ROWS_MAX = 50
+SEARCHED_MAX = 20_000
+_READ_AT_ONCE = 2_000
+#: With a filter a page ends after this long, with what it has.
+_PATIENCE_MS = 3_000
+HISTORY_MAX = 10
+_HISTORY_ROWS_MAX = 5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a reader asks for.
+
+    Attributes
+    ----------
+    batch_id : int or None
+        None for the last one that is committed.
+    table : str or None
+        None for the first one.
+    key : mapping of str to str
+        By grouping column what was typed; empty where no key is looked up.
+    shard : int or None
+        Where to begin; None for the first shard with state.
+    after : str or None
+        Behind which row of it.
+    contains : str
+        What a row's text must contain, in whatever case.
+    """
+
+    batch_id: int | None = None
+    table: str | None = None
+    key: Mapping[str, str] = field(default_factory=dict)
+    shard: int | None = None
+    after: str | None = None
+    contains: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a key held from one micro-batch on, until the one before in the list."""
+
+    batch_id: int
+    batch_ms: int
+    is_oldest: bool
+    tables: list[ShownTable]
+
+
+@dataclass(frozen=True)
+class RowsView:
+    """What the view shows.
+
+    Attributes
+    ----------
+    asked : Asked
+    batches : list of int
+        Those that can be read, ascending.
+    batch_id, batch_ms : int
+        The one that is shown, and when it was planned.
+    tables : list of str
+    table : str
+    grouping : tuple of str
+        The columns by which a key is looked up; none where that is not known.
+    found : list of ShownTable or None
+        The rows of the key, by table; None where none is looked up.
+    history : list of Step
+        Of the key, newest first.
+    rows : ShownTable or None
+        Of the shard; None where a key is looked up, or no shard has rows.
+    shard : int or None
+        The shard of these rows.
+    searched : int
+        How many rows the filter has seen.
+    next : tuple of (int, str or None) or None
+        Shard and row with which the next page begins.
+    """
+
+    asked: Asked
+    batches: list[int]
+    batch_id: int
+    batch_ms: int
+    tables: list[str]
+    table: str
+    grouping: tuple[str, ...]
+    found: list[ShownTable] | None = None
+    history: list[Step] = field(default_factory=list)
+    rows: ShownTable | None = None
+    shard: int | None = None
+    searched: int = 0
+    next: tuple[int, str | None] | None = None
+
+
+def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Callable[[], int]) -> RowsView:
+    """Return what a reader asks for.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A key lacks a column, or has a value of another type.
+    NotFoundError
+        There is no such table; or the micro-batch is not committed, or not retained any more.
+    StateLostError, CorruptionError, UnavailableError
+        An object is missing or damaged, or the storage does not answer.
+    """
+    now = query.operator(operator, asked.batch_id)
+    tables = sorted(now.tables)
+    table = asked.table if asked.table is not None else next(iter(tables), "")
+    if asked.table is not None and asked.table not in tables:
+        raise InvalidArgumentError("the operator has no such table", table=cut(asked.table), tables=", ".join(tables))
+    planned = max((row.batch_ms for rows in now.pointers.values() for row in rows), default=0)
+    known = (query.batches(), now.batch_id, planned, tables, table, now.grouping)
+    if asked.key:
+        found, history = _of_key(query, now, asked)
+        return RowsView(asked, *known, found=found, history=history)
+    if not table:
+        return RowsView(asked, *known)
+    return _of_shards(query, now, asked, known, monotonic_ms)
+
+
+def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[ShownTable], list[Step]]:
+    key = parse_pairs([f"{name}={asked.key.get(name, '')}" for name in now.grouping])
+    found = query.get(now.name, key, batch_id=now.batch_id)
+    steps = islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX)
+    return [shown_table(name, rows.slice(0, ROWS_MAX)) for name, rows in found.items()], [_step(one) for one in steps]
+
+
+def _step(version: KeyVersion) -> Step:
+    tables = [shown_table(name, rows.slice(0, _HISTORY_ROWS_MAX)) for name, rows in version.tables.items() if len(rows)]
+    return Step(version.batch_id, version.batch_ms, version.is_oldest, tables)
+
+
+def _of_shards(
+    query: StoredQuery,
+    now: StoredOperator,
+    asked: Asked,
+    known: tuple[list[int], int, int, list[str], str, tuple[str, ...]],
+    monotonic_ms: Callable[[], int],
+) -> RowsView:
+    """Return a page of rows, from where it was asked for, through as many shards as it takes to fill it."""
+    table = known[4]
+    with_state = sorted({row.shard for rows in now.pointers.values() for row in rows if row.pointer is not None})
+    waiting = [shard for shard in with_state if asked.shard is None or shard >= asked.shard]
+    until_ms, searched = monotonic_ms() + _PATIENCE_MS, 0
+    wanted, at_once = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
+    shown: ShownTable | None = None
+    after = asked.after if waiting and waiting[0] == asked.shard else None
+    begun = waiting[0] if waiting else None
+    while waiting:
+        page = query.page(now.name, table, waiting[0], batch_id=now.batch_id, after=after, limit=at_once)
+        part = shown_table(table, page.rows)
+        searched += len(part.rows)
+        rows = [row for row in part.rows if any(wanted in (cell or "").casefold() for cell in row)]
+        shown = ShownTable(table, part.columns, [*(shown.rows if shown else []), *rows])
+        after = page.after
+        if after is None:
+            del waiting[0]
+        is_enough = len(shown.rows) >= ROWS_MAX or searched >= SEARCHED_MAX or monotonic_ms() >= until_ms
+        if is_enough or (not wanted and shown.rows):
+            break
+    following = (waiting[0], after) if waiting else None
+    return RowsView(asked, *known, rows=shown, shard=begun, searched=searched, next=following)
