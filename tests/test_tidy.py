@@ -65,11 +65,11 @@ ROOMS = {
         "client",
         "transport",
         "shard",
-        "hosts tables",
+        "hosts spark_state tables",
         "stored_pointers",
         "keyed vectorised",
         "processor",
-        "plan",
+        "lookup plan",
         # The server is a program: workers start it, and import nothing of it.
         "read_state sinks",
         "savepoints server stream",

@@ -28,10 +28,10 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies.copied_location import copy_location
 from holdfast.spark_integration.copies.copied_shards import COPIED, ShardCopier
 from holdfast.spark_integration.savepoints.new_query import NewQuery, new_query
-from holdfast.spark_integration.savepoints.query_location import QueryLocation
 from holdfast.spark_integration.savepoints.saving import SHARD, shard_row
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.savepoints import seeding
-from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.shard.task_storage import io_executor
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
 _FILE_BYTES_MAX = 4 << 30
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")

@@ -39,12 +39,12 @@ from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator,
 from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
 
 if TYPE_CHECKING:

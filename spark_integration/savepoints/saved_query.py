@@ -13,7 +13,7 @@ from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, SourceLog
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

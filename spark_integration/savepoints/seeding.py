@@ -27,7 +27,7 @@ from holdfast.snapshotter.savepoints.manifest import SavedQuery
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 
 #: The setting that says into how many partitions Spark divides the state.
 PARTITIONS = "spark.sql.shuffle.partitions"

@@ -30,11 +30,11 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.savepoints.query_location import QueryLocation
 from holdfast.spark_integration.sink_source.options import SourceOptions
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import task_options, write_rows
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from holdfast.spark_integration.lookup.spark_hash import hash_of_key
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
-from holdfast.spark_integration.state_source.spark_hash import hash_of_key
 from holdfast.spark_integration.state_source.table import Part
 
 if TYPE_CHECKING:

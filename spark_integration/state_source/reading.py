@@ -13,10 +13,10 @@ from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.stored_reads import ReadDirectory, ReadShard, StoredRead, store_read
+from holdfast.spark_integration.lookup.keys import key_option, shards_option
 from holdfast.spark_integration.read_state import Pointers, find_pointers
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.state_source.kept_changes import require_kept
-from holdfast.spark_integration.state_source.lookup import key_option, shards_option
 from holdfast.spark_integration.state_source.options import columns_option, storage_options
 from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured

@@ -22,8 +22,8 @@ from pyspark.sql.types import StructType
 
 from holdfast.backends.run import Run
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.lookup.keys import Lookup, Shards
 from holdfast.spark_integration.state_source.filters import ShardFilters, narrowed, wanted_hashes
-from holdfast.spark_integration.state_source.lookup import Lookup, Shards
 from holdfast.spark_integration.state_source.options import ReadOptions
 from holdfast.spark_integration.state_source.query_table import QueryTable
 from holdfast.spark_integration.state_source.saved_table import SavedTable

@@ -40,7 +40,6 @@ from holdfast.spark_integration.processor.state.list_state import first_number
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
@@ -48,6 +47,7 @@ from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, 
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.stored_pointers import GROUP_STATE, STATE_VARIABLES, no_query, require_readable
 from holdfast.spark_integration.tables.key_rows import index_of

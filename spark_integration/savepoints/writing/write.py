@@ -37,7 +37,6 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
-from holdfast.spark_integration.savepoints.query_location import NAMED_SOURCES
 from holdfast.spark_integration.savepoints.saved_query import versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.stub_query import NAMED_SOURCES_SETTING
@@ -46,6 +45,7 @@ from holdfast.spark_integration.savepoints.writing.tables import TableRows, edit
 from holdfast.spark_integration.savepoints.writing.task import write_table
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
 from holdfast.spark_integration.stored_pointers import GROUP_STATE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.copies.copied_location import copy_location
-from holdfast.spark_integration.savepoints.query_location import QueryLocation
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 BATCH = '{"batchWatermarkMs":5,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 OF_FIVE = {

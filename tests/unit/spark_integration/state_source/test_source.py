@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.lookup.keys import key_option, shards_option
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
-from holdfast.spark_integration.state_source.lookup import key_option, shards_option
 from holdfast.spark_integration.state_source.options import ReadOptions, columns_option, storage_options
 from holdfast.spark_integration.state_source.shown import ShownTable
 from holdfast.spark_integration.state_source.source import StateSource

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.state_source.spark_hash import hash_of_key
+from holdfast.spark_integration.lookup.spark_hash import hash_of_key
 
 _STRETCH = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 

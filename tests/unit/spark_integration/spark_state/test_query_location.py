@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.query_location import QueryLocation
+from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
 BATCH = '{"batchWatermarkMs":5,"batchTimestampMs":1700000000000,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

@@ -1,0 +1,1 @@
+"""Queries looked into from outside, without Spark: keys, their history, rows in pages, differences."""
