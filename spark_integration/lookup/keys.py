@@ -164,3 +164,11 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
         return pa.scalar(value, t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
         raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=t) from exc
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """Return the key that texts like ``user=ann`` name; raises `InvalidArgumentError`."""
+    found = [pair.partition("=") for pair in pairs]
+    if not all(name and equals for name, equals, _ in found):
+        raise InvalidArgumentError("a key is given as COLUMN=VALUE")
+    return {name: value for name, _, value in found}

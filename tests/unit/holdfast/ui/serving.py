@@ -1,0 +1,31 @@
+"""A server of the page, on a free port of this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from holdfast.ui.command import make_server
+from holdfast.ui.site import open_site
+
+TOKEN = "00112233445566778899aabbccddeeff"
+
+
+@contextmanager
+def served(*locations: Path) -> Iterator[str]:
+    """Serve the page of some directories; yields its address."""
+    with ExitStack() as stack:
+        requests = stack.enter_context(ThreadPoolExecutor(8))
+        site = open_site([str(one) for one in locations], {}, requests, stack)
+        server = make_server(site, TOKEN, "127.0.0.1", 0)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.effective_port}/{TOKEN}/"
+        finally:
+            server.task_dispatcher.shutdown()
+            server.asyncore.close_all(server._map)
+            thread.join()

@@ -1,0 +1,150 @@
+"""The page in a real browser: on a phone and a desktop, in light and dark, with a keyboard, with and without scripts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from holdfast.snapshotter.storage.opening import open_storage
+from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
+from tests.servers import downloads
+from tests.unit.holdfast.commands.checkpoint import put_record
+from tests.unit.holdfast.ui.serving import served
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]
+
+VIEWS = {
+    "overview": "",
+    "operator": "0/totals/",
+    "operator by lag": "0/totals/?measure=lag&window=hour",
+    "a part of the map": "0/totals/?first=3&last=7",
+    "shard": "0/totals/shard/3",
+    "rows without the query": "0/totals/rows",
+    "gc": "0/totals/upkeep",
+    "verify": "0/totals/upkeep?check=verify",
+    "damage": "1/totals/upkeep?check=verify",
+    "damaged record": "2/totals/",
+    "nothing stored": "3/totals/",
+    "nothing stored of a shard": "3/totals/shard/0",
+    "nothing to clean up": "3/totals/upkeep",
+    "no such operator": "0/nope/",
+    "wrong number": "0/totals/?first=x",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with downloads.skipped_where_missing():
+        downloads.chromium()
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve four directories: whole, with damage, without a record, and with nothing stored."""
+    root = tmp_path_factory.mktemp("damaged")
+    for name in ("damage", "record"):
+        shutil.copytree(sample, root / name)
+    next((root / "damage/totals/shard-0003/commits").iterdir()).write_bytes(b"no commit")
+    (root / "record/totals/operator").write_bytes(b"no record")
+    with open_storage(str(root / "empty")) as storage:
+        put_record(storage)
+    with served(sample, root / "damage", root / "record", root / "empty") as address:
+        yield address
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
+@pytest.mark.parametrize("view", VIEWS)
+def test_everybody_can_read_it(browser: Browser, address: str, view: str, width: int, scheme: str) -> None:
+    """Nothing for an accessibility checker to find, no sideways scrolling, no request to anybody else, no error."""
+    with shown(browser, address + VIEWS[view], width, scheme) as it:
+        assert accessibility_findings(it.page) == []
+        assert it.page.evaluate("document.documentElement.scrollWidth") == width
+        assert [url for url in it.requests if not url.startswith(address)] == []
+        refused = [error for error in it.errors if "status of 4" not in error]
+        assert refused == []
+
+
+def test_the_map_is_walked_with_arrows(browser: Browser, address: str) -> None:
+    """A keyboard reaches the map, walks it in both directions, and opens a shard."""
+    with shown(browser, f"{address}0/totals/", PHONE) as it:
+        it.page.focus(".map a")
+        for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp"):
+            it.page.keyboard.press(key)
+        assert "shard 3" in it.page.evaluate("document.activeElement.title")
+        it.page.keyboard.press("Enter")
+        it.page.wait_for_url("**/shard/3")
+
+
+def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> None:
+    """Nobody has to tab through the head of each page."""
+    with shown(browser, f"{address}0/totals/", DESKTOP) as it:
+        it.page.keyboard.press("Tab")
+        assert it.page.evaluate("document.activeElement.className") == "skip"
+        it.page.keyboard.press("Enter")
+        assert it.page.evaluate("document.activeElement.id") == "content"
+
+
+def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: Path) -> None:
+    """A page that follows shows what is stored since, keeps the focus where it was, and says if the server is gone."""
+    root = shutil.copytree(sample, tmp_path / "state")
+    with served(root) as address:
+        with shown(browser, f"{address}?follow=1", DESKTOP) as it:
+            it.page.focus("main a")
+            at = it.page.evaluate("document.activeElement.href")
+            with open_storage(str(root)) as storage:
+                put_record(storage, "newcomer")
+            it.page.wait_for_selector("text=newcomer", timeout=20_000)
+            assert it.page.evaluate("document.activeElement.href") == at
+            assert it.errors == []
+
+
+def test_links_lead_somewhere(browser: Browser, address: str) -> None:
+    """Every link of the first views can be opened."""
+    with shown(browser, address, DESKTOP) as it:
+        for view in ("", "0/totals/", "0/totals/shard/3"):
+            it.page.goto(address + view)
+            links = set(it.page.evaluate("[...document.querySelectorAll('a')].map(a => a.href)"))
+            assert links
+            assert [link for link in links if it.page.request.get(link).status != 200] == []
+
+
+def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
+    """Without scripts all views and links work; a page that follows is loaded again by the browser."""
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(f"{address}?follow=1")
+        assert page.locator("noscript meta[http-equiv=refresh]").count() == 1
+        page.goto(address)
+        page.click("text=totals >> nth=0")
+        page.click("text=Snapshot lag")
+        assert page.locator(".map a").count() == 24
+    finally:
+        context.close()
+
+
+def test_the_colours_are_those_of_the_scheme(browser: Browser, address: str) -> None:
+    """What is most stands out against the page in the light and in the dark."""
+    colour = "getComputedStyle(document.querySelector('.map .heat-9')).backgroundColor"
+    with shown(browser, f"{address}0/totals/", DESKTOP) as light:
+        bright = light.page.evaluate(colour)
+    with shown(browser, f"{address}0/totals/", DESKTOP, "dark") as dark:
+        assert dark.page.evaluate(colour) != bright
+
+
+def test_nothing_runs_from_state(browser: Browser, address: str) -> None:
+    """A script in stored text is text: nothing is run, and nothing refused, since nothing tried."""
+    with shown(browser, f"{address}0/totals/", DESKTOP) as it:
+        dialogs: list[str] = []
+        it.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        it.page.reload()
+        assert it.page.locator("text=<script>alert(1)</script>").count() == 1
+        assert dialogs == []
+        assert it.errors == []
+
