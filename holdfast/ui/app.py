@@ -26,9 +26,9 @@ from holdfast import __version__, clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.ui import words
 from holdfast.ui.guard import guard
-from holdfast.ui.site import Site
-from holdfast.ui.survey import Dated
-from holdfast.ui.views.heat_map import LEVELS, MEASURES, heat_map, skew
+from holdfast.ui.site import Directory, Site
+from holdfast.ui.survey import Dated, OperatorSurvey
+from holdfast.ui.views.heat_map import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, skew
 from holdfast.ui.views.overview import overview, troubles
 from holdfast.ui.views.rows import Asked, rows_view
 from holdfast.ui.views.shard import shard_view
@@ -125,17 +125,17 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
         directory = site.directory(place)
         dated = directory.surveyor.latest()
         found = dated.survey.operator(operator)
-        measure = MEASURES[_choice("measure", MEASURES)]
+        shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)])
         window = _choice("window", WINDOWS)
         return render_template(
             "operator.html",
             directory=directory,
             dated=dated,
             operator=found,
-            map=heat_map(found, measure, _number("first", 0), _number("last", None)),
-            measures=MEASURES.values(),
+            map=heat_map(found, shown, _number("first", 0), _number("last", None)),
+            measures=CHOICES.values() if directory.queries else MEASURES.values(),
             levels=range(LEVELS + 1),
-            skew=skew(found, measure),
+            skew=skew(found, shown),
             line=time_line(found.objects, window),
             window=window,
             windows=WINDOWS,
@@ -169,7 +169,16 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
         return render_template("upkeep.html", directory=directory, dated=dated, operator=found, view=view)
 
 
-def _survey_of(site: Site, place: int) -> tuple[Any, Dated]:
+def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure) -> Measured:
+    if measure is not ROWS:
+        return measured(operator.objects, measure)
+    known = directory.query_of(operator.name)
+    if known is None:
+        raise InvalidArgumentError("rows are known with the query's checkpoint location only: name it, too")
+    return directory.rows.measured(*known, operator.objects)
+
+
+def _survey_of(site: Site, place: int) -> tuple[Directory, Dated]:
     directory = site.directory(place)
     return directory, directory.surveyor.latest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -74,13 +75,16 @@ def make_server(site: Site, token: str, host: str, port: int, also: tuple[str, .
             "the page needs packages that are not installed: pip install 'holdfast[ui]'", missing=exc.name
         ) from exc
     app = make_app(site, token, trusted_hosts(host, also))
+    return create_server(app, sockets=[_listening(host, port)], threads=_PAGES_AT_ONCE, ident=None)
+
+
+def _listening(host: str, port: int) -> socket.socket:
     try:
-        return create_server(app, host=host, port=port, threads=_PAGES_AT_ONCE, ident=None)
-    except (OSError, ValueError) as exc:
-        because = getattr(exc, "strerror", None) or exc
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as exc:
         raise InvalidArgumentError(
             "the page cannot be served there: where another program has the port, choose one by --port, or 0 for any",
             host=host,
             port=port,
-            because=because,
+            because=exc.strerror or exc,
         ) from exc

@@ -20,6 +20,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.survey import Surveyor, survey
 from holdfast.ui.views.growth import GrowthReader
+from holdfast.ui.views.row_counts import RowCounter
 
 _METADATA_BYTES_MAX = 1 << 16
 
@@ -37,6 +38,7 @@ class Directory:
         For requests side by side.
     surveyor : Surveyor
     growth : GrowthReader
+    rows : RowCounter
     queries : tuple of StoredQuery
         Those whose state lies here, as far as they were named.
     """
@@ -46,13 +48,14 @@ class Directory:
     executor: Executor
     surveyor: Surveyor
     growth: GrowthReader
+    rows: RowCounter
     queries: tuple[StoredQuery, ...] = ()
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
         """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
         surveyor = Surveyor(partial(survey, storage), surveys)
-        return cls(place, storage, executor, surveyor, GrowthReader(storage, executor))
+        return cls(place, storage, executor, surveyor, GrowthReader(storage, executor), RowCounter())
 
     def query_of(self, directory: str) -> tuple[StoredQuery, str] | None:
         """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""

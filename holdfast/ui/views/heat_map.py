@@ -81,6 +81,18 @@ MEASURES = {
 }
 
 
+#: Needs the query: see `holdfast.ui.views.row_counts`.
+ROWS = Measure(
+    "rows",
+    "Rows",
+    lambda o: np.zeros(len(o.shards), np.int64),
+    lambda n: f"{count(n)} rows",
+    True,
+    "Rows of all tables.",
+)
+CHOICES = {**MEASURES, ROWS.name: ROWS}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One shard, or several consecutive ones.
@@ -108,6 +120,8 @@ class HeatMap:
     Attributes
     ----------
     measure : Measure
+    note : str
+        How the values were had.
     first, last : int
     is_whole : bool
         Whether these are all shards.
@@ -117,6 +131,7 @@ class HeatMap:
     """
 
     measure: Measure
+    note: str
     first: int
     last: int
     is_whole: bool
@@ -124,22 +139,48 @@ class HeatMap:
     top: list[tuple[int, str, str]]
 
 
-def heat_map(operator: OperatorSurvey, measure: Measure, first: int = 0, last: int | None = None) -> HeatMap:
+@dataclass(frozen=True)
+class Measured:
+    """What some shards measure.
+
+    Attributes
+    ----------
+    measure : Measure
+    shards, values : numpy.ndarray of int64
+        Numbers of shards, ascending, and the value of each; all others have nothing.
+    note : str
+        How the values were had, where that is not plain.
+    """
+
+    measure: Measure
+    shards: Column
+    values: Column
+    note: str = ""
+
+
+def measured(objects: StoredObjects, measure: Measure) -> Measured:
+    """Return what the shards of an operator measure, as a listing tells."""
+    return Measured(measure, objects.shards, measure.values(objects))
+
+
+def heat_map(operator: OperatorSurvey, found: Measured, first: int = 0, last: int | None = None) -> HeatMap:
     """Return the map of some shards of an operator.
 
     Parameters
     ----------
+    found : Measured
     first, last : int
         Numbers of shards; what the operator does not have is left out.
     """
     end = max(operator.shard_count - 1, 0)
     low = min(max(first, 0), end)
     high = end if last is None else min(max(last, low), end)
-    objects = operator.objects
-    inside = (objects.shards >= low) & (objects.shards <= high)
-    shards, values = objects.shards[inside], measure.values(objects)[inside]
+    inside = (found.shards >= low) & (found.shards <= high)
+    shards, values = found.shards[inside], found.values[inside]
+    measure = found.measure
     return HeatMap(
         measure,
+        found.note,
         low,
         high,
         (low, high) == (0, end),
@@ -194,11 +235,11 @@ class Skew:
     median: float
 
 
-def skew(operator: OperatorSurvey, measure: Measure) -> Skew | None:
+def skew(operator: OperatorSurvey, found: Measured) -> Skew | None:
     """Return how unequal the shards are; None where there is nothing to compare."""
+    measure = found.measure
     values = np.zeros(min(operator.shard_count, 10_000_000), np.int64)
-    found = measure.values(operator.objects)
-    values[: min(len(found), len(values))] = np.sort(found)[::-1][: len(values)]
+    values[: min(len(found.values), len(values))] = np.sort(found.values)[::-1][: len(values)]
     greatest = int(values.max(initial=0))
     if len(values) < 2 or not greatest:
         return None

@@ -46,15 +46,15 @@ def spread(root: Path, hours: float = 3.0) -> None:
         os.utime(path, (at, at))
 
 
-def make_huge(root: Path, shards: int = 10_000, state_bytes: int = 1 << 20) -> Path:
-    """Write an operator of many shards as a long-running query leaves it: 14 commits, 3 snapshots of 6 parts each.
+def make_huge(root: Path, shards: int, commits: int = 14, state_bytes: int = 1 << 20) -> Path:
+    """Write an operator of many shards as a long-running query leaves it: commits, and a snapshot of every fourth.
 
     Parts are holes in the file system: they have their size, and take no room.
     """
     with open_storage(str(root)) as storage:
         put_record(storage, "totals", shards)
     history = ShardHistory(timed := TimedStorage(), "totals/shard-0000")
-    history.grow(None, 14, snapshot_every=4)
+    history.grow(None, commits, snapshot_every=4)
     for shard in range(shards):
         folder = root / f"totals/shard-{shard:04d}"
         for key, (data, _) in timed.objects.items():

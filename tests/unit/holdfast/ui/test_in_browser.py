@@ -1,4 +1,4 @@
-"""The page in a real browser: on a phone and a desktop, in light and dark, with a keyboard, with and without scripts."""
+"""The page in a real browser: on phone and desktop, in light and dark, with a keyboard, with and without scripts."""
 
 from __future__ import annotations
 
@@ -93,15 +93,14 @@ def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> N
 def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: Path) -> None:
     """A page that follows shows what is stored since, keeps the focus where it was, and says if the server is gone."""
     root = shutil.copytree(sample, tmp_path / "state")
-    with served(root) as address:
-        with shown(browser, f"{address}?follow=1", DESKTOP) as it:
-            it.page.focus("main a")
-            at = it.page.evaluate("document.activeElement.href")
-            with open_storage(str(root)) as storage:
-                put_record(storage, "newcomer")
-            it.page.wait_for_selector("text=newcomer", timeout=20_000)
-            assert it.page.evaluate("document.activeElement.href") == at
-            assert it.errors == []
+    with served(root) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
+        it.page.focus("main a")
+        at = it.page.evaluate("document.activeElement.href")
+        with open_storage(str(root)) as storage:
+            put_record(storage, "newcomer")
+        it.page.wait_for_selector("text=newcomer", timeout=20_000)
+        assert it.page.evaluate("document.activeElement.href") == at
+        assert it.errors == []
 
 
 def test_links_lead_somewhere(browser: Browser, address: str) -> None:
@@ -147,4 +146,3 @@ def test_nothing_runs_from_state(browser: Browser, address: str) -> None:
         assert it.page.locator("text=<script>alert(1)</script>").count() == 1
         assert dialogs == []
         assert it.errors == []
-
