@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -37,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import BoolArray
+from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.options import parse_options
 from holdfast.backends.run import Run
 from holdfast.backends.schema import Keys, TableSchema, find_table
@@ -335,6 +337,32 @@ class Backend(ABC):
         -----
         Copies are expected to be exact: damage inside a file of the right size may be found only when it is read.
         """
+
+    @classmethod
+    @contextmanager
+    def open_frozen(
+        cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
+    ) -> Iterator[View]:
+        """Give a view of a frozen version for as long as the context lasts, for few reads; nothing is taken over.
+
+        Parameters
+        ----------
+        tables : mapping of str to TableSchema
+            The shard's tables.
+        files : FrozenFiles
+            What `freeze` returned for this version, brought as it is read; `thaw` would need all of it.
+
+        Raises
+        ------
+        CorruptionError, SchemaMismatchError, UnavailableError
+            As of `thaw`; reading raises them, too.
+        """
+        for name in files.sizes:
+            files.require(name)
+        with cls(files.folder.parent / f"{files.folder.name}-thawed", tables, new_id) as backend:
+            backend.thaw(pointer, files.folder)
+            with backend.view(pointer) as view:
+                yield view
 
     @abstractmethod
     def versions(self) -> list[Pointer]:

@@ -189,6 +189,16 @@ class Run:
         for start in range(0, len(self), rows):
             yield Run(self.schema, self.batch.slice(start, rows))
 
+    def stretches(self, size_bytes: int) -> Iterator[Run]:
+        """Yield the run in consecutive stretches of about so many bytes, none of which ends among rows of one hash."""
+        rows = max(1, len(self) * size_bytes // max(1, self.size_bytes))
+        start = 0
+        while start < len(self):
+            end = min(start + rows, len(self))
+            end = int(np.searchsorted(self.hashes, self.hashes[end - 1], side="right"))
+            yield Run(self.schema, self.batch.slice(start, end - start))
+            start = end
+
     def write(self, file: pa.NativeFile, *, compression: str | None = None) -> None:
         """Write the run as an Arrow IPC stream.
 

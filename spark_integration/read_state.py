@@ -7,7 +7,6 @@ pointers name its directory: ``totals``, or ``totals@<query>`` if another query 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -25,6 +24,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_ta
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.lookup.shown import as_table
 from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -93,7 +93,7 @@ def read_state(
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
         schemas = [found for found, _ in parts] or [_empty(storage, operator, table)]
         schema = reduce(evolved, schemas)
-    return _as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
+    return as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
 
 
 Pointers = dict[str, list[PointerRow]]
@@ -176,28 +176,3 @@ def _table_of(stored: StoredTables, name: str) -> str:
                 return table_of(kind, name)
     find_table(stored.held, name)
     return name
-
-
-def shown_columns(schema: TableSchema) -> pa.Schema:
-    """Return the columns of a table as users see them: a value's whose name is taken is called ``value.<name>``.
-
-    A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
-    """
-    names: list[str] = list(schema.key.names)
-    for name in schema.value.names:
-        names.append(free_name(name, names, "value."))
-    return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
-
-
-def free_name(name: str, taken: Collection[str], prefix: str) -> str:
-    """Return a name, with a prefix as often as it takes for no other one to be the same in another case."""
-    folded = {other.casefold() for other in taken}
-    while name.casefold() in folded:
-        name = prefix + name
-    return name
-
-
-def _as_table(schema: TableSchema, runs: list[Run]) -> pa.Table:
-    columns = shown_columns(schema)
-    batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
-    return pa.Table.from_batches(batches, schema=columns)

@@ -38,7 +38,7 @@ from tests.source_tree import (
 # A new room or module gets a place here.
 ROOMS = {
     "backends": (
-        "block_io options",
+        "block_io frozen_files options",
         "stored_file",
         "arrow local",
         "local_files schema",
@@ -55,6 +55,7 @@ ROOMS = {
         "commit_objects decisions ownership snapshots",
         "commits stored_reads",
         "upkeep version_rows",
+        "version_reader",
         "savepoints",
     ),
     "spark_integration": (
@@ -138,7 +139,7 @@ PLACES = {
         *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/own_spark.py", "holdfast/testing/*"),
     ),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "holdfast/ui/command.py", "examples/*", "benches/*"),
-    "rocksdict": ("backends/rocksdb/*",),
+    "rocksdict": ("backends/rocksdb/*", "spark_integration/spark_state/*"),
     "s3fs": ("snapshotter/storage/*",),
     "scipy": ("benches/comparing/noise.py",),
     "waitress": ("holdfast/ui/command.py",),
@@ -162,6 +163,7 @@ MAY_START_THREADS = (
     "holdfast/testing/*",
     "holdfast/ui/command.py",
     "snapshotter/storage/*",
+    "spark_integration/lookup/stored_query.py",
     "spark_integration/read_state.py",
     "spark_integration/server/state_server.py",
     "spark_integration/shard/task_storage.py",

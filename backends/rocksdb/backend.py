@@ -23,17 +23,19 @@ Notes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from holdfast.backends import local_files
-from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
+from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer, View
+from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.local_files import StagedFolder
 from holdfast.backends.rocksdb.check import damaged_tables
 from holdfast.backends.rocksdb.closed_database import create_database, read_marker
 from holdfast.backends.rocksdb.errors import damaged
+from holdfast.backends.rocksdb.frozen import FrozenDatabase
 from holdfast.backends.rocksdb.marker import Marker, VersionLabel
 from holdfast.backends.rocksdb.options import RocksDBOptions
 from holdfast.backends.rocksdb.shard_databases import ShardDatabases, make_private
@@ -95,6 +97,14 @@ class RocksDBBackend(Backend):
         if pointer not in self.versions():
             with suppress(ConflictError):  # another thread was faster
                 self._build(VersionLabel(pointer, properties), runs.values())
+
+    @classmethod
+    @contextmanager
+    def open_frozen(
+        cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
+    ) -> Iterator[View]:
+        with FrozenDatabase(pointer, tables, files) as view:
+            yield view
 
     def versions(self) -> list[Pointer]:
         return self._shard.pointers()

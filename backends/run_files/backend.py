@@ -28,20 +28,24 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.backends import local_files
-from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer
+from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer, View
+from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.local.folder_locks import lock_shared
 from holdfast.backends.local_files import StagedFolder
-from holdfast.backends.run import Run, merge_runs, write_stretches
+from holdfast.backends.run import Run, merge_runs
 from holdfast.backends.run_files.damage import DamagedRuns
+from holdfast.backends.run_files.frozen import FrozenRuns
 from holdfast.backends.run_files.merges import needs_merge, read_merges, use_merges
 from holdfast.backends.run_files.run_reader import RunReader
 from holdfast.backends.run_files.version_file import VERSION, MergeFile, RunFile, VersionFile
 from holdfast.backends.run_files.view import RunFilesView
+from holdfast.backends.run_files.written_run import WrittenRun
 from holdfast.backends.run_stack import COMMIT_MERGE_LIMIT_BYTES, first_to_merge, merge_in_stretches
 from holdfast.backends.schema import TableSchema, require_declared
 from holdfast.errors import (
@@ -179,6 +183,14 @@ class RunFilesBackend(Backend):
                 staged.adopt(file.name, file.modified_ns)
                 self._reader.read(staged.path / file.name, file, table, verify=True, trusted=False)
 
+    @classmethod
+    @contextmanager
+    def open_frozen(
+        cls, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles, new_id: Callable[[], str]
+    ) -> Iterator[View]:
+        with FrozenRuns(pointer, tables, files) as view:
+            yield view
+
     def versions(self) -> list[Pointer]:
         found = []
         for name in local_files.list_folder(self._versions):
@@ -296,18 +308,9 @@ class RunFilesBackend(Backend):
     def _write_run(self, table: str, wanted_bytes: int, runs: Iterable[Run], staged: StagedFolder) -> RunFile:
         """Write one run file of about `wanted_bytes` from runs of ascending ranges of the hash."""
         self._require_room(wanted_bytes)
-        run_id, schema = self.new_id(), self.tables[table]
-        rows = size_bytes = 0
-
-        def counted() -> Iterator[Run]:
-            nonlocal rows, size_bytes
-            for run in (found.projected(schema) for found in runs):
-                rows, size_bytes = rows + len(run), size_bytes + run.size_bytes
-                yield run
-
-        sections = {table: lambda file: write_stretches(file, schema, counted())}
-        note = staged.write(f"{run_id}.arrow", "run", {"table": table}, sections)
-        return RunFile(run_id, note.size_bytes, size_bytes, rows, note.digest, note.modified_ns)
+        run_id, written = self.new_id(), WrittenRun(self.tables[table])
+        note = staged.write(f"{run_id}.arrow", "run", written.header, {table: partial(written.write, runs)})
+        return RunFile(run_id, note.size_bytes, written.size_bytes, written.rows, note.digest, note.modified_ns)
 
     def _require_room(self, wanted_bytes: int) -> None:
         """Raise `UnavailableError` where so many more bytes may not be written."""

@@ -156,6 +156,10 @@ class FaultyStorage(ObjectStorage):
         """Return an object, or fail to; see `ObjectStorage.get`."""
         return self._perform("get", (key,), lambda: self.inner.get(key, limit_bytes))
 
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object, or fail to; see `ObjectStorage.get_range`."""
+        return self._perform("get", (key,), lambda: self.inner.get_range(key, start, end))
+
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder, or fail to; see `ObjectStorage.list`."""
         return self._perform("list", (prefix,), lambda: self.inner.list(prefix))

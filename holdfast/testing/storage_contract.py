@@ -179,6 +179,21 @@ class StorageContract:
         with pytest.raises(NotFoundError):
             storage.get("absent", 0)
 
+    def test_ranges(self, storage: ObjectStorage) -> None:
+        """Any bytes of an object can be had without the others; what it does not have is no end of file."""
+        data = bytes(range(256)) * 4096
+        storage.put("a/b", data)
+        for start, end in ((0, 1), (255, 258), (len(data) - 1, len(data)), (0, len(data)), (70_000, 900_000)):
+            assert bytes(storage.get_range("a/b", start, end)) == data[start:end]
+        for start, end in ((len(data) - 1, len(data) + 1), (len(data), len(data) + 1), (len(data) + 9, len(data) + 99)):
+            with pytest.raises(CorruptionError):
+                storage.get_range("a/b", start, end)
+        for start, end in ((-1, 1), (1, 1), (2, 1)):
+            with pytest.raises(InvalidArgumentError):
+                storage.get_range("a/b", start, end)
+        with pytest.raises(NotFoundError):
+            storage.get_range("a/c", 0, 1)
+
     def test_what_is_too_large_takes_no_memory(self, storage: ObjectStorage) -> None:
         """It is refused before it is held: neither a broken store nor a planted object exhausts a worker."""
         size_bytes = 48 << 20

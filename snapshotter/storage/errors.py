@@ -171,6 +171,8 @@ def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
         return UnavailableError, _NO_ANSWER
     if code in _DENIED_CODES or status in (401, 403):
         return InvalidArgumentError, _DENIED
+    if code == "InvalidRange":
+        return CorruptionError, "the object is shorter than it should be"
     if code in ("NoSuchUpload", "InvalidPart"):
         return UnavailableError, "the multipart upload was aborted by somebody else"
     return InvalidArgumentError, _NOT_A_STORE if status == 404 else _REFUSED

@@ -32,11 +32,19 @@ from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, No
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
+from holdfast.snapshotter.storage.object_storage import (
+    Action,
+    ObjectInfo,
+    ObjectStorage,
+    check_range,
+    flat_view,
+    require_size,
+    whole_range,
+)
 from holdfast.snapshotter.storage.options import secrets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -91,11 +99,21 @@ class FsspecStorage(ObjectStorage):
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
+        return self._got(key, lambda fs, path: self._read(fs, path, key, limit_bytes))
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object; see `ObjectStorage.get_range`."""
+        check_range(start, end)
+        data = self._got(key, lambda fs, path: memoryview(fs.cat_file(path, start=start, end=end)).toreadonly())
+        return whole_range(data, start, end, key, self.url)
+
+    def _got(self, key: str, read: Callable[[Any, str], memoryview]) -> memoryview:
+        """Return what `read` returns of a file, which it is given by its file system and its path."""
         check_key(key)
         with translated("get", self.url, key, self._secrets):
             fs, root = self._begin("get")
             try:
-                data = self._read(fs, f"{root}/{key}", key, limit_bytes)
+                data = read(fs, f"{root}/{key}")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)

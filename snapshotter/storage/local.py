@@ -31,10 +31,18 @@ from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
+from holdfast.snapshotter.storage.object_storage import (
+    Action,
+    ObjectInfo,
+    ObjectStorage,
+    check_range,
+    flat_view,
+    require_size,
+    whole_range,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -76,16 +84,23 @@ class LocalStorage(ObjectStorage):
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
-        *folder, name = check_key(key).split("/")
-        self._begin("get")
-        with translated("get", self.url, key):
-            try:
-                with self._folder(tuple(folder)) as at:
-                    data = self._read(key, name, at, limit_bytes)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
-                raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
-        self._requests.add_bytes("get", data.nbytes)
-        return data
+
+        def read(file: int, size_bytes: int) -> memoryview:
+            require_size(size_bytes, limit_bytes, key, self.url)
+            data = memoryview(bytearray(size_bytes))
+            return data[: read_at(file, data, 0)].toreadonly()
+
+        return self._read(key, read)
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object; see `ObjectStorage.get_range`."""
+        check_range(start, end)
+
+        def read(file: int, size_bytes: int) -> memoryview:
+            data = memoryview(bytearray(max(0, min(end, size_bytes) - start)))
+            return data[: read_at(file, data, start)].toreadonly()
+
+        return whole_range(self._read(key, read), start, end, key, self.url)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
@@ -171,19 +186,18 @@ class LocalStorage(ObjectStorage):
             at = below
         return at
 
-    def _read(self, key: str, name: str, at: int, limit_bytes: int) -> memoryview:
-        """Return a regular file's bytes."""
-        # O_NONBLOCK: opening a planted pipe must not wait for its writer.
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
-            require_size(found.st_size, limit_bytes, key, self.url)
-            data = memoryview(bytearray(found.st_size))
-            return data[: read_at(file, data, 0)].toreadonly()
-        finally:
-            os.close(file)
+    def _read(self, key: str, read: Callable[[int, int], memoryview]) -> memoryview:
+        """Return what `read` returns of a regular file, which it is given open and with its size."""
+        *folder, name = check_key(key).split("/")
+        self._begin("get")
+        with translated("get", self.url, key):
+            try:
+                with self._folder(tuple(folder)) as at:
+                    data = _with_file(name, at, read)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+                raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
+        self._requests.add_bytes("get", data.nbytes)
+        return data
 
     def _write_temporary(self, at: int, view: memoryview) -> str:
         """Write and fsync a new file in the folder; returns its name, or leaves nothing."""
@@ -206,6 +220,18 @@ class LocalStorage(ObjectStorage):
             _remove(name, at)
             raise
         return name
+
+
+def _with_file(name: str, at: int, read: Callable[[int, int], memoryview]) -> memoryview:
+    # O_NONBLOCK: opening a planted pipe must not wait for its writer.
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+        return read(file, found.st_size)
+    finally:
+        os.close(file)
 
 
 def _make_root(root: str) -> None:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["ObjectInfo", "ObjectStorage"]
 
 Action = Literal["put", "get", "list", "delete"]
+#: Of an object of which a storage that knows no ranges is asked for one.
+RANGE_OBJECT_BYTES_MAX = 128 << 20
 ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 
 
@@ -179,6 +181,35 @@ class ObjectStorage(ABC):
             The storage did not answer.
         """
 
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return the bytes from `start` to `end` of an object that has so many.
+
+        Parameters
+        ----------
+        key : str
+            The key given to `put`.
+        start, end : int
+            ``0 <= start < end``.
+
+        Returns
+        -------
+        memoryview
+            As of `get`. A part says nothing about the whole: who reads ranges must be able to tell damage.
+
+        Raises
+        ------
+        NotFoundError, InvalidArgumentError, UnavailableError
+            As `get`.
+        CorruptionError
+            The object is shorter.
+
+        Notes
+        -----
+        For few bytes of a large object. A storage that cannot do better reads all of it.
+        """
+        check_range(start, end)
+        return whole_range(self.get(key, RANGE_OBJECT_BYTES_MAX)[start:end], start, end, key, self.url)
+
     @abstractmethod
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return every object below a folder, at any depth.
@@ -284,6 +315,19 @@ def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
             size_bytes=size_bytes,
             limit_bytes=limit_bytes,
         )
+
+
+def check_range(start: int, end: int) -> None:
+    """Raise InvalidArgumentError if there is no such range."""
+    if not 0 <= start < end:
+        raise InvalidArgumentError("a range of an object begins at 0 or later, and has bytes", start=start, end=end)
+
+
+def whole_range(data: memoryview, start: int, end: int, key: str, url: str) -> memoryview:
+    """Return what was read of a range; raise CorruptionError if the object has ended before it."""
+    if data.nbytes != end - start:
+        raise CorruptionError("the object is shorter than it should be", action="get", key=key, storage=url, end=end)
+    return data
 
 
 def flat_view(data: Buffer) -> memoryview:

@@ -53,6 +53,10 @@ class WrappedStorage(ObjectStorage):
         """Return an object; see `ObjectStorage.get`."""
         return self.inner.get(key, limit_bytes)
 
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object; see `ObjectStorage.get_range`."""
+        return self.inner.get_range(key, start, end)
+
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
         return self.inner.list(prefix)
@@ -98,6 +102,10 @@ class PrefixedStorage(WrappedStorage):
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object below the prefix; see `ObjectStorage.get`."""
         return self.inner.get(self._folder + key, limit_bytes)
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object below the prefix; see `ObjectStorage.get_range`."""
+        return self.inner.get_range(self._folder + key, start, end)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder below the prefix; see `ObjectStorage.list`."""

@@ -7,7 +7,7 @@ import binascii
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral
@@ -127,20 +127,7 @@ class Lookup:
         InvalidArgumentError
             It is no key of the table, or has a column of a type whose hash only Spark knows.
         """
-        if set(key) != set(grouping):
-            raise InvalidArgumentError(
-                "a key has a value for each column that the operator is grouped by",
-                given=", ".join(key),
-                columns=", ".join(grouping) or None,
-            )
-        scalars = [_scalar(name, key[name], table.key.field(name).type) for name in grouping]
-        hashed = hash_of_key(scalars)
-        if hashed is None:
-            raise InvalidArgumentError(
-                "keys with nested columns cannot be looked up: filter the DataFrame", columns=", ".join(grouping)
-            )
-        columns = {name: pa.array([value.as_py()], value.type) for name, value in zip(grouping, scalars, strict=True)}
-        return cls(Keys.of(table.prefix(len(grouping)), np.array([hashed], np.uint64), pa.table(columns)))
+        return cls(keys_of(table, grouping, [key]))
 
     @property
     def hashes(self) -> frozenset[int]:
@@ -150,6 +137,51 @@ class Lookup:
     def rows(self, run: Run) -> Run:
         """Return the rows of the key."""
         return run.with_prefixes(self.keys)
+
+
+def keys_of(table: TableSchema, grouping: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Keys:
+    """Return keys with their hashes; parameters and errors as of `Lookup.of`."""
+    rows, hashes = [], []
+    for key in keys:
+        if set(key) != set(grouping):
+            raise InvalidArgumentError(
+                "a key has a value for each column that the operator is grouped by",
+                given=", ".join(map(str, key)) or None,
+                columns=", ".join(grouping) or None,
+            )
+        scalars = [_scalar(name, key[name], table.key.field(name).type) for name in grouping]
+        hashed = hash_of_key(scalars)
+        if hashed is None:
+            raise InvalidArgumentError(
+                "keys with such columns cannot be looked up: filter the DataFrame of holdfast.state",
+                columns=", ".join(grouping),
+            )
+        rows.append(scalars)
+        hashes.append(hashed)
+    columns = [
+        pa.array([row[place].as_py() for row in rows], table.key.field(name).type)
+        for place, name in enumerate(grouping)
+    ]
+    return Keys.of(table.prefix(len(grouping)), np.array(hashes, np.uint64), pa.table(columns, names=list(grouping)))
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the key that texts like ``user=ann`` name, or one text like ``{"user": null}``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They name none.
+    """
+    if len(pairs) == 1 and pairs[0].lstrip().startswith("{"):
+        return parse_key(pairs[0])
+    key: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not (name and separator) or name in key:
+            raise InvalidArgumentError('a key is given as user=ann, each column once, or as {"user": null}', given=pair)
+        key[name] = value
+    return key
 
 
 def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
@@ -164,11 +196,3 @@ def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
         return pa.scalar(value, t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
         raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=t) from exc
-
-
-def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
-    """Return the key that texts like ``user=ann`` name; raises `InvalidArgumentError`."""
-    found = [pair.partition("=") for pair in pairs]
-    if not all(name and equals for name, equals, _ in found):
-        raise InvalidArgumentError("a key is given as COLUMN=VALUE")
-    return {name: value for name, _, value in found}

@@ -7,7 +7,8 @@ seed, and leaves nulls out::
 
 What is hashed of a value are these bytes, little endian: of bool, tinyint, smallint, int, date and float four; of
 bigint, timestamps, intervals, double and decimals of up to 18 digits eight; of string and binary all; of larger
-decimals those of a big-endian number without superfluous ones.
+decimals those of a big-endian number without superfluous ones. Each element of an array and each field of a struct is
+hashed as a column is.
 """
 
 from __future__ import annotations
@@ -33,14 +34,32 @@ def hash_of_key(key: Iterable[pa.Scalar]) -> int | None:
     """
     seed = _SEED
     for value in key:
-        if value.is_valid:
-            data = _bytes_of(value)
-            if data is None:
-                return None
-            seed = xxhash.xxh64_intdigest(data, seed)
-        elif pa.types.is_nested(value.type):
+        hashed = _hash(value, seed)
+        if hashed is None:
             return None
+        seed = hashed
     return seed
+
+
+def _hash(value: pa.Scalar, seed: int) -> int | None:
+    if not value.is_valid:
+        return seed if _is_known(value.type) else None
+    if isinstance(value, (pa.LargeListScalar, pa.StructScalar)):
+        for inner in value.values() if isinstance(value, pa.StructScalar) else value.values:
+            hashed = _hash(inner, seed)
+            if hashed is None:
+                return None
+            seed = hashed
+        return seed
+    data = _bytes_of(value)
+    return None if data is None else xxhash.xxh64_intdigest(data, seed)
+
+
+def _is_known(t: pa.DataType) -> bool:
+    """Tell whether values of a type can be hashed here; Spark hashes no maps."""
+    if pa.types.is_large_list(t) or pa.types.is_struct(t):
+        return all(_is_known(t.field(i).type) for i in range(t.num_fields))
+    return not pa.types.is_nested(t)
 
 
 def _bytes_of(value: pa.Scalar) -> bytes | None:

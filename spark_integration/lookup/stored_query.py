@@ -1,4 +1,4 @@
-"""A query looked into from outside: which operators it has, where their shards were after a micro-batch, and their rows.
+"""A query looked into from outside: its operators, where their shards were after a micro-batch, and their rows.
 
 ::
 
@@ -13,110 +13,84 @@ read for as long as the query could return to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
+from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.run import TableSchema
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.lookup.changes import TableChanges
+from holdfast.spark_integration.lookup.comparing import compare
+from holdfast.spark_integration.lookup.keys import keys_of
+from holdfast.spark_integration.lookup.query_operators import QueryOperators
+from holdfast.spark_integration.lookup.query_pointers import QueryPointers
+from holdfast.spark_integration.lookup.shard_readers import ShardReaders
+from holdfast.spark_integration.lookup.shown import as_table
+from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
+from holdfast.spark_integration.processor.state.variables import find_shown
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.transport.routes import shards_of
 
-Key = Mapping[str, Any]
-"""A value for each column that the operator is grouped by: ``{"user": "ann"}``."""
-
-
-@dataclass(frozen=True)
-class StoredOperator:
-    """An operator of holdfast's as it was after a micro-batch.
-
-    Attributes
-    ----------
-    name : str
-    batch_id : int
-        The micro-batch.
-    number : int
-        Spark's number of the operator that holds the pointers.
-    host : str
-        Spark's name of it.
-    shards : int
-        How many the operator has.
-    tables : mapping of str to TableSchema
-        Those that users see, with the columns that are declared by now.
-    grouping : tuple of str
-        The key columns that the operator is grouped by; none where that is not certain.
-    pointers : mapping of str to tuple of PointerRow
-        By directory below the checkpoint directory, ascending by shard. A shard that never had rows has none; the
-        attribute ``pointer`` of one without state is None.
-    """
-
-    name: str
-    batch_id: int
-    number: int
-    host: str
-    shards: int
-    tables: Mapping[str, TableSchema]
-    grouping: tuple[str, ...]
-    pointers: Mapping[str, tuple[PointerRow, ...]]
-
-
-@dataclass(frozen=True)
-class KeyVersion:
-    """What a key held from one micro-batch on.
-
-    Attributes
-    ----------
-    batch_id : int
-        The first retained micro-batch after which it held this.
-    batch_ms : int
-        When that micro-batch was planned, in ms since 1970.
-    is_oldest : bool
-        Whether nothing older is retained: it may have held this before.
-    tables : mapping of str to pyarrow.Table
-        Its rows by table, as `StoredQuery.get` returns them.
-    """
-
-    batch_id: int
-    batch_ms: int
-    is_oldest: bool
-    tables: Mapping[str, pa.Table]
-
-
-@dataclass(frozen=True)
-class Page:
-    """Some rows of a shard, in the order of their hashes.
-
-    Attributes
-    ----------
-    rows : pyarrow.Table
-        The key columns, then the value columns.
-    after : str or None
-        What gives the next page; None on the last one.
-    """
-
-    rows: pa.Table
-    after: str | None
+#: Keys of one look-up.
+KEYS_MAX = 10_000
+_PAGE_ROWS_MAX = 100_000
+_THREADS = 16
+_ATTEMPTS = 4
+_PLACE = re.compile(r"([0-9a-f]{16})\+([0-9]{1,12})")
+_T = TypeVar("_T")
+_Gone = (NotFoundError, StateLostError, CorruptionError)
 
 
 class StoredQuery:
     """See the module; made by `open_query`, and to be closed, best by a ``with`` statement.
 
+    Parameters
+    ----------
+    location : ObjectStorage
+        Its root is the query's checkpoint location; closed with this.
+    storage : ObjectStorage
+        The checkpoint directory; closed with this.
+    executor : concurrent.futures.ThreadPoolExecutor
+        Runs requests; shut down with this.
+
     Notes
     -----
-    Threads: many. What was read of immutable objects is kept, within a budget, so that a history costs little more than
-    one look-up.
+    Threads: many; they take turns at a shard. What was read of immutable objects is kept, within a budget, so that a
+    history costs little more than one look-up.
     """
 
-    @property
+    def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
+        self._location, self._storage, self._executor = location, storage, executor
+        self._pointers = QueryPointers(location, executor)
+        self._readers = ShardReaders(storage, executor)
+        self._operators = QueryOperators(self._pointers, self._readers)
+
+    @cached_property
     def query_id(self) -> str:
-        """The query's id."""
-        raise NotImplementedError
+        """The query's id.
+
+        Raises
+        ------
+        InvalidArgumentError
+            This is not the checkpoint location of a query.
+        """
+        return self._pointers.log.query_id()
 
     def batches(self) -> list[int]:
-        """Return the micro-batches that can be read, ascending: those that are committed and not purged."""
-        raise NotImplementedError
+        """Return the micro-batches that are committed and logged, ascending; the oldest may just be purged."""
+        return self._pointers.log.committed()
 
     def operators(self, batch_id: int | None = None) -> list[StoredOperator]:
         """Return the operators of holdfast's after a micro-batch, by default the last one that is committed.
@@ -124,15 +98,15 @@ class StoredQuery:
         Raises
         ------
         InvalidArgumentError
-            This is not the checkpoint location of a query with state.
+            This is not the checkpoint location of a query, or its state cannot be read without Spark.
         NotFoundError
             The micro-batch is not committed, or was purged; says which is the oldest one that can be read.
         """
-        raise NotImplementedError
+        return self._operators.all(self._batch(batch_id).batch_id)
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
         """Return one operator; raises as `operators`, and NotFoundError if there is none of this name."""
-        raise NotImplementedError
+        return self._operators.one(name, self._batch(batch_id).batch_id)
 
     def get(
         self, operator: str, keys: Key | Sequence[Key], *, table: str | None = None, batch_id: int | None = None
@@ -162,7 +136,16 @@ class StoredQuery:
         StateLostError, CorruptionError, UnavailableError
             An object is missing or damaged, or the storage does not answer.
         """
-        raise NotImplementedError
+        wanted = _sequence(keys)
+        for attempt in range(_ATTEMPTS):
+            number = self._batch(batch_id).batch_id
+            try:
+                return self._with_oldest(number, lambda at: self._get(operator, wanted, table, at))
+            except _Gone:
+                # A running query goes on meanwhile, and cleans up what it has left behind.
+                if batch_id is not None or attempt == _ATTEMPTS - 1 or self._batch(None).batch_id == number:
+                    raise
+        raise AssertionError("unreachable")
 
     def history(
         self, operator: str, key: Key, *, table: str | None = None, batch_id: int | None = None
@@ -174,7 +157,21 @@ class StoredQuery:
         batch_id : int, optional
             Begin with what it held after this micro-batch.
         """
-        raise NotImplementedError
+        last = self._batch(batch_id).batch_id
+        numbers = [number for number in self.batches() if number <= last]
+        since, held = last, self.get(operator, key, table=table, batch_id=last)
+        for number in reversed(numbers[:-1]):
+            try:
+                found = self._get(operator, _sequence(key), table, number)
+            except _Gone as exc:
+                if not _is_gone(exc):
+                    raise
+                break
+            if found != held:
+                yield KeyVersion(since, self._planned_ms(since), False, held)
+                held = found
+            since = number
+        yield KeyVersion(since, self._planned_ms(since), True, held)
 
     def page(
         self,
@@ -186,11 +183,97 @@ class StoredQuery:
         after: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return some rows of a shard, beginning where an earlier page ended; raises as `get`."""
-        raise NotImplementedError
+        """Return some rows of a shard, beginning where an earlier page ended; raises as `get`.
+
+        Parameters
+        ----------
+        after : str, optional
+            Of the page before.
+        limit : int
+            How many rows at most.
+        """
+        if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
+            raise InvalidArgumentError("a page has some rows", limit=limit, most=_PAGE_ROWS_MAX)
+        number = self._batch(batch_id).batch_id
+        found = self.operator(operator, number)
+        if not 0 <= shard < found.shards:
+            raise InvalidArgumentError("the operator has no such shard", shard=shard, shards=found.shards)
+        name, places = find_shown(found.tables, table), found.places
+        first_hash, skipped = _read_place(after)
+        if shard not in places or places[shard][1].pointer is None:
+            return Page(as_table(found.tables[name], []), None)
+        directory, row = places[shard]
+        stored, schema = self._readers.tables(directory), found.tables[name]
+        runs = self._readers.first_rows(directory, row, stored, schema, first_hash, skipped + limit + 1)
+        hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
+        rows = as_table(schema, runs).slice(skipped, limit)
+        return Page(rows, _next_place(hashes, limit, first_hash, skipped))
+
+    def row_count(
+        self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
+    ) -> int:
+        """Return how many rows a shard has: counted where they are few, else about so many; raises as `get`.
+
+        Parameters
+        ----------
+        read : int
+            How many rows to read. Hashes are even: where the first ones end tells how many follow.
+        """
+        found = self.operator(operator, self._batch(batch_id).batch_id)
+        directory, row = found.places.get(shard, ("", None))
+        if row is None or row.pointer is None:
+            return 0
+        stored, schema = self._readers.tables(directory), found.tables[find_shown(found.tables, table)]
+        if schema.name not in stored.held:
+            return 0
+        runs = self._readers.first_rows(directory, row, stored, schema, 0, read + 1)
+        hashes = np.concatenate([run.hashes for run in runs]) if runs else np.empty(0, np.uint64)
+        if len(hashes) <= read:
+            return len(hashes)
+        first, following = (-(-(number << 64) // found.shards) for number in (shard, shard + 1))
+        return read * (following - first) // max(int(hashes[read]) - first, 1)
+
+    def diff(
+        self, operator: str, before: int, after: int, *, table: str | None = None, rows_each: int = 20
+    ) -> list[TableChanges]:
+        """Return how the state of an operator differs after two micro-batches.
+
+        Parameters
+        ----------
+        before, after : int
+            The micro-batches.
+        table : str, optional
+            As of `get`.
+        rows_each : int
+            How many keys that differ to return, of each table.
+
+        Raises
+        ------
+        NotFoundError, InvalidArgumentError, StateLostError, CorruptionError, UnavailableError
+            As of `get`.
+
+        Notes
+        -----
+        Cost: where the later micro-batch builds on the earlier one, what was written between them, and these keys;
+        else the shards that differ, one after the other.
+        """
+        one, other = (self._with_oldest(n, lambda at: self.operator(operator, at)) for n in (before, after))
+        names = [name for name in other.tables if table is None or name == find_shown(other.tables, table)]
+        found = []
+        for name in names:
+            changes = TableChanges(name)
+            for shard in sorted({*one.places, *other.places}):
+                sides = one.places.get(shard), other.places.get(shard)
+                compare(self._readers, changes, other.tables[name], sides, rows_each)
+            found.append(changes)
+        return found
 
     def close(self) -> None:
         """Release connections and temporary files."""
+        self._readers.close()
+        self._executor.shutdown(cancel_futures=True)
+        self._location.close()
+        self._storage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +282,86 @@ class StoredQuery:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # One look-up.
+
+    def _batch(self, batch_id: int | None) -> LoggedBatch:
+        if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
+            raise InvalidArgumentError("a micro-batch is a number from 0 on", batch_id=batch_id)
+        _ = self.query_id  # a clearer error where this is none
+        return self._pointers.batch(batch_id)
+
+    def _planned_ms(self, batch_id: int) -> int:
+        planned = json.loads(self._batch(batch_id).batch).get("batchTimestampMs", 0)
+        return planned if type(planned) is int else 0
+
+    def _get(self, name: str, keys: Sequence[Key], table: str | None, batch_id: int) -> dict[str, pa.Table]:
+        operator = self._operators.of_keys(name, keys, batch_id)
+        wanted = list(operator.tables) if table is None else [find_shown(operator.tables, table)]
+        return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
+
+    def _rows(self, operator: StoredOperator, table: TableSchema, keys: Sequence[Key]) -> pa.Table:
+        prefixes = keys_of(table, operator.grouping_of(table.name, keys), keys)
+        of_shard = shards_of(prefixes.hashes, operator.shards)
+        runs = []
+        for shard in np.unique(of_shard).tolist():
+            directory, row = operator.places.get(shard, ("", None))
+            if row is not None and row.pointer is not None:
+                stored = self._readers.tables(directory)
+                if table.name in stored.held:
+                    near = prefixes.take(np.flatnonzero(of_shard == shard))
+                    runs.append(self._readers.find(directory, row, stored, table, near))
+        return as_table(table, runs)
+
+    def _with_oldest(self, batch_id: int, read: Callable[[int], _T]) -> _T:
+        """Return what `read` returns for a micro-batch; if that is not kept any more, say which the oldest is."""
+        try:
+            return read(batch_id)
+        except _Gone as exc:
+            if not _is_gone(exc):
+                raise
+            later = [number for number in self.batches() if number > batch_id]
+            oldest = next((number for number in later if self._can(read, number)), None)
+            if oldest is None:
+                raise
+            raise NotFoundError(
+                "the state after this micro-batch is not retained any more", batch_id=batch_id, oldest=oldest
+            ) from exc
+
+    def _can(self, read: Callable[[int], object], batch_id: int) -> bool:
+        try:
+            read(batch_id)
+        except HoldfastError:
+            return False
+        return True
+
+
+def _sequence(keys: Key | Sequence[Key]) -> Sequence[Key]:
+    found = [keys] if isinstance(keys, Mapping) else list(keys)
+    if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
+        raise InvalidArgumentError('keys are as {"user": "ann"}, one or a list', most=KEYS_MAX)
+    return found
+
+
+def _is_gone(exc: BaseException) -> bool:
+    """Tell whether an error says that something is not there any more, rather than that it is damaged."""
+    return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
+
+
+def _read_place(after: str | None) -> tuple[int, int]:
+    """Return the hash at which a page begins, and how many of its rows were shown before."""
+    found = _PLACE.fullmatch(after or f"{0:016x}+0")
+    if found is None:
+        raise InvalidArgumentError("no page ends there", after=ascii(after)[:80])
+    return int(found[1], 16), int(found[2])
+
+
+def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) -> str | None:
+    """Return where the page after so many rows begins; None if there are no more."""
+    if len(hashes) <= limit:
+        return None
+    shown = int((hashes[:limit] == hashes[limit]).sum())
+    return f"{int(hashes[limit]):016x}+{shown + (skipped if int(hashes[limit]) == first_hash else 0)}"
 
 
 def open_query(
@@ -218,6 +381,13 @@ def open_query(
     Raises
     ------
     InvalidArgumentError
-        A URL or an option is wrong, or `location` is not the checkpoint location of a query.
+        A URL or an option is wrong.
     """
-    raise NotImplementedError
+    parsed = parse_storage_options({name: str(value) for name, value in (options or {}).items()})
+    opened = open_storage(str(location), parsed)
+    try:
+        storage = open_storage(str(checkpoint_dir), parsed)
+    except HoldfastError:
+        opened.close()
+        raise
+    return StoredQuery(opened, storage, ThreadPoolExecutor(_THREADS, "holdfast-look-up"))

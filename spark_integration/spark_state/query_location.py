@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -53,6 +54,8 @@ class LoggedBatch:
     sources : tuple of (str, str)
         Number or name of each source, and its offset at the end of the micro-batch.
     next_watermark_ms : int
+    unique_ids : mapping of str to list
+        Where Spark's state stores have ids (log of version 2): by operator those of its partitions, as logged.
     """
 
     batch_id: int
@@ -60,6 +63,7 @@ class LoggedBatch:
     batch: str
     sources: tuple[tuple[str, str], ...]
     next_watermark_ms: int
+    unique_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 class QueryLocation:
@@ -135,7 +139,11 @@ class QueryLocation:
         next_watermark_ms = watermark.get("nextBatchWatermarkMs", 0)
         if type(next_watermark_ms) is not int or next_watermark_ms < 0:
             raise self._damaged(commits, "has a watermark that cannot be")
-        return LoggedBatch(number, version, batch, self._sources(version, lines, offsets), next_watermark_ms)
+        unique_ids = watermark.get("stateUniqueIds") or {}
+        if not isinstance(unique_ids, dict):
+            raise self._damaged(commits, "names state that cannot be")
+        sources = self._sources(version, lines, offsets)
+        return LoggedBatch(number, version, batch, sources, next_watermark_ms, unique_ids)
 
     def source_logs(self, source: str, offset: str) -> list[str]:
         """Return the files that a source keeps, up to an offset, by their paths below its folder.

@@ -22,7 +22,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from holdfast.backends.arrow.values import cast
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
-from holdfast.spark_integration.read_state import free_name, shown_columns
+from holdfast.spark_integration.lookup.shown import free_name, shown_columns
 from holdfast.spark_integration.spark_types import arrow_schema, spark_type
 
 SHARD, BATCH_ID, CHANGE_TYPE = "shard", "batch_id", "change_type"

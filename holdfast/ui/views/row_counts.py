@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from holdfast import clock
-from holdfast.spark_integration.lookup.stored_query import StoredOperator, StoredQuery
+from holdfast.spark_integration.lookup.stored_operator import StoredOperator
+from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.ui.stored_objects import Column, StoredObjects
 from holdfast.ui.views.heat_map import ROWS, Measured
 from holdfast.ui.words import count

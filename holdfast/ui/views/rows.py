@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.lookup.keys import parse_pairs
-from holdfast.spark_integration.lookup.stored_query import KeyVersion, StoredOperator, StoredQuery
+from holdfast.spark_integration.lookup.stored_operator import KeyVersion, StoredOperator
+from holdfast.spark_integration.lookup.stored_query import StoredQuery
 from holdfast.ui.views.cells import ShownTable, cut, shown_table
 
 ROWS_MAX = 50
@@ -134,7 +134,7 @@ def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Cal
 
 
 def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[ShownTable], list[Step]]:
-    key = parse_pairs([f"{name}={asked.key.get(name, '')}" for name in now.grouping])
+    key = {name: asked.key.get(name, "") for name in now.grouping}
     found = query.get(now.name, key, batch_id=now.batch_id)
     steps = islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX)
     return [shown_table(name, rows.slice(0, ROWS_MAX)) for name, rows in found.items()], [_step(one) for one in steps]

@@ -41,7 +41,14 @@ from holdfast.errors import ClosedError, CorruptionError, HoldfastError, Invalid
 from holdfast.snapshotter.storage.connections import Connections
 from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
-from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage, flat_view, require_size
+from holdfast.snapshotter.storage.object_storage import (
+    ObjectInfo,
+    ObjectStorage,
+    check_range,
+    flat_view,
+    require_size,
+    whole_range,
+)
 from holdfast.snapshotter.storage.options import secrets_of
 from holdfast.snapshotter.storage.s3.client import close, connect, request_of
 from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
@@ -114,6 +121,15 @@ class S3Storage(ObjectStorage):
             data = memoryview(self._run(self._get(self._fs(), key, limit_bytes))).toreadonly()
         self._requests.add_bytes("get", data.nbytes)
         return data
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object; see `ObjectStorage.get_range`."""
+        name = self._name(key)
+        check_range(start, end)
+        with translated("get", self.url, key, self._secrets):
+            data = memoryview(self._run(self._get_range(self._fs(), name, start, end))).toreadonly()
+        self._requests.add_bytes("get", data.nbytes)
+        return whole_range(data, start, end, key, self.url)
 
     def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """Return the objects of a folder; see `ObjectStorage.list`."""
@@ -258,18 +274,22 @@ class S3Storage(ObjectStorage):
         data = bytearray(size)
         slots = asyncio.Semaphore(self._parallel)
 
-        async def get_range(start: int) -> None:
+        async def get_part(start: int) -> None:
             end = min(start + self._part_bytes, size)
             async with slots:
-                wanted = f"bytes={start}-{end - 1}"
-                response = await self._call(fs, "get_object", Key=name, Range=wanted)
-                part = await self._body(fs, name, response, end - start, Range=wanted)
+                part = await self._get_range(fs, name, start, end)
                 if len(part) != end - start:
                     raise aiohttp.ClientPayloadError(f"range has {len(part)} of {end - start} bytes")
                 data[start:end] = part
 
-        await _all(get_range(start) for start in range(0, size, self._part_bytes))
+        await _all(get_part(start) for start in range(0, size, self._part_bytes))
         return data
+
+    async def _get_range(self, fs: Any, name: str, start: int, end: int) -> bytes:
+        wanted = f"bytes={start}-{end - 1}"
+        async with self._limit(end - start):
+            response = await self._call(fs, "get_object", Key=name, Range=wanted)
+            return await self._body(fs, name, response, end - start, Range=wanted)
 
     async def _body(self, fs: Any, name: str, response: Any, most: int, **request: str) -> bytes:
         """Read the body of an answer; ask again where it is cut, too short, too long or damaged on the way."""

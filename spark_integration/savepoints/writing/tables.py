@@ -21,9 +21,9 @@ from pyspark.sql.types import LongType, StructType
 
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.lookup.shown import free_name, shown_columns
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns, is_of_entry
-from holdfast.spark_integration.read_state import free_name, shown_columns
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of

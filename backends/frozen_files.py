@@ -1,0 +1,50 @@
+"""The files of a frozen version, where they are stored: brought here as far as somebody reads them.
+
+::
+
+    stored       000012.sst ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒
+    here         000012.sst ·······▒▒··················▒▒▒▒    as large, with holes: they read as zeros
+
+So a version of gigabytes is looked into for the price of what holds the wanted rows. `Backend.open_frozen` takes such
+files; `Backend.thaw` takes whole ones.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class FrozenFiles(ABC):
+    """See the module. Safe for many threads.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Holds the files under their names and in their sizes; private, and of nobody else.
+    sizes : mapping of str to int
+        Bytes of each file.
+    """
+
+    folder: Path
+    sizes: Mapping[str, int]
+
+    @abstractmethod
+    def require(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """Bring the bytes from `start` to `end`, by default to the file's end, verified as stored.
+
+        Raises
+        ------
+        CorruptionError
+            They are missing, or are not what was stored.
+        UnavailableError
+            The storage did not answer, or local storage is full.
+        """
+
+    def bring(self, name: str, start: int, end: int) -> None:
+        """Bring these bytes, at least; they may be unverified, for a reader that verifies each of its blocks.
+
+        If it finds a block damaged, `require` brings verified ones, where `bring` did not.
+        """
+        self.require(name, start, end)

@@ -1,0 +1,184 @@
+"""A frozen database that is read where it lies: each block is brought when RocksDB asks for it.
+
+The files are as large as they should be, and hold zeros wherever nothing was brought. RocksDB verifies each block that
+it reads, and says of one that is wrong in which file and where it stands. So a read that meets such a place brings it
+and begins again; what is wrong although it was brought, and verified as stored, is damage::
+
+    read ──▶ "block checksum mismatch … 000012.sst offset 8126464 size 4011" ──▶ bring ──▶ read again
+
+Blocks that belong together lie together, so more is brought than is asked for: a few requests for each file that may
+hold the key. Which those are, the manifest tells, which is small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from rocksdict import BlockBasedOptions, Cache, Options, Rdict
+
+from holdfast.backends.base import MAX_HASH, Found, Pointer, View
+from holdfast.backends.frozen_files import FrozenFiles
+from holdfast.backends.rocksdb.codec.keys import encode_keys
+from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
+from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker, StoredTable
+from holdfast.backends.rocksdb.options import open_rocksdb
+from holdfast.backends.rocksdb.reads import (
+    FIRST_RUN_ROWS,
+    RUN_GROWTH,
+    RUN_ROWS,
+    TableReader,
+    key_range,
+    run_of,
+    to_list,
+)
+from holdfast.backends.run import Run
+from holdfast.backends.run_stack import look_up
+from holdfast.backends.schema import Keys, TableSchema, find_table
+from holdfast.errors import ClosedError, CorruptionError
+
+_T = TypeVar("_T")
+_CACHE_BYTES = 8 << 20
+_OPEN_FILES = 64
+#: What is brought around a block that is asked for, and of a file's end, which has its index.
+_AROUND_BYTES, _END_BYTES = 64 << 10, 256 << 10
+_DOUBLED_MAX = 8
+_WRONG_BLOCK = re.compile(r"(\d+\.sst) offset (\d+) size (\d+)")
+_WRONG_FILE = re.compile(r"(\d+\.sst)\b")
+_TABLE_FILE = ".sst"
+
+
+class FrozenDatabase(View):
+    """See the module; for one thread.
+
+    Parameters
+    ----------
+    pointer : Pointer
+    tables : mapping of str to TableSchema
+    files : FrozenFiles
+
+    Raises
+    ------
+    CorruptionError, SchemaMismatchError, UnavailableError
+        It is no database of this version, or cannot be had.
+    """
+
+    def __init__(self, pointer: Pointer, tables: Mapping[str, TableSchema], files: FrozenFiles) -> None:
+        self._files, self._tables = files, tables
+        # How often something was brought of a file, and how often RocksDB has asked for a place.
+        self._times: dict[str, int] = {}
+        self._asked: dict[tuple[str, tuple[int, int]], int] = {}
+        for name in files.sizes:
+            if not name.endswith(_TABLE_FILE):
+                files.require(name)
+        with rocksdb_errors(files.folder):
+            self._rdict: Rdict | None = open_rocksdb(files.folder, _options(), read_only=True)
+        try:
+            value = self._read(lambda database: database.get(MARKER_KEY))
+            if value is None:
+                raise damaged(files.folder, "it has no marker")
+            self._marker = Marker.decode(value, files.folder)
+            label = self._marker.version
+            if label is None or label.pointer != pointer:
+                raise damaged(files.folder, "it is of another version")
+            self._marker.require(tables, files.folder)
+            self._properties = label.properties
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        return self._properties
+
+    def get(self, table: str, keys: Keys) -> Found:
+        return look_up(list(self.scan_prefix(table, keys)), keys, find_table(self._tables, table))
+
+    def scan(self, table: str, first_hash: int = 0, last_hash: int = MAX_HASH) -> Iterator[Run]:
+        schema, stored = self._table(table)
+        if stored is None:
+            return
+        start, end = key_range(stored.id, first_hash, last_hash)
+        rest: bytes | None = start
+        most = FIRST_RUN_ROWS
+        while rest is not None:
+            begin = rest
+            rows = self._read(lambda database: _reader(database, stored).rows(begin, end, most))  # noqa: B023
+            rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
+            if rows.keys:
+                yield run_of(schema, rows, stored.values)
+
+    def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
+        schema, stored = self._table(table)
+        if stored is None or not len(prefixes):
+            return
+        left = sorted(set(to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))))
+        while left:
+            wanted = left
+            rows, used = self._read(lambda database: _reader(database, stored).prefixed(wanted))  # noqa: B023
+            left = left[used:]
+            if rows.keys:
+                yield run_of(schema, rows, stored.values)
+
+    def close(self) -> None:
+        if self._rdict is not None:
+            self._rdict.close()
+            self._rdict = None
+
+    def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
+        return find_table(self._tables, table), self._marker.tables.get(table)
+
+    def _read(self, read: Callable[[Rdict], _T]) -> _T:
+        """Return what a read returns, once all that it needs is here."""
+        while True:
+            if self._rdict is None:
+                raise ClosedError("the view was closed: open a new one")
+            try:
+                with rocksdb_errors(self._files.folder):
+                    return read(self._rdict)
+            except CorruptionError as exc:
+                if not self._bring(str(exc.__cause__)):
+                    raise
+
+    def _bring(self, said: str) -> bool:
+        """Bring what RocksDB says is wrong; tell whether there was anything left to bring."""
+        block, file = _WRONG_BLOCK.search(said), _WRONG_FILE.search(said)
+        name = block[1] if block else file[1] if file else ""
+        if name not in self._files.sizes:
+            return False
+        size = self._files.sizes[name]
+        end = (max(0, size - _END_BYTES), size)
+        wrong = (int(block[2]), int(block[2]) + int(block[3])) if block else end
+        times = self._times[name] = self._times.get(name, -1) + 1
+        wanted = self._asked.get((name, wrong), 0)
+        self._asked[name, wrong] = wanted + 1
+        if times == 0:
+            self._files.bring(name, *end)  # first of all: the index stands there
+        elif wanted <= 1:
+            # Twice as much each time: who reads many rows of a file soon has all of it.
+            length = _AROUND_BYTES << min(times, _DOUBLED_MAX)
+            start = wrong[0] - wrong[0] % _AROUND_BYTES
+            self._files.bring(name, start, min(size, max(wrong[1], start + length)))
+        elif wanted == 2:
+            self._files.require(name, *wrong)
+        return wanted <= 2
+
+
+def _reader(database: Rdict, stored: StoredTable) -> TableReader:
+    return TableReader(database, database.snapshot(), stored.id, lambda _first, _last: [])
+
+
+def _options() -> Options:
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(Cache(_CACHE_BYTES))
+    blocks.set_cache_index_and_filter_blocks(True)
+    found = Options(raw_mode=True)
+    found.set_block_based_table_factory(blocks)
+    found.set_max_open_files(_OPEN_FILES)
+    # Tables are opened before they are brought.
+    found.set_paranoid_checks(False)
+    found.set_skip_stats_update_on_db_open(True)
+    found.set_stats_dump_period_sec(0)
+    found.set_keep_log_file_num(1)
+    return found

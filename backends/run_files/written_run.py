@@ -1,0 +1,126 @@
+"""What is written into a run file: stretches of a run, and an index of them in the file's header.
+
+::
+
+    section     schema ‖ stretch: hashes up to 0x07… ‖ stretch: up to 0x0f… ‖ …
+    header      {"table": …}                                      a file of one stretch
+                {"table": …, "columns": …, "stretches": [[440, "07…"], [16777960, "0f…"], …]}
+
+The index says where each stretch begins and which is the last hash up to there. So who looks for a key in a stored file
+reads its end and one stretch. Where the version is open, nobody needs the index.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from holdfast.backends.run import Run
+from holdfast.backends.schema import TableSchema
+from holdfast.backends.stored_schema import decode_schema, encode_schema
+from holdfast.errors import CorruptionError
+
+#: Of a stretch: what is read for one key. Each costs a look-up of many keys some microseconds.
+STRETCH_BYTES = 16 << 20
+_HASH_DIGITS = 16
+
+
+class WrittenRun:
+    """One run file while it is written; its header is complete once `write` has returned.
+
+    Parameters
+    ----------
+    schema : TableSchema
+
+    Attributes
+    ----------
+    header : dict
+    rows, size_bytes : int
+        Of what was written.
+    """
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self.header: dict[str, Any] = {"table": schema.name}
+        self.rows = self.size_bytes = 0
+
+    def write(self, runs: Iterable[Run], file: pa.NativeFile) -> None:
+        """Write runs of ascending ranges of the hash."""
+        stretches: list[list[Any]] = []
+        columns = self._schema.columns.with_metadata({"holdfast.table": self._schema.name})
+        with ipc.new_stream(file, columns) as writer:
+            for run in self._stretches(runs):
+                writer.write_batch(run.batch)
+                last_hash = f"{int(run.hashes[-1]):0{_HASH_DIGITS}x}" if len(run) else ""
+                stretches.append([file.tell() - ipc.get_record_batch_size(run.batch), last_hash])
+        if len(stretches) > 1:
+            self.header |= {"columns": encode_schema(self._schema.columns), "stretches": stretches}
+
+    def _stretches(self, runs: Iterable[Run]) -> Iterator[Run]:
+        for run in (found.projected(self._schema) for found in runs):
+            self.rows, self.size_bytes = self.rows + len(run), self.size_bytes + run.size_bytes
+            if run.size_bytes <= STRETCH_BYTES:
+                yield run  # also an empty one: a file has a batch
+            else:
+                yield from run.stretches(STRETCH_BYTES)
+
+
+@dataclass(frozen=True)
+class StretchIndex:
+    """Where the stretches of a run file stand.
+
+    Attributes
+    ----------
+    columns : pyarrow.Schema
+    places : tuple of (int, int)
+        Of each stretch its begin and its end in the file.
+    last_hashes : tuple of int
+    """
+
+    columns: pa.Schema
+    places: tuple[tuple[int, int], ...]
+    last_hashes: tuple[int, ...] = field(repr=False)
+
+    @classmethod
+    def read(cls, header: Mapping[str, Any], section_bytes: int, source: str) -> Self | None:
+        """Return the index that the header of a run file has; None if it has none.
+
+        Parameters
+        ----------
+        section_bytes : int
+            Of the file's section, which stands at its begin.
+
+        Raises
+        ------
+        CorruptionError
+            It cannot be true.
+        """
+        if "stretches" not in header:
+            return None
+        try:
+            begins = [begin for begin, _ in header["stretches"]]
+            hashes = [int(text, 16) for _, text in header["stretches"]]
+            if any(type(begin) is not int for begin in begins) or not begins[0] >= 0 or begins[-1] >= section_bytes:
+                raise ValueError("a stretch outside of the section")
+            if (
+                sorted(set(begins)) != begins
+                or sorted(set(hashes)) != hashes
+                or not 0 <= hashes[0] <= hashes[-1] < 1 << 64
+            ):
+                raise ValueError("stretches that do not ascend")
+            columns = decode_schema(header["columns"])
+        except (KeyError, TypeError, ValueError, IndexError, OSError, pa.ArrowException) as exc:
+            raise CorruptionError(f"{source} has an index that cannot be true: {exc!r}") from exc
+        return cls(columns, tuple(zip(begins, [*begins[1:], section_bytes], strict=True)), tuple(hashes))
+
+    def within(self, first_hash: int, last_hash: int) -> range:
+        """Return the numbers of the stretches that may have rows with a hash in [first_hash, last_hash]."""
+        count = len(self.last_hashes)
+        return range(
+            bisect_left(self.last_hashes, first_hash), min(count, bisect_left(self.last_hashes, last_hash) + 1)
+        )

@@ -1,0 +1,112 @@
+"""The files of a snapshot, read where they are stored: parts, or ranges of them, as they are asked for.
+
+A part is verified by its digest, so it is read as a whole. Who verifies each block by itself, as RocksDB does, reads
+ranges: of a part that holds its bytes as they are, they stand at its begin.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.backends import local_files
+from holdfast.backends.block_io import write_at
+from holdfast.backends.frozen_files import FrozenFiles
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
+from holdfast.snapshotter.snapshots.transfer import fetch_part
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+
+
+class StoredFiles(FrozenFiles):
+    """See the module.
+
+    Parameters
+    ----------
+    manifest : Manifest
+    shard : PrefixedStorage
+    folder : pathlib.Path
+        Empty, private, and of nobody else.
+    executor : concurrent.futures.Executor
+        Reads parts side by side; must not run the caller.
+
+    Raises
+    ------
+    UnavailableError
+        Local storage is full or failing.
+    """
+
+    def __init__(self, manifest: Manifest, shard: PrefixedStorage, folder: Path, executor: Executor) -> None:
+        self.folder = folder
+        self.sizes = {file.name: file.size_bytes for file in manifest.files}
+        self._files = {file.name: file for file in manifest.files}
+        self._part_bytes, self._shard, self._executor = manifest.part_bytes, shard, executor
+        self._lock = threading.Lock()
+        self._here: set[str] = set()
+        for file in manifest.files:
+            path = folder / file.name
+            with (
+                local_files.writing(path),
+                open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out,
+            ):
+                out.truncate(file.size_bytes)
+            with local_files.writing(path):
+                os.utime(path, ns=(file.modified_ns, file.modified_ns))
+
+    def require(self, name: str, start: int = 0, end: int | None = None) -> None:
+        file = self._files[name]
+        end = file.size_bytes if end is None else min(end, file.size_bytes)
+        with self._lock:
+            missing = [piece for piece in self._pieces(file, start, end) if piece[0].key not in self._here]
+            with self._writing(file) as out:
+                for (part, at, _), data in zip(missing, self._executor.map(self._fetched, missing), strict=True):
+                    write_at(out, data, at)
+                    self._here.add(part.key)
+
+    def bring(self, name: str, start: int, end: int) -> None:
+        file = self._files[name]
+        compressed = []
+        with self._lock, self._writing(file) as out:
+            for part, at, size in self._pieces(file, start, min(end, file.size_bytes)):
+                if part.key in self._here:
+                    continue
+                if part.size_bytes <= size:
+                    compressed.append((at, at + size))
+                    continue
+                first, last = max(start, at), min(end, at + size)
+                write_at(out, self._range(part, first - at, last - at), first)
+        for first, last in compressed:
+            self.require(name, first, last)
+
+    def _fetched(self, piece: tuple[Part, int, int]) -> memoryview:
+        part, _, size = piece
+        return memoryview(fetch_part(self._shard, part, size))
+
+    def _range(self, part: Part, start: int, end: int) -> memoryview:
+        try:
+            return self._shard.get_range(part.key, start, end)
+        except NotFoundError as exc:
+            raise CorruptionError(f"{self._shard.url}/{part.key} is missing, and a snapshot needs it") from exc
+
+    def _pieces(self, file: SnapshotFile, start: int, end: int) -> Iterable[tuple[Part, int, int]]:
+        """Return the parts that hold some bytes of a file, where each begins there, and how many bytes it has."""
+        return [
+            (part, at, size)
+            for index, (part, size) in enumerate(file.sizes_of_parts(self._part_bytes))
+            for at in [index * self._part_bytes]
+            if at < end and start < at + size
+        ]
+
+    @contextmanager
+    def _writing(self, file: SnapshotFile) -> Iterator[int]:
+        """Open a file; it keeps the time of its modification, by which its reader knows it."""
+        path = self.folder / file.name
+        with local_files.writing(path), path.open("r+b", buffering=0) as out:
+            try:
+                yield out.fileno()
+            finally:
+                os.utime(out.fileno(), ns=(file.modified_ns, file.modified_ns))

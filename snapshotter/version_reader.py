@@ -1,0 +1,276 @@
+"""Some rows of versions of one shard, read from durable storage as far as they need it.
+
+::
+
+    version 25-ff      snapshots/20-aa ◀─ commits/21-bb ◀─ commits/23-dd ◀┄ carried: 24, 25
+    read of these      the parts that       whole               whole         came with the pointer
+                       may hold the keys
+
+Nothing is restored, and nothing is kept but what may be asked for again: objects never change.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from holdfast import clock
+from holdfast.backends.base import MAX_HASH, Pointer, View
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run_stack import merge_over, merge_prefixes, scan_runs
+from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.snapshotter.commit_objects import Commit, CommitObjects
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.lineage import ChainEntry
+from holdfast.snapshotter.snapshots.snapshots import Snapshots
+from holdfast.snapshotter.snapshots.stored_files import StoredFiles
+from holdfast.snapshotter.storage.ahead import ahead
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.snapshotter.version_rows import read_tables
+
+#: Bytes of commits that a reader keeps.
+_KEPT_BYTES = 64 << 20
+#: Snapshots that it keeps open.
+_KEPT_SNAPSHOTS = 2
+
+_log = logging.getLogger(__name__)
+
+
+class At(NamedTuple):
+    """A version of a shard.
+
+    Attributes
+    ----------
+    pointer : Pointer
+    carried : bytes or None
+        Its commit, if the query's pointer carries it.
+    """
+
+    pointer: Pointer
+    carried: bytes | None = None
+
+
+class VersionReader:
+    """See the module; to be closed. For one thread at a time.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+    shard : str
+        The shard's place in the storage: ``totals/shard-0003``.
+    tables : mapping of str to TableSchema
+        All that the state may hold.
+    executor : concurrent.futures.Executor
+        Runs downloads; must not run the caller.
+    new_id : callable
+        Returns a new unique name each time.
+
+    Attributes
+    ----------
+    tables : mapping of str to TableSchema
+    """
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        shard: str,
+        tables: Mapping[str, TableSchema],
+        executor: Executor,
+        new_id: Callable[[], str] = clock.new_id,
+    ) -> None:
+        self._storage, self._shard, self.tables = storage, shard, tables
+        self._executor, self._new_id = executor, new_id
+        self._objects = PrefixedStorage(storage, shard)
+        self._commits = CommitObjects(self._objects, tables)
+        self._kept: OrderedDict[ChainEntry, Commit] = OrderedDict()
+        self._views: OrderedDict[ChainEntry, tuple[View, ExitStack]] = OrderedDict()
+        self._damaged: set[ChainEntry] = set()
+        self._lock = threading.Lock()
+
+    def find(self, at: At, table: str, prefixes: Keys) -> Run:
+        """Return the live rows that begin with one of some prefixes.
+
+        Parameters
+        ----------
+        prefixes : Keys
+            As for `holdfast.backends.base.View.scan_prefix`.
+
+        Raises
+        ------
+        StateLostError
+            The version's commit is not in the storage.
+        CorruptionError
+            An object is missing or damaged.
+        UnavailableError
+            The storage does not answer, or local storage is full.
+        """
+        return self.of_keys(table, prefixes).at(at)
+
+    def of_keys(self, table: str, prefixes: Keys) -> KeyReader:
+        """Return a reader of some keys in one version after the other."""
+        return KeyReader(self, table, prefixes)
+
+    def scan(self, at: At, table: str, first_hash: int = 0) -> Iterator[Run]:
+        """Yield the live rows from a hash on, ascending by it.
+
+        Raises
+        ------
+        StateLostError, UnavailableError
+            As of `find`.
+        CorruptionError
+            As of `find`; or the snapshot is damaged. Another scan goes around it.
+
+        Notes
+        -----
+        Memory: the commits since the snapshot, and a stretch of that.
+        """
+        newest, schema = self.newest(at), self.tables[table]
+        written = [one.run_of(schema) for one in (*self.commits(newest.lineage.commits), newest)]
+        writes = [run.slice(first_hash, MAX_HASH) for run in written if run is not None]
+        snapshot = newest.lineage.snapshot
+        if snapshot is None:
+            yield from scan_runs(writes, first_hash, MAX_HASH)
+            return
+        if snapshot in self._damaged:
+            below = (run.slice(first_hash, MAX_HASH) for run in self._rows_around(at, table))
+            yield from merge_over(below, [])
+            return
+        try:
+            yield from merge_over(self.view(snapshot).scan(table, first_hash), writes)
+        except CorruptionError as exc:
+            self._give_up(snapshot, exc)
+            raise
+
+    def newest(self, at: At) -> Commit:
+        """Return the commit of a version, whose lineage says what else it is made of; raises as `find`."""
+        if at.carried is not None:
+            return self._commits.decode_carried(at.carried, at.pointer)
+        with self._lock:
+            kept = next((one for entry, one in self._kept.items() if entry.pointer == at.pointer), None)
+        return kept or self._keep(self._commits.fetch_newest(at.pointer))
+
+    def commits(self, entries: Iterable[ChainEntry]) -> Iterator[Commit]:
+        """Yield commits that a chain names; raises as `find`."""
+        return ahead(self._executor, self.commit, entries)
+
+    def commit(self, entry: ChainEntry) -> Commit:
+        """Return a commit that a chain names; raises as `find`."""
+        with self._lock:
+            kept = self._kept.get(entry)
+        return kept or self._keep(self._commits.fetch(entry))
+
+    def _keep(self, commit: Commit) -> Commit:
+        if commit.size_bytes <= _KEPT_BYTES:
+            with self._lock:
+                self._kept[commit.entry] = commit
+                while sum(one.size_bytes for one in self._kept.values()) > _KEPT_BYTES:
+                    self._kept.popitem(last=False)
+        return commit
+
+    def view(self, snapshot: ChainEntry) -> View:
+        """Return a view of a snapshot.
+
+        Raises
+        ------
+        CorruptionError, UnavailableError
+            It cannot be had.
+        """
+        if snapshot in self._damaged:
+            raise CorruptionError(f"{self._objects.url}/{snapshot.key} is damaged")
+        if snapshot not in self._views:
+            with ExitStack() as undo:
+                home = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-look-up-")))
+                (home / "files").mkdir(mode=0o700)
+                manifest = Snapshots(self._objects, self._executor, home).read_manifest(snapshot)
+                files = StoredFiles(manifest, self._objects, home / "files", self._executor)
+                try:
+                    backend = find_backend(manifest.backend)
+                except InvalidArgumentError as exc:
+                    raise CorruptionError(f"a snapshot cannot be opened here: {exc}", key=snapshot.key) from exc
+                opened = backend.open_frozen(snapshot.pointer, self.tables, files, self._new_id)
+                self._views[snapshot] = undo.enter_context(opened), undo.pop_all()
+            while len(self._views) > _KEPT_SNAPSHOTS:
+                self._views.popitem(last=False)[1][1].close()
+        return self._views[snapshot][0]
+
+    def rows_around(self, at: At, table: str, snapshot: ChainEntry, damage: CorruptionError) -> list[Run]:
+        """Return all live rows of a version whose snapshot is damaged, from older objects; raises as `find`."""
+        self._give_up(snapshot, damage)
+        return self._rows_around(at, table)
+
+    def _rows_around(self, at: At, table: str) -> list[Run]:
+        with tempfile.TemporaryDirectory(prefix="holdfast-look-up-") as home:
+            carried = {} if at.carried is None else {at.pointer: at.carried}
+            log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, Path(home), carried=carried)
+            return list(read_tables(log, at.pointer, [table]).values())
+
+    def _give_up(self, snapshot: ChainEntry, damage: CorruptionError) -> None:
+        if snapshot not in self._damaged:
+            _log.warning("%s/%s is not used: %s", self._objects.url, snapshot.key, damage)
+        self._damaged.add(snapshot)
+        if snapshot in self._views:
+            self._views.pop(snapshot)[1].close()
+
+    def no_rows(self, table: str) -> Run:
+        """Return a run of a table without rows."""
+        schema = self.tables[table]
+        return Run(schema, pa.RecordBatch.from_pylist([], schema=schema.columns))
+
+    def close(self) -> None:
+        """Remove what was read."""
+        while self._views:
+            self._views.popitem()[1][1].close()
+
+
+class KeyReader:
+    """Some keys in versions of a shard; what an object holds of them is read once.
+
+    Parameters
+    ----------
+    reader : VersionReader
+    table : str
+    prefixes : Keys
+    """
+
+    def __init__(self, reader: VersionReader, table: str, prefixes: Keys) -> None:
+        self._reader, self._table, self._prefixes = reader, table, prefixes
+        self._found: dict[ChainEntry, list[Run]] = {}
+
+    def at(self, at: At) -> Run:
+        """Return the live rows of the keys in a version; raises as `VersionReader.find`."""
+        newest = self._reader.newest(at)
+        lineage = newest.lineage
+        for commit in self._reader.commits(entry for entry in lineage.commits if entry not in self._found):
+            self._take(commit)
+        self._take(newest)
+        above = [run for entry in (*lineage.commits, newest.entry) for run in self._found[entry]]
+        if lineage.snapshot is None:
+            return self._merged(above)
+        try:
+            return self._merged([*self._below(lineage.snapshot), *above])
+        except CorruptionError as exc:
+            rows = self._reader.rows_around(at, self._table, lineage.snapshot, exc)
+            return self._merged(list(merge_prefixes(rows, self._prefixes)))
+
+    def _below(self, snapshot: ChainEntry) -> list[Run]:
+        if snapshot not in self._found:
+            self._found[snapshot] = list(self._reader.view(snapshot).scan_prefix(self._table, self._prefixes))
+        return self._found[snapshot]
+
+    def _take(self, commit: Commit) -> None:
+        run = commit.run_of(self._reader.no_rows(self._table).schema)
+        self._found[commit.entry] = [] if run is None else [run.with_prefixes(self._prefixes)]
+
+    def _merged(self, runs: list[Run]) -> Run:
+        return merge_runs([self._reader.no_rows(self._table), *runs], drop_deletes=True)

@@ -1,0 +1,95 @@
+"""How two versions of a table differ, key by key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.backends.arrow.rows import IntArray, take, to_bools
+from holdfast.backends.rocksdb.codec.rows import encode_values
+from holdfast.backends.run import Keys, Run
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A key whose row differs.
+
+    Attributes
+    ----------
+    kind : {"added", "removed", "changed"}
+    key : dict
+        Its key columns.
+    before, after : dict or None
+        Its value columns; None where it has no row.
+    """
+
+    kind: str
+    key: dict[str, Any]
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+@dataclass
+class TableChanges:
+    """How a table differs.
+
+    Attributes
+    ----------
+    table : str
+    added, removed, changed : int
+        Keys.
+    rows : list of RowChange
+        Some of them.
+    """
+
+    table: str
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    rows: list[RowChange] = field(default_factory=list)
+
+    def take(self, before: Run, after: Run, rows_max: int) -> None:
+        """Compare two runs of one schema: count what differs, and keep so many rows in all."""
+        at = after.find(Keys(before.hashes, before.keys))
+        in_both = np.flatnonzero(at >= 0)
+        values = [encode_values(take(r.values, pa.array(n))) for r, n in ((before, in_both), (after, at[in_both]))]
+        changed = in_both[to_bools(pc.not_equal(*values))]
+        is_new = np.ones(len(after), np.bool_)
+        is_new[at[in_both]] = False
+        removed, added = np.flatnonzero(at < 0), np.flatnonzero(is_new)
+        self.removed, self.changed, self.added = (
+            count + len(found)
+            for count, found in ((self.removed, removed), (self.changed, changed), (self.added, added))
+        )
+        self._keep(CHANGED, before, changed, after, at[changed], rows_max)
+        self._keep(ADDED, None, None, after, added, rows_max)
+        self._keep(REMOVED, before, removed, None, None, rows_max)
+
+    def _keep(
+        self,
+        kind: str,
+        before: Run | None,
+        old: IntArray | None,
+        after: Run | None,
+        new: IntArray | None,
+        rows_max: int,
+    ) -> None:
+        room = max(0, rows_max - len(self.rows))
+        sides = [
+            None if run is None or rows is None else (_rows(run.keys, rows[:room]), _rows(run.values, rows[:room]))
+            for run, rows in ((before, old), (after, new))
+        ]
+        keys = next(side[0] for side in sides if side is not None)
+        values = [side[1] if side is not None else [None] * len(keys) for side in sides]
+        self.rows += [RowChange(kind, *facts) for facts in zip(keys, *values, strict=True)]
+
+
+def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = take(columns, pa.array(rows)).to_pylist()
+    return found

@@ -1,0 +1,96 @@
+"""The operators of a query: what its pointers say, and the tables that their directories hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.backends.run import TableSchema
+from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.spark_integration.lookup.keys import keys_of
+from holdfast.spark_integration.lookup.query_pointers import Held, QueryPointers
+from holdfast.spark_integration.lookup.shard_readers import ShardReaders
+from holdfast.spark_integration.lookup.stored_operator import Key, StoredOperator
+from holdfast.spark_integration.processor.state.variables import grouping_columns
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.tables.timers import is_by_time
+from holdfast.spark_integration.transport.routes import shards_of
+
+
+class QueryOperators:
+    """See the module.
+
+    Parameters
+    ----------
+    pointers : QueryPointers
+    readers : ShardReaders
+    """
+
+    def __init__(self, pointers: QueryPointers, readers: ShardReaders) -> None:
+        self._pointers, self._readers = pointers, readers
+
+    def all(self, batch_id: int) -> list[StoredOperator]:
+        """Return the operators after a micro-batch, with all pointers; raises as `one`."""
+        return [found for held in self._pointers.held(batch_id) for found in self._of(batch_id, held)]
+
+    def of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
+        """Return an operator with the pointers of the shards of some keys, at least; raises as `one`."""
+        record = self._readers.record(name)
+        if record is not None and record.query_id == self._pointers.log.query_id() and keys:
+            schemas = self._readers.tables(name).latest
+            shown = [table for table in schemas if not is_by_time(schemas[table])]
+            grouping = next(filter(None, (grouping_columns(schemas, table) for table in shown)), tuple(keys[0]))
+            wanted = set(shards_of(keys_of(schemas[shown[0]], grouping, keys).hashes, record.shards).tolist())
+            for held in self._pointers.of_shards(batch_id, wanted):
+                for found in self._of(batch_id, held):
+                    if found.name == name and found.shards == record.shards and wanted <= set(found.places):
+                        return found
+        return self.one(name, batch_id)
+
+    def _of(self, batch_id: int, held: Held) -> list[StoredOperator]:
+        """Return the operators whose pointers one of Spark's holds: one, unless it has none yet."""
+        by_name: dict[str, dict[str, list[PointerRow]]] = {}
+        for row in held.rows:
+            if row.directory is None:
+                raise InvalidArgumentError(
+                    "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir",
+                    location=self._pointers.url,
+                )
+            by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
+        return [self._operator(name, batch_id, held, pointers) for name, pointers in sorted(by_name.items())]
+
+    def _operator(
+        self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
+    ) -> StoredOperator:
+        shards = 0
+        tables: dict[str, TableSchema] = {}
+        for directory, rows in sorted(pointers.items()):
+            shards = max(shards, self._readers.require(directory, rows))
+            latest = self._readers.tables(directory).latest
+            tables |= {table: schema for table, schema in latest.items() if not is_by_time(schema)}
+        ordered = {
+            directory: tuple(sorted(rows, key=lambda row: row.shard)) for directory, rows in sorted(pointers.items())
+        }
+        return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
+
+    def one(self, name: str, batch_id: int) -> StoredOperator:
+        """Return one operator.
+
+        Raises
+        ------
+        NotFoundError
+            The query has none of this name, or cannot return to the micro-batch.
+        InvalidArgumentError, CorruptionError, UnavailableError
+            As of `QueryPointers.held`.
+        """
+        operators = self.all(batch_id)
+        for operator in operators:
+            if operator.name == name:
+                return operator
+        raise NotFoundError(
+            "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
+            "the operator has had rows",
+            operator=name,
+            operators=", ".join(one.name for one in operators) or "none",
+            location=self._pointers.url,
+        )

@@ -1,0 +1,172 @@
+"""The shards of a query's operators, as they are read: a reader each, as long as it is used."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.commit_objects import Commit
+from holdfast.snapshotter.lineage import ChainEntry
+from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_operator, read_operator, shard_prefix
+from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.version_reader import At, VersionReader
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.pointer_row import PointerRow
+
+_KEPT_READERS = 16
+
+
+class ShardReaders:
+    """See the module; to be closed. Safe for many threads, which take turns.
+
+    Parameters
+    ----------
+    storage : ObjectStorage
+        The checkpoint directory.
+    executor : concurrent.futures.Executor
+        Must not run the caller.
+    """
+
+    def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
+        self._storage, self._executor = storage, executor
+        self._readers: OrderedDict[str, VersionReader] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def record(self, directory: str) -> OperatorRecord | None:
+        """Return the record of an operator's directory; None if there is none. Raises CorruptionError."""
+        return find_operator(self._storage, directory)
+
+    def tables(self, directory: str) -> StoredTables:
+        """Return the tables of an operator's directory as they are declared by now.
+
+        Raises
+        ------
+        NotFoundError
+            There is no state in this directory.
+        CorruptionError
+            What says so is damaged.
+        """
+        return stored_tables(self._storage, read_operator(self._storage, directory))
+
+    def require(self, directory: str, rows: Sequence[PointerRow]) -> int:
+        """Check that pointers are of an operator's directory, and return how many shards the operator has.
+
+        Raises
+        ------
+        NotFoundError, SchemaMismatchError
+            They are not.
+        """
+        record = read_operator(self._storage, directory)
+        for row in rows:
+            row.require(operator_of(directory) or directory, row.shard, record.shards)
+        return record.shards
+
+    def find(self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, prefixes: Keys) -> Run:
+        """Return the rows of some keys in a shard at its pointer; `table` is as they are shown."""
+        with self._reader(directory, row, stored) as reader:
+            return stored.shown(reader.find(_at(row), table.name, prefixes), table)
+
+    def first_rows(
+        self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema, first_hash: int, most: int
+    ) -> list[Run]:
+        """Return rows from a hash on, ascending by it: at least so many, if there are."""
+        with self._reader(directory, row, stored) as reader:
+            try:
+                return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)
+            except CorruptionError:  # of the snapshot, perhaps: the second scan goes around it
+                return _taken(reader.scan(_at(row), table.name, first_hash), stored, table, most)
+
+    def all_rows(self, directory: str, row: PointerRow, stored: StoredTables, table: TableSchema) -> Run:
+        """Return all rows of a table in a shard at its pointer."""
+        runs = self.first_rows(directory, row, stored, table, 0, np.iinfo(np.int64).max)
+        return merge_runs(runs, drop_deletes=True) if runs else no_rows(table)
+
+    def written_between(
+        self, directory: str, one: PointerRow, other: PointerRow, stored: StoredTables, table: str
+    ) -> Keys | None:
+        """Return the keys written in a shard after one version, up to another; None where it is not built on that.
+
+        Raises
+        ------
+        CorruptionError, UnavailableError
+            A commit between them is damaged, or cannot be read.
+        """
+        assert one.pointer is not None
+        held = stored.held[table]
+        found: list[Run] = []
+        with self._reader(directory, other, stored) as reader:
+            commit = reader.newest(_at(other))
+            while commit.pointer != one.pointer:
+                run = commit.run_of(held)
+                if run is not None:
+                    found.append(run)
+                if one.pointer in commit.lineage.since:
+                    break  # the earlier version was carried, and this commit holds its writes, too
+                last = commit.lineage.last
+                if last is None or last.version < one.pointer.version:
+                    return None
+                before = self._commit(reader, last)
+                if before is None:
+                    return None
+                commit = before
+        keys = merge_runs([no_rows(held), *found], drop_deletes=False)
+        return Keys(keys.hashes, keys.keys)
+
+    def _commit(self, reader: VersionReader, entry: ChainEntry) -> Commit | None:
+        try:
+            return reader.commit(entry)
+        except CorruptionError as exc:
+            if isinstance(exc.__cause__, NotFoundError):
+                return None  # cleaned up
+            raise
+
+    @contextmanager
+    def _reader(self, directory: str, row: PointerRow, stored: StoredTables) -> Iterator[VersionReader]:
+        shard = shard_prefix(directory, row.shard)
+        with self._lock:
+            reader = self._readers.pop(shard, None)
+            if reader is not None and reader.tables != stored.held:
+                reader.close()  # a run has declared more since
+                reader = None
+            self._readers[shard] = reader or VersionReader(self._storage, shard, stored.held, self._executor)
+            while len(self._readers) > _KEPT_READERS:
+                self._readers.popitem(last=False)[1].close()
+            yield self._readers[shard]
+
+    def close(self) -> None:
+        """Remove what was read."""
+        with self._lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
+
+def _taken(rows: Iterator[Run], stored: StoredTables, table: TableSchema, most: int) -> list[Run]:
+    """Return the first rows as they are shown, at least so many."""
+    runs: list[Run] = []
+    count = 0
+    for run in rows:
+        runs.append(stored.shown(run, table))
+        count += len(run)
+        if count >= most:
+            break
+    return runs
+
+
+def no_rows(table: TableSchema) -> Run:
+    """Return a run of a table without rows."""
+    return Run(table, pa.RecordBatch.from_pylist([], schema=table.columns))
+
+
+def _at(row: PointerRow) -> At:
+    if row.pointer is None:
+        raise InvalidArgumentError("the shard has no state", shard=row.shard)
+    return At(row.pointer, row.carried)

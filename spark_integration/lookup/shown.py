@@ -1,0 +1,36 @@
+"""Tables as users see them: key columns, then value columns, under names that nobody mixes up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from holdfast.backends.run import Run
+from holdfast.backends.schema import TableSchema
+
+
+def shown_columns(schema: TableSchema) -> pa.Schema:
+    """Return the columns of a table as users see them: a value's whose name is taken is called ``value.<name>``.
+
+    A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
+    """
+    names: list[str] = list(schema.key.names)
+    for name in schema.value.names:
+        names.append(free_name(name, names, "value."))
+    return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
+
+
+def free_name(name: str, taken: Collection[str], prefix: str) -> str:
+    """Return a name, with a prefix as often as it takes for no other one to be the same in another case."""
+    folded = {other.casefold() for other in taken}
+    while name.casefold() in folded:
+        name = prefix + name
+    return name
+
+
+def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
+    """Return runs of a schema as one table."""
+    columns = shown_columns(schema)
+    batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
+    return pa.Table.from_batches(batches, schema=columns)

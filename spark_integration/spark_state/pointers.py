@@ -1,0 +1,180 @@
+"""The pointers of a query, read from the files of Spark's state stores.
+
+::
+
+    offsets/7       which provider and codec Spark has pinned
+    commits/7       where state stores have ids: those of micro-batch 7, by operator and partition
+    state/0/…       version 8: a row for each shard, whose value is the pointer
+
+Keys and values are rows of Spark's (`holdfast.spark_integration.spark_state.unsafe_rows`); RocksDB has a byte before
+each, the number of their encoding, 0. The value is the struct ``groupState``, beside a timeout, or the pointer itself.
+
+Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.errors import CorruptionError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.spark_state import delta_files, rocksdb_files
+from holdfast.spark_integration.spark_state.compressed import CODECS
+from holdfast.spark_integration.spark_state.operators import (
+    GROUP_STATE,
+    STATE_VARIABLES,
+    NotKnownError,
+    StateOperator,
+    holds_pointers,
+)
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.spark_state.row_streams import Named, Rows, checked_unique_id
+from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
+
+#: The value state of `holdfast.spark_integration.hosts.stateful_processor` that holds pointers.
+POINTER_VARIABLE = "holdfast_pointer"
+_PREFIX = "spark.sql.streaming.stateStore."
+_FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
+_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
+_ENCODING = b"\0"
+
+
+@dataclass(frozen=True)
+class StateStores:
+    """How Spark keeps the state of a query as of a micro-batch.
+
+    Attributes
+    ----------
+    version : int
+        That the micro-batch has made.
+    provider : str
+        The class of its state stores, without the package.
+    codec : str
+    unique_ids : mapping of int to tuple of str
+        By operator those of its partitions; none where stores have no ids.
+    """
+
+    version: int
+    provider: str
+    codec: str
+    unique_ids: Mapping[int, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, batch: LoggedBatch) -> StateStores:
+        """Return what Spark has pinned.
+
+        Raises
+        ------
+        NotKnownError
+            It keeps state in a form that is not read here.
+        CorruptionError
+            The logs of the micro-batch say what cannot be.
+        """
+        pinned = json.loads(batch.batch)["conf"]
+        provider = str(pinned.get(f"{_PREFIX}providerClass", _PACKAGE + _FILES))
+        codec = str(pinned.get(f"{_PREFIX}compression.codec", "lz4"))
+        if provider not in (_PACKAGE + _FILES, _PACKAGE + _ROCKSDB):
+            raise NotKnownError(f"the state store {provider[:200]}")
+        if codec not in CODECS:
+            raise NotKnownError(f"state compressed by {codec[:80]}")
+        for name, known in (("rowChecksum.enabled", "false"), ("encodingFormat", "unsaferow")):
+            if (given := str(pinned.get(_PREFIX + name, known))).lower() != known:
+                raise NotKnownError(f"state written with {_PREFIX}{name}={given[:80]}")
+        return cls(batch.batch_id + 1, provider.removeprefix(_PACKAGE), codec, _unique_ids(batch))
+
+    def read(self, location: ObjectStorage, operator: int, partition: int, family: str | None) -> Rows:
+        """Return the rows of a partition, without the byte of their encoding.
+
+        Raises
+        ------
+        NotFoundError
+            Spark has purged them.
+        CorruptionError
+            They are damaged.
+        """
+        folder = PrefixedStorage(location, f"state/{operator}/{partition}")
+        ids = self.unique_ids.get(operator)
+        if ids is not None and partition >= len(ids):
+            raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
+        at = Named(self.version, ids[partition] if ids is not None else None)
+        if self.provider == _FILES:
+            return delta_files.read_rows(folder, at, self.codec)
+        rows = rocksdb_files.read_rows(folder, at, self.codec, family)
+        if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
+            raise NotKnownError(f"rows of another encoding in {folder.url}")
+        return {key[1:]: value[1:] for key, value in rows.items()}
+
+
+def _unique_ids(batch: LoggedBatch) -> dict[int, tuple[str, ...]]:
+    found = {}
+    try:
+        for operator, partitions in batch.unique_ids.items():
+            # Of each partition those of its stores; a host has one.
+            found[int(operator)] = tuple(checked_unique_id(stores[0]) for stores in partitions)
+    except (ValueError, TypeError, IndexError, AttributeError, KeyError) as exc:
+        raise CorruptionError("the log of a committed micro-batch names no state", batch_id=batch.batch_id) from exc
+    return found
+
+
+def read_pointers(
+    location: ObjectStorage,
+    stores: StateStores,
+    operator: StateOperator,
+    executor: Executor,
+    partitions: Collection[int] | None = None,
+) -> list[PointerRow] | None:
+    """Return the pointers that one of Spark's operators keeps; None if it keeps none of holdfast's.
+
+    Parameters
+    ----------
+    location : ObjectStorage
+        Its root is the checkpoint location.
+    executor : concurrent.futures.Executor
+        Reads partitions side by side; must not run the caller.
+    partitions : collection of int, optional
+        Read these only.
+
+    Raises
+    ------
+    NotKnownError
+        Spark's state has a form that is not read here.
+    NotFoundError
+        Spark has purged it.
+    CorruptionError
+        It is damaged, or its pointers are of another release.
+    """
+    family = None
+    if operator.host == GROUP_STATE:
+        if not operator.partitions or not holds_pointers(location, operator):
+            return None
+    elif operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables:
+        family = POINTER_VARIABLE
+    else:
+        return None
+    wanted: Iterable[int] = range(operator.partitions) if partitions is None else partitions
+    read = partial(stores.read, location, operator.number, family=family)
+    source = f"the state of operator {operator.number} in {location.url}"
+    return [
+        PointerRow.read(_pointer(memoryview(value), family is None, source))
+        for rows in executor.map(read, wanted)
+        for value in rows.values()
+    ]
+
+
+def _pointer(value: memoryview, is_of_group: bool, source: str) -> tuple[object, ...]:
+    """Return the columns of a pointer from a value of Spark's state."""
+    if is_of_group:
+        # The column of the group's state stands before that of a timeout.
+        inner = UnsafeRow(value, 1, source).binary(0)
+        if inner is None:
+            raise CorruptionError(f"{source} holds a group without a state")
+        value = inner
+    row = UnsafeRow(value, len(POINTER_COLUMNS), source)
+    read = {"int": row.int32, "long": row.int64, "string": row.text, "binary": row.whole}
+    return tuple(read[kind](column) for column, kind in enumerate(POINTER_COLUMNS.values()))

@@ -1,0 +1,177 @@
+"""Files of Spark's ``RocksDBStateStoreProvider``: databases by version, and changes since.
+
+::
+
+    state/0/3/                          operator 0, partition 3
+        6.zip                           version 6: MANIFEST, CURRENT, logs, and ``metadata``
+        SSTs/000008-a10c….sst           its tables, which ``metadata`` names
+        7.changelog, 8.changelog        what micro-batches changed, where Spark writes changelogs
+        8_4f1b….changelog               the same where stores have ids; it says which versions stand before it
+
+    metadata        v1
+                    {"sstFiles": [{"localFileName": "000008.sst", "dfsSstFileName": "000008-a10c….sst", …}],
+                     "columnFamilyMapping": {"holdfast_pointer": 2, …}, …}
+
+Version 8 is the newest database not above it, and all changes since. Families of columns are virtual: the number of one
+stands before each of its keys, 2 bytes, little endian. What is read is small, so a database is opened in a temporary
+folder.
+
+Source: Spark 4.3's ``RocksDBFileManager`` and ``RocksDBStateEncoder``, and locations that it wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rocksdict import AccessType, Options, Rdict
+
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.spark_state.delta_files import FILE_BYTES_MAX, stream_of
+from holdfast.spark_integration.spark_state.row_streams import Named, Rows
+
+_METADATA, _METADATA_BEGIN = "metadata", b"v1\n"
+#: Names of files in a database, and of tables where Spark stores them: no other ones are made or read.
+_IN_ZIP = re.compile(r"MANIFEST-[0-9]{1,20}|CURRENT|[0-9]{1,20}\.log")
+_TABLE, _STORED_TABLE = re.compile(r"[0-9]{1,20}\.sst"), re.compile(r"[0-9A-Za-z-]{1,100}\.sst")
+_FAMILY_NUMBER_BYTES = 2
+#: What a ZIP archive, or the JSON in it, raises that is none, or of another form.
+_NO_ARCHIVE = (
+    *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
+    *(NotImplementedError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile),
+)
+
+
+def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | None) -> Rows:
+    """Return the rows of a version.
+
+    Parameters
+    ----------
+    partition : ObjectStorage
+        Its root is the folder of the partition.
+    at : Named
+    codec : str
+        Of changelogs.
+    family : str or None
+        The family of columns whose rows are wanted, under their keys without its number; None: all rows, of a store
+        that has no families.
+
+    Raises
+    ------
+    NotFoundError
+        A file is missing: Spark has purged the version, or has not made it yet.
+    CorruptionError
+        A file is damaged.
+    """
+    found = {info.key for info in partition.list("")}
+    base, changes = _begin(partition, at, codec, found)
+    rows, families = _database(partition, base) if base is not None else ({}, {})
+    for change in changes:
+        stream_of(partition, f"{change}.changelog", codec).apply_changelog_to(rows)
+    return rows if family is None else _of_family(rows, families.get(family))
+
+
+def _begin(partition: ObjectStorage, at: Named, codec: str, found: set[str]) -> tuple[Named | None, list[Named]]:
+    """Return the database to begin with, None for an empty one, and what has changed since, oldest first."""
+    if f"{at}.zip" in found or at.version == 0:
+        return (at if at.version else None), []
+    before: Iterable[Named]
+    if at.unique_id is None:
+        before = (Named(number) for number in range(at.version - 1, -1, -1))
+    else:
+        before = reversed(stream_of(partition, f"{at}.changelog", codec).lineage())
+    changes = [at]
+    for older in before:
+        if f"{older}.zip" in found:
+            return older, changes[::-1]
+        if older.version == 0 or f"{older}.changelog" not in found:
+            break
+        changes.append(older)
+    if changes[-1].version != 1:
+        raise NotFoundError(
+            "Spark has purged this version of its state, or has not made it", file=f"{partition.url}/{at}.zip"
+        )
+    return None, changes[::-1]
+
+
+def _of_family(rows: Rows, number: int | None) -> Rows:
+    prefix = b"" if number is None else number.to_bytes(_FAMILY_NUMBER_BYTES, "little")
+    return {key[len(prefix) :]: value for key, value in rows.items() if prefix and key.startswith(prefix)}
+
+
+def _database(partition: ObjectStorage, at: Named) -> tuple[Rows, dict[str, int]]:
+    """Return the rows of a database, and the numbers of its families."""
+    source = f"{partition.url}/{at}.zip"
+    with tempfile.TemporaryDirectory(prefix="holdfast-spark-state-") as folder:
+        tables, families = _unpack(bytes(partition.get(f"{at}.zip", FILE_BYTES_MAX)), Path(folder), source)
+        for local, stored in tables.items():
+            try:
+                data = partition.get(f"SSTs/{stored}", FILE_BYTES_MAX)
+            except NotFoundError as exc:
+                raise NotFoundError("Spark has purged this version of its state", file=source, table=stored) from exc
+            Path(folder, local).write_bytes(data)
+        return _rows_of(folder, source), families
+
+
+def _rows_of(folder: str, source: str) -> Rows:
+    options = Options(raw_mode=True)
+    try:
+        database = Rdict(folder, options, {"default": options}, AccessType.read_only())
+        try:
+            following = database.iter()
+            following.seek_to_first()
+            rows: Rows = {}
+            while following.valid():
+                rows[following.key()] = following.value()
+                following.next()
+            following.status()
+            del following
+            return rows
+        finally:
+            database.close()
+    except Exception as exc:
+        if type(exc) is not Exception:
+            raise
+        raise CorruptionError(f"{source} holds no readable database: {exc}") from exc
+
+
+def _unpack(data: bytes, folder: Path, source: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Write the files of a ZIP archive that make a database; return its tables and the numbers of its families."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(info.file_size for info in archive.infolist()) > FILE_BYTES_MAX:
+                raise ValueError("it holds more than Spark would have stored")
+            for info in archive.infolist():
+                if _IN_ZIP.fullmatch(info.filename):
+                    (folder / info.filename).write_bytes(archive.read(info))
+            text = archive.read(_METADATA)
+        if not text.startswith(_METADATA_BEGIN):
+            raise ValueError("its metadata has another format than v1")
+        metadata = json.loads(text.removeprefix(_METADATA_BEGIN))
+        tables = {
+            _checked(_TABLE, file["localFileName"]): _checked(_STORED_TABLE, file["dfsSstFileName"])
+            for file in metadata["sstFiles"]
+        }
+        return tables, {str(name): _number(number) for name, number in metadata.get("columnFamilyMapping", {}).items()}
+    except _NO_ARCHIVE as exc:
+        raise CorruptionError(f"{source} is no database of Spark's: {exc!r}") from exc
+
+
+def _checked(name: re.Pattern[str], text: Any) -> str:
+    if not isinstance(text, str) or not name.fullmatch(text):
+        raise ValueError(f"a file of such a name: {ascii(text)[:80]}")
+    return text
+
+
+def _number(number: Any) -> int:
+    if type(number) is not int or not 0 <= number < 1 << (8 * _FAMILY_NUMBER_BYTES - 1):
+        raise ValueError("not the number of a family of columns")
+    return number

@@ -1,0 +1,80 @@
+"""Spark's ``UnsafeRow``: how its state stores keep keys and values.
+
+::
+
+    null bits           8 bytes for each 64 columns, column i is bit i
+    a column each       8 bytes: the number, or where the bytes stand: offset << 32 | size, from the row's begin
+    bytes               of strings, binaries and structs, which are rows themselves
+
+All of it little endian.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from holdfast.errors import CorruptionError
+
+_WORD = 8
+
+
+class UnsafeRow:
+    """One row.
+
+    Parameters
+    ----------
+    data : memoryview
+    columns : int
+        How many it has.
+    source : str
+        What to call the file in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It is too short.
+    """
+
+    def __init__(self, data: memoryview, columns: int, source: str) -> None:
+        self._data = data
+        self._null_bytes = -(-columns // 64) * _WORD
+        self._source = source
+        if len(data) < self._null_bytes + columns * _WORD:
+            raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(data), columns=columns)
+
+    def is_null(self, column: int) -> bool:
+        """Tell whether a column is null."""
+        return bool(self._data[column // 8] >> column % 8 & 1)
+
+    def int32(self, column: int) -> int | None:
+        """Return a column of type int."""
+        return None if self.is_null(column) else int(struct.unpack_from("<i", self._data, self._place(column))[0])
+
+    def int64(self, column: int) -> int | None:
+        """Return a column of type long."""
+        return None if self.is_null(column) else int(struct.unpack_from("<q", self._data, self._place(column))[0])
+
+    def binary(self, column: int) -> memoryview | None:
+        """Return the bytes of a column; raises `CorruptionError` if they stand elsewhere."""
+        if self.is_null(column):
+            return None
+        size, offset = struct.unpack_from("<II", self._data, self._place(column))
+        if offset < self._null_bytes or offset + size > len(self._data):
+            raise CorruptionError(f"{self._source} holds a row whose bytes stand outside of it", column=column)
+        return self._data[offset : offset + size]
+
+    def whole(self, column: int) -> bytes | None:
+        """Return a copy of a column of type binary; raises as `binary`."""
+        data = self.binary(column)
+        return None if data is None else bytes(data)
+
+    def text(self, column: int) -> str | None:
+        """Return a column of type string; raises `CorruptionError` if it is none."""
+        data = self.binary(column)
+        try:
+            return None if data is None else bytes(data).decode()
+        except UnicodeDecodeError as exc:
+            raise CorruptionError(f"{self._source} holds a row whose text is none", column=column) from exc
+
+    def _place(self, column: int) -> int:
+        return self._null_bytes + column * _WORD
