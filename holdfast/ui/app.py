@@ -194,7 +194,7 @@ def _asked() -> Asked:
         key=typed if any(typed.values()) else {},
         shard=_number("shard", None),
         after=given.get("after"),
-        contains=given.get("contains", ""),
+        contains=given.get("text", ""),
     )
 
 

@@ -39,6 +39,12 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+/* Whoever has not moved the slider stays with the last micro-batch, whichever that will be. */
+document.addEventListener("submit", (event) => {
+  const slider = event.target.querySelector("input[type=range][data-latest]");
+  if (slider && slider.value === slider.defaultValue) slider.disabled = true;
+});
+
 /* The number beside a slider, while it is moved. */
 document.addEventListener("input", (event) => {
   if (event.target.matches("input[type=range]")) {

@@ -20,6 +20,8 @@ from holdfast.ui.words import count, duration, percent, size, times
 #: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
 _LAG = SnapshotPolicy().max_commits
 _LAG_BEHIND = 2 * _LAG
+#: A shard that writes so many times the median is hot.
+_HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
 
@@ -167,6 +169,9 @@ def _hottest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     median = float(np.median(written))
     by = f", {times(most / median)} the median" if median and len(written) > 1 else ""
     detail = f"{size(most)} committed in the operator's last hour{by}"
+    if median and most < _HOT * median:
+        even = f"All write alike: {operator.name} {shard} most, {detail}"
+        return Answer(question, "None stands out", even, place=Place(place, operator.name, shard))
     return Answer(question, f"{operator.name} {shard}", detail, place=Place(place, operator.name, shard))
 
 

@@ -1,7 +1,7 @@
 """The rows of an operator after any micro-batch that is retained: page by page, filtered, or those of one key.
 
-A page holds `ROWS_MAX` rows. With a filter it looks through `SEARCHED_MAX` rows at most, and the next page goes on
-behind them: so each answer is bounded, whatever the state is.
+A page holds `ROWS_MAX` rows, or `HISTORY_MAX` versions of a key. With a filter it looks through `SEARCHED_MAX` rows at
+most, and the next page goes on behind them: so each answer is bounded, whatever the state is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SEARCHED_MAX = 20_000
 _READ_AT_ONCE = 2_000
 #: With a filter a page ends after this long, with what it has.
 _PATIENCE_MS = 3_000
-HISTORY_MAX = 10
-_HISTORY_ROWS_MAX = 5
+HISTORY_MAX = 20
+_ROWS_OF_KEY_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,34 @@ class Asked:
 
 @dataclass(frozen=True)
 class Step:
-    """What a key held from one micro-batch on, until the one before in the list."""
+    """What a key held in a table from one micro-batch on, until the one above it in the list.
+
+    Attributes
+    ----------
+    batch_id, batch_ms : int
+        The micro-batch, and when it was planned.
+    is_oldest : bool
+        Whether nothing older is retained.
+    rows : list of list of (str or None, bool)
+        Cells without those of the key, and whether the cell was another one before.
+    more : int
+        Rows that are not shown.
+    """
 
     batch_id: int
     batch_ms: int
     is_oldest: bool
-    tables: list[ShownTable]
+    rows: list[list[tuple[str | None, bool]]]
+    more: int
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """What a key holds in a table, and held before: newest first, where it changed."""
+
+    name: str
+    columns: list[tuple[str, bool]]
+    steps: list[Step]
 
 
 @dataclass(frozen=True)
@@ -77,10 +99,10 @@ class RowsView:
     table : str
     grouping : tuple of str
         The columns by which a key is looked up; none where that is not known.
-    found : list of ShownTable or None
+    found : list of KeyTable or None
         The rows of the key, by table; None where none is looked up.
-    history : list of Step
-        Of the key, newest first.
+    is_whole : bool
+        Whether all that is retained of the key is shown.
     rows : ShownTable or None
         Of the shard; None where a key is looked up, or no shard has rows.
     shard : int or None
@@ -98,8 +120,8 @@ class RowsView:
     tables: list[str]
     table: str
     grouping: tuple[str, ...]
-    found: list[ShownTable] | None = None
-    history: list[Step] = field(default_factory=list)
+    found: list[KeyTable] | None = None
+    is_whole: bool = True
     rows: ShownTable | None = None
     shard: int | None = None
     searched: int = 0
@@ -126,23 +148,41 @@ def rows_view(query: StoredQuery, operator: str, asked: Asked, monotonic_ms: Cal
     planned = max((row.batch_ms for rows in now.pointers.values() for row in rows), default=0)
     known = (query.batches(), now.batch_id, planned, tables, table, now.grouping)
     if asked.key:
-        found, history = _of_key(query, now, asked)
-        return RowsView(asked, *known, found=found, history=history)
+        found, is_whole = _of_key(query, now, asked)
+        return RowsView(asked, *known, found=found, is_whole=is_whole)
     if not table:
         return RowsView(asked, *known)
     return _of_shards(query, now, asked, known, monotonic_ms)
 
 
-def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[ShownTable], list[Step]]:
+def _of_key(query: StoredQuery, now: StoredOperator, asked: Asked) -> tuple[list[KeyTable], bool]:
+    """Return what a key holds and held, and whether that is all that is retained."""
     key = {name: asked.key.get(name, "") for name in now.grouping}
-    found = query.get(now.name, key, batch_id=now.batch_id)
-    steps = islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX)
-    return [shown_table(name, rows.slice(0, ROWS_MAX)) for name, rows in found.items()], [_step(one) for one in steps]
+    versions = list(islice(query.history(now.name, key, batch_id=now.batch_id), HISTORY_MAX))
+    tables = [_key_table(name, len(now.grouping), versions) for name in versions[0].tables]
+    return [table for table in tables if any(step.rows for step in table.steps)], versions[-1].is_oldest
 
 
-def _step(version: KeyVersion) -> Step:
-    tables = [shown_table(name, rows.slice(0, _HISTORY_ROWS_MAX)) for name, rows in version.tables.items() if len(rows)]
-    return Step(version.batch_id, version.batch_ms, version.is_oldest, tables)
+def _key_table(name: str, key_columns: int, versions: list[KeyVersion]) -> KeyTable:
+    shown = [shown_table(name, one.tables[name].slice(0, _ROWS_OF_KEY_MAX)) for one in versions]
+    rows = [[row[key_columns:] for row in table.rows] for table in shown]
+    steps = [
+        Step(one.batch_id, one.batch_ms, one.is_oldest, _marked(own, before), len(one.tables[name]) - len(own))
+        for one, own, before in zip(versions, rows, [*rows[1:], None], strict=True)
+        # Another table may be what changed; the last step says how far back all this is known.
+        if own != before or one.is_oldest
+    ]
+    return KeyTable(name, shown[0].columns[key_columns:], steps)
+
+
+def _marked(rows: list[list[str | None]], before: list[list[str | None]] | None) -> list[list[tuple[str | None, bool]]]:
+    """Return cells with whether each differs from the one in its place before."""
+    if before is None or len(before) != len(rows):
+        return [[(cell, False) for cell in row] for row in rows]
+    return [
+        [(cell, cell != old) for cell, old in zip(row, older, strict=True)]
+        for row, older in zip(rows, before, strict=True)
+    ]
 
 
 def _of_shards(

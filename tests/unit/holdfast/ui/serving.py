@@ -1,4 +1,4 @@
-"""A server of the page, on a free port of this machine."""
+"""The page of some directories: in process, or served on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from flask.testing import FlaskClient
+
+from holdfast.ui.app import make_app
 from holdfast.ui.command import make_server
 from holdfast.ui.site import open_site
 
 TOKEN = "00112233445566778899aabbccddeeff"
+
+
+@contextmanager
+def opened(*locations: Path) -> Iterator[FlaskClient]:
+    """Open the page of some directories and queries; yields what asks for it, below `TOKEN`."""
+    with ExitStack() as stack:
+        requests = stack.enter_context(ThreadPoolExecutor(4))
+        site = open_site([str(one) for one in locations], {}, requests, stack)
+        yield make_app(site, TOKEN, ["localhost"]).test_client()
 
 
 @contextmanager

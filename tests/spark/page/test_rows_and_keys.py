@@ -1,0 +1,181 @@
+"""The page of a query's rows: what `read_state` shows, of any micro-batch, by key and by filter, whatever it holds."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+import pytest
+from flask.testing import FlaskClient
+
+import holdfast
+from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
+from tests.servers import downloads
+from tests.spark.conftest import Lab
+from tests.unit.holdfast.ui.serving import TOKEN, opened, served
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
+
+HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred", '=HYPERLINK("http://evil")', "'\"><img src=x>", "\u202eabc", ""]
+
+
+def ask(page: FlaskClient, status: int = 200, **parameters: object) -> str:
+    """Return the view of rows as HTML."""
+    answer = page.get(f"/{TOKEN}/0/totals/rows?{urlencode(parameters)}")
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def cells(shown: str) -> list[list[str]]:
+    """Return the cells of all tables of a page, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.DOTALL)
+    found = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)) for cell in row] for row in found]
+
+
+@pytest.fixture
+def query(lab: Lab) -> Lab:
+    """Run four micro-batches over 130 keys in several shards; one key changes in the first, second and fourth."""
+    for n in range(4):
+        keys = [(f"key-{i:03d}", 10 * n + i) for i in range(n, 130, 4)]
+        lab.feed(keys if n == 2 else [*keys, ("ann", n + 1)])
+    lab.run(lab.totals())
+    return lab
+
+
+@pytest.fixture
+def page(query: Lab) -> Iterator[FlaskClient]:
+    with opened(query.folder / "durable", query.folder / "query") as page:
+        yield page
+
+
+def every_row(page: FlaskClient, **parameters: object) -> list[list[str]]:
+    """Return the rows of all pages."""
+    found, place = [], dict(parameters)
+    while True:
+        text = ask(page, **place)
+        found += [row for row in cells(text)[1:] if len(row) == 3]
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        if following is None:
+            return found
+        place |= dict(
+            pair.split("=") for pair in html.unescape(following[1]).partition("?")[2].replace("%2B", "+").split("&")
+        )
+
+
+def test_the_pages_have_each_row_once(query: Lab, page: FlaskClient) -> None:
+    """Through all shards, page by page, the rows are those of `read_state`, now and after an earlier micro-batch."""
+    for batch in (None, 1):
+        expected = holdfast.read_state(query.spark, query.folder / "query", "totals", batchId=batch).to_pylist()
+        found = every_row(page, **({} if batch is None else {"batch": batch}))
+        assert sorted(found) == sorted([row["key"], str(row["n"]), str(row["total"])] for row in expected)
+
+
+def test_a_filter_keeps_what_contains_it(page: FlaskClient) -> None:
+    """In whatever case, in any column; and it says how many rows it has seen."""
+    assert sorted(row[0] for row in every_row(page, text="KEY-12")) == [f"key-{n}" for n in range(120, 130)]
+    assert "None of 131 rows contains" in html.unescape(ask(page, text="nowhere"))
+
+
+def test_a_key_holds_and_held(page: FlaskClient) -> None:
+    """The newest first, where it changed, and which micro-batch wrote it; a key that never was holds nothing."""
+    found = [row for row in cells(ask(page, **{"key.key": "ann"})) if len(row) == 4]
+    assert [(row[0], row[2], row[3]) for row in found[1:]] == [("3", "3", "7"), ("1", "2", "3"), ("0", "1", "1")]
+    assert "Nothing: no table has a row of this key" in ask(page, **{"key.key": "nobody"})
+
+
+def test_time_travels(page: FlaskClient) -> None:
+    """After an earlier micro-batch the key holds what it held then; of one that is not there, those that are are told."""
+    found = [row for row in cells(ask(page, batch=1, **{"key.key": "ann"})) if len(row) == 4]
+    assert found[1][2:] == ["2", "3"]
+    shown = ask(page, batch=1)
+    assert 'min="0" max="3" value="1"' in shown
+    assert "Back to the last micro-batch" in shown
+    assert "first=0 last=3" in ask(page, 404, batch=99)
+
+
+def test_rows_make_a_map(query: Lab, page: FlaskClient) -> None:
+    """Shards by rows: their sum is the number of keys."""
+    text = page.get(f"/{TOKEN}/0/totals/?measure=rows").text
+    numbers = [int(n.replace(",", "")) for n in re.findall(r'title="shard \d+: ([\d,]+) rows"', text)]
+    assert sum(numbers) == 131
+    assert len(numbers) == int(query.spark.conf.get("spark.sql.shuffle.partitions", "0"))
+
+
+def test_values_are_text_whatever_they_are(lab: Lab) -> None:
+    """Markup, control characters, formulas and texts that run backwards are shown, found and looked up."""
+    lab.feed([(key, place) for place, key in enumerate(HOSTILE)] + [(None, 9)])
+    lab.run(lab.totals())
+    with opened(lab.folder / "durable", lab.folder / "query") as page:
+        text = ask(page)
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        found = {row[0] for row in every_row(page)}
+        assert found == {*HOSTILE[:1], "\\x1b[31mred", *HOSTILE[2:4], "\\u202eabc", "", "null"}
+        for place, key in enumerate(HOSTILE[:-1]):
+            assert f">{place}<" in ask(page, **{"key.key": key})
+
+
+def test_without_the_query_it_says_what_to_add(query: Lab) -> None:
+    """The directory alone does not know what is committed: the page says how to name the query."""
+    with opened(query.folder / "durable") as page:
+        text = html.unescape(ask(page))
+        assert "holdfast ui" in text
+        assert "checkpointLocation" in text
+        assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 400
+
+
+def test_it_follows_a_running_query(query: Lab, page: FlaskClient) -> None:
+    """What is committed meanwhile is shown at the next request, and results do not change by looking."""
+    before = ask(page, **{"key.key": "ann"})
+    query.feed([("ann", 100)])
+    query.run(query.totals())
+    after = [row for row in cells(ask(page, **{"key.key": "ann"})) if len(row) == 4]
+    assert before != after
+    assert after[1][2:] == ["4", "107"]
+    assert query.state()["ann"] == (4, 107)
+
+
+def test_what_is_lost_is_an_error(query: Lab, page: FlaskClient) -> None:
+    """State that somebody has deleted: the page names it, and the other views still work."""
+    for path in (query.folder / "durable").glob("totals/operator"):
+        path.unlink()
+    ask(page, 404)
+
+
+@pytest.mark.browser
+def test_in_a_browser(query: Lab) -> None:
+    """The views of rows, for everybody; the slider and the keyboard lead there."""
+    with downloads.skipped_where_missing():
+        downloads.chromium()
+    with served(query.folder / "durable", query.folder / "query") as address, chromium() as browser:
+        rows = f"{address}0/totals/rows"
+        for view in (
+            "",
+            "?key.key=ann",
+            "?key.key=nobody",
+            "?text=12",
+            "?text=nowhere",
+            "?batch=99",
+            "?table=x",
+        ):
+            for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):
+                with shown(browser, rows + view, width, scheme) as it:
+                    assert accessibility_findings(it.page) == []
+                    assert it.page.evaluate("document.documentElement.scrollWidth") == width
+                    assert [url for url in it.requests if not url.startswith(address)] == []
+        with shown(browser, rows, DESKTOP) as it:
+            it.page.keyboard.press("/")
+            it.page.keyboard.type("ann")
+            it.page.keyboard.press("Enter")
+            it.page.wait_for_selector("text=What the key holds")
+            assert "batch=" not in it.page.url
+            it.page.focus("input[type=range]")
+            it.page.keyboard.press("ArrowLeft")
+            it.page.wait_for_url("**batch=2**")
+            assert it.page.inner_text("td.value >> nth=0") == "2"
+            assert it.errors == []
