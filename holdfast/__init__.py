@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
+    from holdfast.spark_integration.lookup.stored_query import StoredQuery as StoredQuery
+    from holdfast.spark_integration.lookup.stored_query import open_query as open_query
     from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.sink_source.formats import register as register
     from holdfast.spark_integration.state_source.reading import state as state
@@ -50,8 +52,10 @@ _EXPORTS = {
     "ShardTimers": "holdfast.spark_integration.vectorised.timers",
     "StateLostError": "holdfast.errors",
     "StateTable": "holdfast.spark_integration.vectorised.state_table",
+    "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "open_query": "holdfast.spark_integration.lookup.stored_query",
     "read_state": "holdfast.spark_integration.read_state",
     "register": "holdfast.spark_integration.sink_source.formats",
     "state": "holdfast.spark_integration.state_source.reading",

@@ -6,7 +6,9 @@ pointers name its directory: ``totals``, or ``totals@<query>`` if another query 
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -24,15 +26,20 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_ta
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shown import as_table
+from holdfast.spark_integration.lookup.stored_operator import Key
+from holdfast.spark_integration.lookup.stored_query import opened_query, sequence_of
 from holdfast.spark_integration.processor.state.variables import KINDS, table_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.spark_state.operators import NotKnownError
 from holdfast.spark_integration.stored_pointers import configured, stateful_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = logging.getLogger(__name__)
 _SHARDS_AT_ONCE = 4
 _REQUESTS_AT_ONCE = 8
 
@@ -44,8 +51,9 @@ def read_state(
     *,
     table: str = "state",
     batchId: int | None = None,
+    keys: Key | Sequence[Key] | None = None,
 ) -> pa.Table:
-    """Return all live state of one operator as it was after a micro-batch.
+    """Return the live state of one operator as it was after a micro-batch.
 
     Parameters
     ----------
@@ -60,6 +68,10 @@ def read_state(
         Timers are in the table "timers".
     batchId : int, optional
         The micro-batch, which the query must be able to return to; by default the last one that is committed.
+    keys : mapping, or sequence of mappings, optional
+        Return the rows of these keys only, each a value for each column that the operator is grouped by, as
+        ``{"user": "ann"}``. Only what holds them is read, without Spark's help where it can be: see
+        `holdfast.open_query`, which needs no session.
 
     Returns
     -------
@@ -84,6 +96,14 @@ def read_state(
     """
     settings, options = configured(spark)
     assert settings.checkpoint_dir is not None
+    if keys is not None:
+        try:
+            with opened_query(query_checkpoint, settings.checkpoint_dir, options) as query:
+                return query.get(operator, keys, table=table, batch_id=batchId).popitem()[1]
+        except InvalidArgumentError as exc:
+            if not isinstance(exc.__cause__, NotKnownError):
+                raise
+            _log.warning("pointers are read by Spark, and all state for them: %s", exc)
     with open_storage(settings.checkpoint_dir, options) as storage:
         try:
             rows = find_pointers(spark, str(query_checkpoint), operator, batchId)
@@ -93,7 +113,12 @@ def read_state(
         parts = [_restore(storage, directory, rows[directory], table) for directory in sorted(rows)]
         schemas = [found for found, _ in parts] or [_empty(storage, operator, table)]
         schema = reduce(evolved, schemas)
-    return as_table(schema, [run.projected(schema) for _, runs in parts for run in runs])
+    found = [run.projected(schema) for _, runs in parts for run in runs]
+    if keys is not None:
+        wanted = sequence_of(keys)
+        prefixes = keys_of(schema, schema.key.names[: len(wanted[0])] if wanted else schema.key.names, wanted)
+        found = [run.with_prefixes(prefixes) for run in found]
+    return as_table(schema, found)
 
 
 Pointers = dict[str, list[PointerRow]]

@@ -136,7 +136,7 @@ class StoredQuery:
         StateLostError, CorruptionError, UnavailableError
             An object is missing or damaged, or the storage does not answer.
         """
-        wanted = _sequence(keys)
+        wanted = sequence_of(keys)
         for attempt in range(_ATTEMPTS):
             number = self._batch(batch_id).batch_id
             try:
@@ -162,7 +162,7 @@ class StoredQuery:
         since, held = last, self.get(operator, key, table=table, batch_id=last)
         for number in reversed(numbers[:-1]):
             try:
-                found = self._get(operator, _sequence(key), table, number)
+                found = self._get(operator, sequence_of(key), table, number)
             except _Gone as exc:
                 if not _is_gone(exc):
                     raise
@@ -336,7 +336,8 @@ class StoredQuery:
         return True
 
 
-def _sequence(keys: Key | Sequence[Key]) -> Sequence[Key]:
+def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
+    """Return some keys as a list; raises InvalidArgumentError if they are none, or too many."""
     found = [keys] if isinstance(keys, Mapping) else list(keys)
     if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
         raise InvalidArgumentError('keys are as {"user": "ann"}, one or a list', most=KEYS_MAX)
@@ -365,7 +366,7 @@ def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) ->
 
 
 def open_query(
-    location: str | Path, checkpoint_dir: str | Path, options: Mapping[str, object] | None = None
+    location: str | Path, checkpoint_dir: str | Path, options: Mapping[str, str] | None = None
 ) -> StoredQuery:
     """Open the state of a query for reading, without Spark.
 
@@ -375,18 +376,32 @@ def open_query(
         The query's ``checkpointLocation``: a path, or a URL of any storage that holdfast knows.
     checkpoint_dir : str or pathlib.Path
         Its ``spark.holdfast.checkpoint.dir``.
-    options : mapping, optional
+    options : mapping of str to str, optional
         What the query sets as ``spark.holdfast.storage.<name>``; used for both.
+
+    Returns
+    -------
+    StoredQuery
+        To be closed, best by a ``with`` statement.
 
     Raises
     ------
     InvalidArgumentError
         A URL or an option is wrong.
+
+    Examples
+    --------
+    >>> with holdfast.open_query("s3://bucket/queries/totals", "s3://bucket/app") as query:
+    ...     query.get("totals", {"user": "ann"})["state"].to_pylist()
     """
-    parsed = parse_storage_options({name: str(value) for name, value in (options or {}).items()})
-    opened = open_storage(str(location), parsed)
+    return opened_query(location, checkpoint_dir, parse_storage_options(dict(options or {})))
+
+
+def opened_query(location: str | Path, checkpoint_dir: str | Path, options: Mapping[str, object]) -> StoredQuery:
+    """Open the state of a query with what `parse_storage_options` returned; raises as `open_query`."""
+    opened = open_storage(str(location), options)
     try:
-        storage = open_storage(str(checkpoint_dir), parsed)
+        storage = open_storage(str(checkpoint_dir), options)
     except HoldfastError:
         opened.close()
         raise

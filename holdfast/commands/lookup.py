@@ -1,0 +1,221 @@
+"""``holdfast get``, ``history`` and ``diff``: keys of a running or stopped query's state, without Spark."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, table
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX
+from holdfast.spark_integration.lookup.changes import TableChanges
+from holdfast.spark_integration.lookup.keys import parse_pairs
+from holdfast.spark_integration.lookup.stored_operator import KeyVersion
+from holdfast.spark_integration.lookup.stored_query import open_query
+
+_Command = Callable[..., None]
+#: A cell that begins with one of these is a formula to a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_CELL_MAX = 200
+
+
+def _on_query(command: _Command) -> _Command:
+    for option in (
+        on_storage,
+        click.option("--table", metavar="NAME", help="Only this state table, variable, or timers."),
+        click.option(
+            "--checkpoint-dir",
+            required=True,
+            metavar="URL",
+            envvar="HOLDFAST_CHECKPOINT_DIR",
+            help=f"The query's {PREFIX}checkpoint.dir.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+_LOCATION = click.argument("location")
+_OPERATOR = click.argument("operator")
+_KEY = click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
+
+
+@click.command()
+@_on_query
+@_LOCATION
+@_OPERATOR
+@_KEY
+@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="After this micro-batch.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, of one table.")
+def get(
+    location: str,
+    operator: str,
+    key: tuple[str, ...],
+    checkpoint_dir: str,
+    table: str | None,
+    batch_id: int | None,
+    as_csv: bool,
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show what a key holds: its rows in all state tables, its timers, and when they expire.
+
+    LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
+    OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key.
+    """
+    with open_query(location, checkpoint_dir, named_options(options)) as query:
+        found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
+    if as_csv:
+        _print_csv(found)
+    elif as_json:
+        click.echo(json.dumps({"operator": operator, "tables": _documents(found)}, indent=2))
+    else:
+        _show(found)
+
+
+@click.command()
+@_on_query
+@_LOCATION
+@_OPERATOR
+@_KEY
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="So many values.")
+def history(
+    location: str,
+    operator: str,
+    key: tuple[str, ...],
+    checkpoint_dir: str,
+    table: str | None,
+    limit: int,
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show what a key held, newest first, as far back as the query could return."""
+    found: list[KeyVersion] = []
+    with open_query(location, checkpoint_dir, named_options(options)) as query:
+        for one in query.history(operator, parse_pairs(key), table=table):
+            found.append(one)
+            if len(found) == limit:
+                break
+    if as_json:
+        facts = ("batch_id", "batch_ms", "is_oldest")
+        versions = [{n: getattr(one, n) for n in facts} | {"tables": _documents(one.tables)} for one in found]
+        click.echo(json.dumps({"operator": operator, "versions": versions}, indent=2))
+        return
+    console = a_console()
+    for one in found:
+        since = "at the oldest micro-batch that is kept" if one.is_oldest else "since micro-batch"
+        console.print(f"[bold]{since} {one.batch_id:,}[/], {moment(one.batch_ms)}")
+        _show(one.tables)
+
+
+@click.command()
+@_on_query
+@_LOCATION
+@_OPERATOR
+@click.argument("before", type=click.IntRange(min=0))
+@click.argument("after", type=click.IntRange(min=0))
+@click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
+def diff(
+    location: str,
+    operator: str,
+    before: int,
+    after: int,
+    checkpoint_dir: str,
+    table: str | None,
+    rows: int,
+    options: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show how an operator's state differs after the micro-batches BEFORE and AFTER.
+
+    Two savepoints are compared by holdfast savepoint diff.
+    """
+    with open_query(location, checkpoint_dir, named_options(options)) as query:
+        found = query.diff(operator, before, after, table=table, rows_each=rows)
+    if as_json:
+        click.echo(json.dumps({"operator": operator, "tables": [_changes(one) for one in found]}, indent=2))
+        return
+    console = a_console()
+    for one in found:
+        console.print(
+            f"[bold]{plain(one.table)}[/]: {one.added:,} keys added, {one.changed:,} changed, {one.removed:,} removed"
+        )
+        for row in one.rows:
+            console.print(f"  {row.kind} {_pairs(row.key)}: {_pairs(row.before)} → {_pairs(row.after)}", soft_wrap=True)
+        left = one.added + one.changed + one.removed - len(one.rows)
+        if left:
+            console.print(f"  and {left:,} more; --rows shows them")
+
+
+def _show(tables: Mapping[str, pa.Table]) -> None:
+    console = a_console()
+    for name, rows in tables.items():
+        if not rows.num_rows:
+            console.print(f"{plain(name)}: nothing")
+            continue
+        console.print(f"{plain(name)}:")
+        shown = table(*map(plain, rows.column_names))
+        for row in rows.to_pylist():
+            shown.add_row(*(_cell(value) for value in row.values()))
+        console.print(shown)
+
+
+def _cell(value: object) -> str:
+    text = "null" if value is None else value if isinstance(value, str) else str(json_value(value))
+    return plain(text if len(text) <= _CELL_MAX else f"{text[:_CELL_MAX]}… ({len(text):,} characters)")
+
+
+def _pairs(values: Mapping[str, Any] | None) -> str:
+    return "nothing" if values is None else ", ".join(f"{plain(name)}={_cell(value)}" for name, value in values.items())
+
+
+def _print_csv(tables: Mapping[str, pa.Table]) -> None:
+    if len(tables) != 1:
+        raise InvalidArgumentError("CSV has one table: choose it by --table", tables=", ".join(tables))
+    out = io.StringIO()
+    writer = csv.writer(out)
+    for rows in tables.values():
+        writer.writerow(map(_harmless, rows.column_names))
+        writer.writerows([_harmless(value) for value in row.values()] for row in rows.to_pylist())
+    click.echo(out.getvalue(), nl=False)
+
+
+def _harmless(value: object) -> object:
+    """Return a value as a cell that no spreadsheet takes for a formula, and that does nothing to a terminal."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    text = value if isinstance(value, str) else json.dumps(json_value(value))
+    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _documents(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [json_value(row) for row in rows.to_pylist()] for name, rows in tables.items()}
+
+
+def _changes(one: TableChanges) -> dict[str, Any]:
+    found: dict[str, Any] = json_value(asdict(one))
+    return found
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of state as JSON has it: times, decimals and binaries as text."""
+    if isinstance(value, Mapping):
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dt.date | dt.time):  # and dt.datetime
+        return value.isoformat()
+    if isinstance(value, float) and not float("-inf") < value < float("inf"):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)
