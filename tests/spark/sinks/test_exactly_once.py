@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,10 @@ from pyspark.sql.streaming import StreamingQuery
 
 from holdfast import sinks
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
-from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
+from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+from tests.spark.sinks import lost_shuffle
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
@@ -289,27 +290,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None
         shown.function(shown.lab.spark.range(1), 0)
 
 
-@dataclass(frozen=True)
-class LosingShuffles(CsvFolder):
-    """A sink whose first task loses what the stage before has written, as the death of an executor does."""
-
-    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        lost = Path(self.folder, "lost")
-        if not lost.exists():
-            lost.touch()
-            # Spark tells its Python workers where this session's blocks are.
-            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
-                for path in Path(folder).rglob("shuffle_*"):
-                    path.unlink(missing_ok=True)
-        return super().begin(attempt, schema)
-
-
-def test_a_stage_that_is_begun_again_counts_as_repeated(lab: Lab) -> None:
+def test_a_stage_that_is_begun_again_counts_as_repeated(java_home: Path, tmp_path: Path) -> None:
     """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
-    sink = LosingShuffles(str(lab.folder))
-    frame = lab.spark.range(1000).repartition(7, "id")
-    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, pa.schema({"id": pa.int64()}))
-    prepared = write_frame(frame, task, has_twins=False)
-    assert prepared.rows == 1000
-    assert prepared.repeated
-    assert not write_frame(frame, task, has_twins=False).repeated
+    found, _ = run_program(Path(lost_shuffle.__file__), tmp_path, environment={"JAVA_HOME": str(java_home)})
+    assert json.loads(found) == [[1000, True], [1000, False]]
