@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
-from holdfast.snapshotter.decisions import SINK
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
@@ -68,11 +68,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     """
     if not isinstance(sink, TwoPhaseSink):
         raise InvalidArgumentError("give one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
-    if not SINK.fullmatch(str(getattr(sink, "name", ""))):
-        raise InvalidArgumentError(
-            "a sink has a name of letters, digits, _ and -, which begins with a letter or digit",
-            sink=getattr(sink, "name", None),
-        )
+    checked_sink(getattr(sink, "name", None))
     if query_name is not None and not _NAME.fullmatch(query_name):
         raise InvalidArgumentError("query_name has letters, digits and -, at most 59", query_name=query_name)
     return ExactlyOnce(sink, replaces, query_name)

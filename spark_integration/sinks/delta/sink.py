@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
 from holdfast.spark_integration.sinks.files.attempts import Attempts, ended, files_of, missing_files
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns
-from holdfast.spark_integration.sinks.files.places import checked_name, checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -83,7 +84,7 @@ class DeltaSink(TwoPhaseSink):
     )
 
     def __post_init__(self) -> None:
-        checked_name(self.name)
+        checked_sink(self.name)
         object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
         for name in ("keys", "partition_by"):
             value = getattr(self, name)

@@ -23,12 +23,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from holdfast.errors import NotFoundError, StateLostError, UnavailableError
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, ended, files_of, missing_files, noted
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns, compare
-from holdfast.spark_integration.sinks.files.places import checked_name, checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.parquet.manifests import MERGED, Manifest, Manifests, found, in_force
 from holdfast.spark_integration.sinks.parquet.stored_schema import put_schema, read_schema
@@ -68,7 +69,7 @@ class ParquetSink(TwoPhaseSink):
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
     def __post_init__(self) -> None:
-        checked_name(self.name)
+        checked_sink(self.name)
         object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
         check_files(self.compression, self.file_mb)
 
