@@ -29,7 +29,7 @@ from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
-from holdfast.spark_integration.sinks.files.attempts import Attempts, ended, files_of, missing_files
+from holdfast.spark_integration.sinks.files.attempts import Attempts, files_of
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns
 from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
@@ -122,8 +122,7 @@ class DeltaSink(TwoPhaseSink):
         storage = storage_of(self.url, query.options)
         attempts = self._attempts(storage, query)
         files = files_of(handles, batch_id)
-        gone = ended(handles, attempts.noted()) or missing_files(storage, attempts, files)
-        if gone:
+        if gone := attempts.gone(handles, files):
             raise UnavailableError(
                 "files are gone that were just written", batch=batch_id, table=self.url, gone=", ".join(gone[:3])
             )
@@ -142,8 +141,7 @@ class DeltaSink(TwoPhaseSink):
         except NotFoundError as exc:
             raise StateLostError("the Delta table is gone", table=self.url, batch=batch_id) from exc
         if not is_there:
-            gone = ended(handles, attempts.noted()) or missing_files(storage, attempts, files)
-            if gone:
+            if gone := attempts.gone(handles, files):
                 raise StateLostError(
                     "files of a decided micro-batch are gone: its rows cannot be shown any more",
                     batch=batch_id,
