@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from holdfast.spark_integration.sink_source.options import source_options
 from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
@@ -143,10 +144,8 @@ def delta(
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be, or the package is not installed.
+        A parameter cannot be. That the package is not installed is said when a query begins.
     """
-    with needs_extra("delta"):
-        from holdfast.spark_integration.sinks.delta.sink import DeltaSink
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 

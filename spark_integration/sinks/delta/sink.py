@@ -29,6 +29,7 @@ from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
+from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.files.attempts import Attempts, files_of
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns
@@ -169,10 +170,6 @@ class DeltaSink(TwoPhaseSink):
         return Attempts(storage, self.name, query.query_id, lambda name: folder + name)
 
     def _table(self, query: SinkQuery) -> TableCommits:
-        try:
+        with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.commits import TableCommits
-        except ModuleNotFoundError as exc:
-            raise InvalidArgumentError(
-                "the Delta sink needs the package deltalake on the driver: pip install 'holdfast[delta]'"
-            ) from exc
         return TableCommits(self.url, query, self.keys or (), self.partition_by)
