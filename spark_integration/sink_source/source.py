@@ -29,6 +29,7 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.savepoints.query_location import QueryLocation
+from holdfast.spark_integration.shard.streaming_task import BATCH_PROPERTY
 from holdfast.spark_integration.sink_source.options import SourceOptions
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
@@ -39,7 +40,6 @@ from holdfast.spark_integration.spark_versions import require_arrow_streams, str
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_BATCH = "streaming.sql.batchId"
 #: A sink may not know all options of the client behind it.
 _SECRET_NAME = re.compile(
     r"(?i)(secret|password|passphrase|token|credential|(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
@@ -140,7 +140,7 @@ class StreamWriter(_SparksWriter):
         context = TaskContext.get()
         assert context is not None
         assert self._query is not None
-        batch_id, partition = int(context.getLocalProperty(_BATCH) or -1), context.partitionId()
+        batch_id, partition = int(context.getLocalProperty(BATCH_PROPERTY) or -1), context.partitionId()
         if batch_id != self._batch_id:
             raise InvalidArgumentError(
                 "the option checkpointLocation names another query's location", planned=self._batch_id, batch=batch_id

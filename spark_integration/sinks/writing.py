@@ -24,6 +24,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import SINK_PREFIX
 from holdfast.spark_integration.sinks.coordinator import Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
+from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,11 +159,6 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
     rows = frame.mapInArrow(task, _RETURNED).collect()
     repeated = any(row.repeated for row in rows) or _began_twice(frame.sparkSession, {row.stage for row in rows})
     return prepared_of(rows, repeated=has_twins or repeated)
-
-
-def is_classic(session: SparkSession) -> bool:
-    """Tell whether a session is in the driver's process: not over Spark Connect."""
-    return not type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
