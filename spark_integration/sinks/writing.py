@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,9 +24,10 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.settings import SINK_PREFIX
 from holdfast.spark_integration.sinks.coordinator import Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
+from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _RETURNED = "partition int, stage int, repeated boolean, rows long, handle string"
 _RETURNED_ARROW = pa.schema(
@@ -64,14 +65,35 @@ class WriteTask:
         """Yield one row if there were any."""
         context = TaskContext.get()
         assert context is not None
-        partition = context.partitionId()
-        query = replace(self.query, options=task_options(self.query.sink, self.option_names))
-        attempt = SinkAttempt(query, self.batch_id, partition, clock.new_id() + clock.new_id())
-        rows, handle = write_rows(self.sink, attempt, self.schema, batches)
+        rows, handle = write_attempt(self.sink, self.query, self.option_names, self.batch_id, self.schema, batches)
         if rows:
-            repeated, stage = is_repeated(context), context.stageId()
+            partition, stage, repeated = context.partitionId(), context.stageId(), is_repeated(context)
             row = {"partition": partition, "stage": stage, "repeated": repeated, "rows": rows, "handle": handle}
             yield pa.RecordBatch.from_pylist([row], _RETURNED_ARROW)
+
+
+def write_attempt(
+    sink: TwoPhaseSink,
+    query: SinkQuery,
+    option_names: Collection[str],
+    batch_id: int,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+) -> tuple[int, str]:
+    """Write and prepare what the running task has, as an attempt of its own; returns what `write_rows` does.
+
+    Parameters
+    ----------
+    query : SinkQuery
+        Options that this task's session has set go before its own.
+    option_names : collection of str
+        Of the options that the session may have set.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
+    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id())
+    return write_rows(sink, attempt, schema, batches)
 
 
 def write_rows(
@@ -135,12 +157,8 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
         Whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    return collected(rows, has_twins=has_twins or _began_twice(frame.sparkSession, {row.stage for row in rows}))
-
-
-def is_classic(session: SparkSession) -> bool:
-    """Tell whether a session is in the driver's process: not over Spark Connect."""
-    return not type(session).__module__.startswith("pyspark.sql.connect")
+    repeated = any(row.repeated for row in rows) or _began_twice(frame.sparkSession, {row.stage for row in rows})
+    return prepared_of(rows, repeated=has_twins or repeated)
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
@@ -155,11 +173,15 @@ def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
     return any(stage is None or stage.currentAttemptId > 0 for stage in found)
 
 
-def collected(rows: Iterable[Row], *, has_twins: bool) -> Prepared:
-    """Return what tasks prepared, by partition."""
-    found = sorted(rows, key=lambda row: int(row.partition))
-    return Prepared(
-        tuple(json.loads(row.handle) for row in found),
-        sum(row.rows for row in found),
-        repeated=has_twins or any(row.repeated for row in found),
-    )
+class Part(Protocol):
+    """What one task has prepared; `handle` is JSON, and empty if there were no rows."""
+
+    partition: int
+    rows: int
+    handle: str
+
+
+def prepared_of(parts: Iterable[Part], *, repeated: bool) -> Prepared:
+    """Return what tasks prepared, by partition; `repeated` is `Prepared`'s."""
+    found = sorted((part for part in parts if part.handle), key=lambda part: part.partition)
+    return Prepared(tuple(json.loads(part.handle) for part in found), sum(part.rows for part in found), repeated)

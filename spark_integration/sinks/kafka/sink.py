@@ -20,7 +20,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
-from holdfast.snapshotter.decisions import SINK
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.spark_integration.sinks.kafka import messages, prepared, transaction
 from holdfast.spark_integration.sinks.kafka.marks import Marks
 from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, TIMEOUT, ClientOptions
@@ -70,13 +70,9 @@ class KafkaSink(TwoPhaseSink):
     def __init__(
         self, name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30
     ) -> None:
-        if not SINK.fullmatch(name):
-            raise InvalidArgumentError(
-                "a sink's name has letters, digits, _ and -, and begins with a letter or digit", name=name
-            )
         if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
             raise InvalidArgumentError("this is no name of a topic", topic=topic)
-        self.name = name
+        self.name = checked_sink(name)
         self.topic = topic
         self.servers = servers
         self._patience_ms = round(timeout_s * 1000)
