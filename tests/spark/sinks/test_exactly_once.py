@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -283,7 +284,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None
     assert not Path(shown.folder).exists()
     with pytest.raises(ValueError, match="TwoPhaseSink"):
         sinks.exactly_once(print)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="has a name"):
+    with pytest.raises(ValueError, match="a sink's name has"):
         sinks.exactly_once(CsvFolder("folder", name="../name"))
     with pytest.raises(ValueError, match="query_name='…'"):
         shown.function(shown.lab.spark.range(1), 0)
@@ -313,3 +314,51 @@ def test_a_stage_that_is_begun_again_counts_as_repeated(lab: Lab) -> None:
     assert prepared.rows == 1000
     assert prepared.repeated
     assert not write_frame(frame, task, has_twins=False).repeated
+
+
+@dataclass(frozen=True)
+class NotingSpares(LosingShuffles):
+    """The same, which notes which spare handle each attempt was given."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        noted = json.dumps([attempt.batch_id, attempt.spare and attempt.spare["file"]])
+        Path(self.folder, f"noted-{attempt.attempt_id}").write_text(noted)
+        return super().begin(attempt, schema)
+
+    def given(self) -> list[list[Any]]:
+        """Return micro-batch and spare of each attempt, in the order of micro-batches."""
+        return sorted((json.loads(path.read_text()) for path in Path(self.folder).glob("noted-*")), key=str)
+
+
+def test_a_stage_that_is_begun_again_takes_no_spare_handles(lab: Lab) -> None:
+    """Two attempts may have been given one: what one prepared the other might end, so all is written anew."""
+    sink = NotingSpares(str(lab.folder))
+    frame = lab.spark.range(1000).repartition(3, "id")
+    spares = [{"file": f"old-{i}"} for i in range(5)]
+    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, pa.schema({"id": pa.int64()}), spares)
+    prepared = write_frame(frame, task, has_twins=False)
+    assert (prepared.rows, prepared.repeated, prepared.unused) == (1000, True, ())
+    assert [0, "old-0"] in sink.given()
+    assert sum(spare is None for _, spare in sink.given()) >= 3
+    prepared = write_frame(frame, task, has_twins=False)
+    assert (prepared.rows, prepared.unused) == (1000, tuple(spares[3:]))
+
+
+def test_spare_handles_are_of_no_decision_that_a_start_commits_again(shown: Shown) -> None:
+    """From the third micro-batch of a run on; each is given to one attempt, and what is not needed stays spare."""
+    sink = NotingSpares(str(shown.folder))
+    shown.folder.mkdir()
+    (shown.folder / "lost").touch()
+    shown.function = sinks.exactly_once(sink)
+    rows = [[("a", number)] for number in range(7)]
+    shown.feed(rows[0], rows[1], rows[2], [("dropped", 0)], rows[4], rows[5])
+    rows_of = shown.lab.source().where("key != 'dropped'")
+    shown.frame = rows_of.selectExpr("key", "1L as n", "v as total").coalesce(1)
+    shown.run()
+    files = {batch: shown.folder.glob(f"list-*-{batch:012}") for batch in (0, 1, 2, 4, 5)}
+    shows = {batch: next(lists).read_text().strip() for batch, lists in files.items()}
+    wanted = [[0, None], [1, None], [2, shows[0]], [4, shows[1]], [5, shows[2]]]
+    assert sink.given() == wanted
+    shown.feed(rows[6])
+    shown.restart()
+    assert sink.given() == [*wanted, [6, None]], "what a dead run was given may still be in use"
