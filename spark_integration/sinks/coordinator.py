@@ -50,11 +50,14 @@ class Prepared:
     rows : int
     repeated : bool
         Whether other attempts may have prepared the same: some task was not the first, or had a twin.
+    unused : tuple of Handle
+        Spare handles that no attempt was given, or has begun with.
     """
 
     handles: tuple[Handle, ...]
     rows: int
     repeated: bool = False
+    unused: tuple[Handle, ...] = ()
 
 
 class Coordinator:

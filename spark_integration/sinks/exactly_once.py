@@ -23,7 +23,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
 from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import is_classic
@@ -136,6 +136,9 @@ class _Run:
         self._schema = arrow_schema(frame.schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
         self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
         self.next_batch_id: int | None = None
+        # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
+        self._decided: tuple[Handle, ...] = ()
+        self._spares: tuple[Handle, ...] = ()
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         if self.next_batch_id is None:
@@ -144,12 +147,17 @@ class _Run:
             frame.write.format("noop").mode("overwrite").save()
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
-            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema)
+            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema, self._spares)
             try:
-                self._coordinator.finish(batch_id, write_frame(frame, task, has_twins=self._has_twins))
+                prepared = write_frame(frame, task, has_twins=self._has_twins)
+                self._coordinator.finish(batch_id, prepared)
             except BaseException:
                 self._coordinator.give_up()
                 raise
+            self._spares = prepared.unused
+            if prepared.handles:
+                self._spares += self._decided
+                self._decided = prepared.handles
         self.next_batch_id = batch_id + 1
 
     def close(self) -> None:

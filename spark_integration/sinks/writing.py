@@ -11,7 +11,7 @@ Credentials do not travel with the task: a worker reads the sink's options from 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,13 @@ from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import SINK_PREFIX
 from holdfast.spark_integration.sinks.coordinator import Prepared
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import (
+    Handle,
+    SinkAttempt,
+    SinkQuery,
+    SinkTransaction,
+    TwoPhaseSink,
+)
 from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
@@ -53,6 +59,8 @@ class WriteTask:
     option_names : frozenset of str
     batch_id : int
     schema : pyarrow.Schema
+    spares : sequence of Handle
+        One for the first attempt at each partition, as far as they reach: `SinkAttempt`.
     """
 
     sink: TwoPhaseSink
@@ -60,14 +68,19 @@ class WriteTask:
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema
+    spares: Sequence[Handle] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row if there were any."""
+        """Yield one row if there were any rows, or if there was a spare handle for them."""
         context = TaskContext.get()
         assert context is not None
-        rows, handle = write_attempt(self.sink, self.query, self.option_names, self.batch_id, self.schema, batches)
-        if rows:
-            partition, stage, repeated = context.partitionId(), context.stageId(), is_repeated(context)
+        partition, stage, repeated = context.partitionId(), context.stageId(), is_repeated(context)
+        has_spare = partition < len(self.spares)
+        spare = self.spares[partition] if has_spare and not repeated else None
+        rows, handle = write_attempt(
+            self.sink, self.query, self.option_names, self.batch_id, self.schema, batches, spare=spare
+        )
+        if rows or has_spare:
             row = {"partition": partition, "stage": stage, "repeated": repeated, "rows": rows, "handle": handle}
             yield pa.RecordBatch.from_pylist([row], _RETURNED_ARROW)
 
@@ -79,6 +92,8 @@ def write_attempt(
     batch_id: int,
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
+    *,
+    spare: Handle | None = None,
 ) -> tuple[int, str]:
     """Write and prepare what the running task has, as an attempt of its own; returns what `write_rows` does.
 
@@ -92,7 +107,7 @@ def write_attempt(
     context = TaskContext.get()
     assert context is not None
     query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
-    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id())
+    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id(), spare)
     return write_rows(sink, attempt, schema, batches)
 
 
@@ -156,9 +171,19 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
     has_twins : bool
         Whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
+    session = frame.sparkSession
+    if not is_classic(session):
+        # Nothing tells there that a stage was begun again, so that a spare handle might be given out twice.
+        task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    repeated = any(row.repeated for row in rows) or _began_twice(frame.sparkSession, {row.stage for row in rows})
-    return prepared_of(rows, repeated=has_twins or repeated)
+    began_twice = _began_twice(session, {row.stage for row in rows})
+    if began_twice and task.spares:
+        # So they may have been: what one attempt has prepared, another might still end. All is written anew.
+        rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
+        return prepared_of(rows, repeated=True)
+    found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))
+    taken = {row.partition for row in rows if row.rows or row.repeated}
+    return replace(found, unused=tuple(spare for i, spare in enumerate(task.spares) if i not in taken))
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:

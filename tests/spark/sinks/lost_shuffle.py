@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -35,14 +36,31 @@ class LosingShuffles(CsvFolder):
         return super().begin(attempt, schema)
 
 
-def main(folder: Path) -> None:
+@dataclass(frozen=True)
+class NotingSpares(LosingShuffles):
+    """The same, which notes which spare handle each attempt was given."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        noted = json.dumps([attempt.batch_id, attempt.spare and attempt.spare["file"]])
+        Path(self.folder, f"noted-{attempt.attempt_id}").write_text(noted)
+        return super().begin(attempt, schema)
+
+    def given(self) -> list[list[Any]]:
+        """Return micro-batch and spare of each attempt, in the order of micro-batches."""
+        return sorted((json.loads(path.read_text()) for path in Path(self.folder).glob("noted-*")), key=str)
+
+
+def main(folder: Path, *spares: str) -> None:
     spark = start_spark(folder)
-    frame = spark.range(1000).repartition(7, "id")
-    task = WriteTask(
-        LosingShuffles(str(folder)), SinkQuery("csv", "query"), frozenset(), 0, pa.schema({"id": pa.int64()})
-    )
-    found = [write_frame(frame, task, has_twins=False) for _ in range(2)]
-    print("RESULT", json.dumps([[prepared.rows, prepared.repeated] for prepared in found]))
+    sink, schema = NotingSpares(str(folder)), pa.schema({"id": pa.int64()})
+    frame = spark.range(1000).repartition(3, "id")
+    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, schema, [{"file": spare} for spare in spares])
+    prepared, given = [], []
+    for _ in range(2):
+        found = write_frame(frame, task, has_twins=False)
+        prepared.append([found.rows, found.repeated, list(found.unused)])
+        given = given or sink.given()
+    print("RESULT", json.dumps({"prepared": prepared, "given": given}))
     spark.stop()
 
 
@@ -50,4 +68,4 @@ if __name__ == "__main__":
     # By its module's name, by which workers find the class.
     from tests.spark.sinks import lost_shuffle
 
-    lost_shuffle.main(Path(sys.argv[1]))
+    lost_shuffle.main(Path(sys.argv[1]), *sys.argv[2:])
