@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.errors import StateLostError as StateLostError
     from holdfast.errors import UnavailableError as UnavailableError
     from holdfast.mvcc.store import VersionedStore as VersionedStore
+    from holdfast.spark_integration.progress_metrics import metrics as metrics
     from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.sink_source.formats import register as register
     from holdfast.spark_integration.state_source.reading import state as state
@@ -52,6 +53,7 @@ _EXPORTS = {
     "StateTable": "holdfast.spark_integration.vectorised.state_table",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "metrics": "holdfast.spark_integration.progress_metrics",
     "read_state": "holdfast.spark_integration.read_state",
     "register": "holdfast.spark_integration.sink_source.formats",
     "state": "holdfast.spark_integration.state_source.reading",
