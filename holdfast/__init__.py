@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.mvcc.store import VersionedStore as VersionedStore
     from holdfast.spark_integration.lookup.stored_query import StoredQuery as StoredQuery
     from holdfast.spark_integration.lookup.stored_query import open_query as open_query
+    from holdfast.spark_integration.progress_metrics import metrics as metrics
     from holdfast.spark_integration.read_state import read_state as read_state
     from holdfast.spark_integration.sink_source.formats import register as register
     from holdfast.spark_integration.state_source.reading import state as state
@@ -55,6 +56,7 @@ _EXPORTS = {
     "StoredQuery": "holdfast.spark_integration.lookup.stored_query",
     "UnavailableError": "holdfast.errors",
     "VersionedStore": "holdfast.mvcc.store",
+    "metrics": "holdfast.spark_integration.progress_metrics",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
     "read_state": "holdfast.spark_integration.read_state",
     "register": "holdfast.spark_integration.sink_source.formats",

@@ -21,6 +21,11 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def monotonic_ns() -> int:
+    """Return nanoseconds since some moment in the past, to measure what takes less than a millisecond."""
+    return time.monotonic_ns()
+
+
 def sleep_ms(milliseconds: int) -> None:
     """Put the calling thread to sleep."""
     time.sleep(milliseconds / 1000)

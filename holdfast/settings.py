@@ -77,6 +77,19 @@ def _carried_bytes(value: str) -> int:
     return size_bytes
 
 
+def _port(value: str) -> int:
+    number = int(value)
+    if not 1024 <= number <= 65535:
+        raise ValueError("it must be a port from 1024 to 65535")
+    return number
+
+
+def _flag(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise ValueError("it must be 'true' or 'false'")
+    return value == "true"
+
+
 def _names(value: str) -> tuple[str, ...]:
     return tuple(name for part in value.split(",") if (name := part.strip()))
 
@@ -126,6 +139,12 @@ class Settings:
         ``spark.holdfast.commit.carriedBytes``: commits up to this size travel in the row of the query's pointer.
     upload_bandwidth_bytes : int or None
         ``spark.holdfast.snapshot.upload.bandwidth``: bytes per second that an executor's snapshots send at most.
+    metrics_in_progress : bool
+        ``spark.holdfast.metrics.inProgress``: whether the query's progress has the metrics of its operators.
+    metrics_port : int or None
+        ``spark.holdfast.metrics.port``: first of the ports where state servers answer Prometheus; None answers none.
+    metrics_address : str
+        ``spark.holdfast.metrics.address``: the address of this machine where they do.
     retained_versions : int
         Spark's ``spark.sql.streaming.minBatchesToRetain``: how many versions back the query may return to.
     application : str
@@ -148,6 +167,9 @@ class Settings:
     snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)
     carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
     upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
+    metrics_in_progress: bool = _setting("metrics.inProgress", _flag, True)
+    metrics_port: int | None = _setting("metrics.port", _port, None)
+    metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
     retained_versions: int = 100
     application: str = ""
     storage_names: tuple[str, ...] = ()

@@ -14,13 +14,15 @@ rows made visible: docs/sinks.md. Servers and credentials are settings, ``spark.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from holdfast.spark_integration.sink_source.options import source_options
 from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.exactly_once import ExactlyOnce, exactly_once
 from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.parquet.reading import parquet_files, read_parquet
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
     SinkAttempt,
@@ -28,9 +30,6 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkTransaction,
     TwoPhaseSink,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "ExactlyOnce",
@@ -145,10 +144,8 @@ def delta(
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be, or the package is not installed.
+        A parameter cannot be. That the package is not installed is said when a query begins.
     """
-    with needs_extra("delta"):
-        from holdfast.spark_integration.sinks.delta.sink import DeltaSink
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 
@@ -171,49 +168,4 @@ def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd"
     InvalidArgumentError
         A parameter cannot be.
     """
-    from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
-
     return ParquetSink(name, os.fspath(url), compression, file_mb)
-
-
-def read_parquet(
-    url: str | os.PathLike[str], *, columns: Sequence[str] | None = None, options: Mapping[str, str] | None = None
-) -> pa.Table:
-    """Return the rows of all micro-batches that are committed in a Parquet sink.
-
-    Parameters
-    ----------
-    url : str
-        The sink's.
-    columns : sequence of str, optional
-        All by default.
-    options : mapping of str to str, optional
-        As ``spark.holdfast.sink.<name>.*`` has them: ``key``, ``secret``, ``client_kwargs.endpoint_url`` …
-
-    Returns
-    -------
-    pyarrow.Table
-        In the order of micro-batches, of partitions, and of rows in them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no such column, or it is named twice.
-    NotFoundError
-        No sink has been opened there.
-    CorruptionError
-        A manifest or a file is not what was written.
-    """
-    from holdfast.spark_integration.sinks.parquet import reading
-
-    return reading.read_parquet(url, columns=columns, options=options)
-
-
-def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
-    """Return the URLs of the files that are committed in a Parquet sink, for any reader of Parquet.
-
-    Raises what `read_parquet` raises.
-    """
-    from holdfast.spark_integration.sinks.parquet import reading
-
-    return reading.parquet_files(url, options=options)

@@ -99,10 +99,13 @@ class PendingCommit:
         What to keep with the new version; known before the commit is durable.
     done : concurrent.futures.Future or None
         The upload; None where the query's pointer carries the commit.
+    size_bytes : int
+        Of the commit, as it is stored or carried.
     """
 
     properties: Mapping[str, Any]
     done: Future[None] | None = None
+    size_bytes: int = 0
 
     def wait(self) -> None:
         """Return when the commit is durable; raise what went wrong."""
@@ -305,6 +308,8 @@ class VersionedStore:
             return pointer
         parent = transaction.view.properties if transaction.view else None
         pending = self._log.append(pointer, parent, runs)
+        transaction.measures.commit_bytes = pending.size_bytes
+        transaction.measures.stored_bytes = 0 if pending.done is None else pending.size_bytes
         try:
             self._apply(transaction.base, pointer, runs, pending.properties)
         finally:

@@ -17,6 +17,7 @@ from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.backends.run_stack import look_up, merge_over
 from holdfast.backends.schema import find_table
 from holdfast.errors import ClosedError, InvalidArgumentError
+from holdfast.mvcc.measures import Measures
 
 
 class Transaction:
@@ -30,6 +31,8 @@ class Transaction:
     tables : mapping of str to TableSchema
         All tables of the state, with all columns that they hold, under their stored names. Those that are declared are
         read and written with the declared columns; see `holdfast.backends.evolution`.
+    measures : Measures
+        What the transaction has done so far.
 
     Notes
     -----
@@ -49,6 +52,7 @@ class Transaction:
         self.base = base
         self.version = version
         self.tables = tables
+        self.measures = Measures()
         self._view = view
         declared, names = declared or {}, names or {}
         self._declared = {**tables, **declared}
@@ -72,7 +76,8 @@ class Transaction:
             Any order, duplicates allowed.
         """
         schema = self._schema(table)
-        found = self._get(table, self.tables[table], keys)
+        with self.measures.looking_up():
+            found = self._get(table, self.tables[table], keys)
         return Found(found.exists, relabelled(project(found.values, self._stored[table].value), schema.value))
 
     def _get(self, table: str, schema: TableSchema, keys: Keys) -> Found:
@@ -80,6 +85,7 @@ class Transaction:
         if self._view is None:
             return look_up(writes, keys, schema)
         below = self._view.get(table, keys)
+        self.measures.looked_up(table, keys, below.exists)
         touched = np.flatnonzero(self._touched(writes, keys))
         if not len(touched):
             return below
@@ -142,7 +148,8 @@ class Transaction:
         return self._over(() if self._view is None else self._view.scan(table, first_hash, last_hash), writes, schema)
 
     def _over(self, below: Iterable[Run], writes: Sequence[Run], schema: TableSchema) -> Iterator[Run]:
-        for run in merge_over(below, writes) if any(map(len, writes)) else below:
+        runs = merge_over(below, writes) if any(map(len, writes)) else below
+        for run in self.measures.scanned(iter(runs)):
             yield run.projected(self._stored[schema.name]).relabelled(schema)
             self._require_open()
 
@@ -179,9 +186,12 @@ class Transaction:
             The version this transaction reads was dropped meanwhile and cannot be restored.
         """
         self._require_open()
-        runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
         try:
-            return self._commit(self, runs) if runs else self.base
+            with self.measures.committing():
+                runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
+                pointer = self._commit(self, runs) if runs else self.base
+            self.measures.written(runs, is_first=self._view is None)
+            return pointer
         finally:
             self.abort()
 

@@ -163,9 +163,9 @@ class ObjectCommitLog:
         data, entry = self._commits.encode(pointer, covered, runs)
         if data.size <= self.carried_bytes and len(covered.since) <= _VERSIONS_CARRIED:
             self.carried[pointer] = data.to_pybytes()
-            return PendingCommit(covered.to_json())
+            return PendingCommit(covered.to_json(), size_bytes=data.size)
         done = self.executor.submit(self.objects.put, entry.key, data)
-        return PendingCommit(Lineage((*lineage.chain, entry), (), entry).to_json(), done)
+        return PendingCommit(Lineage((*lineage.chain, entry), (), entry).to_json(), done, data.size)
 
     def _carried_commit(self, pointer: Pointer) -> Commit:
         if pointer not in self.carried:

@@ -43,6 +43,21 @@ _HANDLES_BYTES_MAX = 15 << 20
 _PRUNED_EACH = 16
 
 
+def checked_sink(name: object) -> str:
+    """Return a sink's name if every storage and target can hold it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no such name.
+    """
+    if not isinstance(name, str) or not SINK.fullmatch(name):
+        raise InvalidArgumentError(
+            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100", sink=name
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class Decision:
     """A micro-batch that will be visible.

@@ -169,6 +169,11 @@ def version_of(spark: SparkSession) -> str:
     return spark.version
 
 
+def is_classic(session: SparkSession) -> bool:
+    """Tell whether a session is in the driver's process: not over Spark Connect, which has no SparkContext."""
+    return hasattr(session, "sparkContext")
+
+
 def start_state_coordinator(spark: SparkSession) -> None:
     """Start Spark's state store coordinator, which its state reader may need, in a program that runs no query.
 

@@ -48,7 +48,7 @@ ROOMS = {
         "registry run_stack",
         "rocksdb run_files",
     ),
-    "mvcc": ("transaction", "store"),
+    "mvcc": ("measures", "transaction", "store"),
     "snapshotter": (
         "fields storage",
         "lineage",
@@ -72,7 +72,7 @@ ROOMS = {
         "processor",
         "lookup plan",
         # The server is a program: workers start it, and import nothing of it.
-        "read_state sinks",
+        "progress_metrics read_state sinks",
         "savepoints server stream",
         "copies",
         "state_source",
@@ -126,6 +126,7 @@ PLACES = {
     "matplotlib": ("benches/report/charts/*", "benches/report/figure.py"),
     "mmh3": (),
     "moto": ("benches/instruments/object_store.py",),
+    "prometheus_client": ("spark_integration/server/exposition.py",),
     "psutil": ("spark_integration/executor/processes.py", "benches/*"),
     "psycopg": ("spark_integration/sinks/postgres/*", "benches/*", "examples/*"),
     "pyarrow.flight": (

@@ -143,13 +143,14 @@ def _own_time(span: str, items: Iterator[Any], waited: Callable[[], Spent]) -> G
 
 def _noting_batch(read_functions: Callable[..., Any]) -> Callable[..., Any]:
     """Note the micro-batch where the task's context is known: at the end of a task it is not any more."""
+    from pyspark import TaskContext
+
+    from holdfast.spark_integration.shard.streaming_task import BATCH_PROPERTY
 
     @functools.wraps(read_functions)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        from pyspark import TaskContext
-
         context = TaskContext.get()
-        _batch[0] = int((context and context.getLocalProperty("streaming.sql.batchId")) or -1)
+        _batch[0] = int((context and context.getLocalProperty(BATCH_PROPERTY)) or -1)
         return read_functions(*args, **kwargs)
 
     return noting

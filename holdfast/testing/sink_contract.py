@@ -30,12 +30,14 @@ is skipped for a sink that cannot do it.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
+import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConflictError, HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, TwoPhaseSink
 from holdfast.testing.sinks.kills import SinkKills
 from holdfast.testing.sinks.scenario import ROWS, SECRET
 
@@ -207,6 +209,31 @@ class SinkContract(SinkKills):
         sink.confirm(self.query, 0, handles)
         sink.commit(self.query, 0, handles)
         self.expect(sink, *tables)
+
+    def test_apart_a_spare_handle_changes_nothing_that_is_shown(self, sink: TwoPhaseSink) -> None:
+        """Attempts that are given what was committed long ago are as invisible, found and final as any other."""
+        sink.open(self.query, self.schema())
+        tables = [self.rows(ROWS, seed=i) for i in range(4)]
+        handles = [self._committed(sink, self.attempt(0), tables[0]), self._committed(sink, self.attempt(1), tables[1])]
+        lost = self.prepared(sink, replace(self.attempt(2), spare=handles[0]), self.rows(ROWS, seed=2, attempt=1))
+        self.expect(sink, *tables[:2])
+        assert lost in list(sink.leftovers(self.query))
+        sink.commit(self.query, 1, handles[1:])
+        self.begin_again(sink)
+        with self.raises(StateLostError):
+            sink.commit(self.query, 2, [lost])
+        handles.append(self._committed(sink, self.attempt(2), tables[2]))
+        handles.append(self._committed(sink, replace(self.attempt(3), spare=handles[1]), tables[3]))
+        self.expect(sink, *tables)
+        sink.commit(self.query, 3, handles[3:])
+        self.begin_again(sink)
+        self.expect(sink, *tables)
+
+    def _committed(self, sink: TwoPhaseSink, attempt: SinkAttempt, rows: pa.Table) -> Handle:
+        handle = self.prepared(sink, attempt, rows)
+        sink.confirm(self.query, attempt.batch_id, [handle])
+        sink.commit(self.query, attempt.batch_id, [handle])
+        return handle
 
     def test_found_though_the_handle_never_arrived(self, sink: TwoPhaseSink) -> None:
         """A new run ends what it has no handle of, of any micro-batch and partition, and nothing else."""

@@ -144,6 +144,65 @@ class ShardAddress:
 
 
 @dataclass(frozen=True)
+class MeasuredBatch:
+    """What a shard's call has measured, and for which micro-batch.
+
+    Attributes
+    ----------
+    batch_id : int or None
+        None where Spark does not tell.
+    batch_ms : int
+        When the micro-batch was planned: the same in every attempt at it.
+    values : mapping of str to int or None
+        By the names of `holdfast.spark_integration.client.measures.CallMeasures`.
+    """
+
+    batch_id: int | None
+    batch_ms: int
+    values: Mapping[str, int | None]
+
+    @classmethod
+    def read(cls, message: Message) -> MeasuredBatch | None:
+        """Return what the field ``measured`` of a message holds; raises `InvalidArgumentError`."""
+        if message.get("measured") is None:
+            return None
+        measured = field(message, "measured", dict)
+        values = field(measured, "values", dict)
+        if not all(value is None or type(value) is int for value in values.values()):
+            raise InvalidArgumentError("a request to the state server needs numbers in 'values'")
+        return cls(_number_field(measured, "batch_id"), field(measured, "batch_ms", int), values)
+
+
+@dataclass(frozen=True)
+class SnapshotNews:
+    """What the state server answers to an announcement: what became of the shard's snapshots.
+
+    Attributes
+    ----------
+    age_ms : int or None
+        Since the last snapshot that this server knows, or since it first saw the shard; None without durable storage.
+    stored_bytes, failures : int
+        What it has uploaded since the shard's micro-batch before, and how often it failed.
+    """
+
+    age_ms: int | None = None
+    stored_bytes: int = 0
+    failures: int = 0
+
+    def __add__(self, later: SnapshotNews) -> SnapshotNews:
+        return SnapshotNews(later.age_ms, self.stored_bytes + later.stored_bytes, self.failures + later.failures)
+
+    @classmethod
+    def read(cls, message: object) -> SnapshotNews:
+        """Return the news that an answer holds; raises `InvalidArgumentError`."""
+        if not isinstance(message, dict):
+            raise InvalidArgumentError("the state server's answer is not a JSON object")
+        return cls(
+            _number_field(message, "age_ms"), field(message, "stored_bytes", int), field(message, "failures", int)
+        )
+
+
+@dataclass(frozen=True)
 class Committed:
     """A shard has a new version.
 
@@ -164,6 +223,10 @@ class Committed:
         How many versions before the accepted one the query may return to.
     upload_bandwidth_bytes : int or None
         Limit on the bytes per second that snapshots send.
+    measured : MeasuredBatch or None
+    metrics_port : int or None
+        First of the ports where the server may answer Prometheus; None for none.
+    metrics_address : str
     """
 
     shard: ShardAddress
@@ -175,6 +238,9 @@ class Committed:
     policy: SnapshotPolicy
     retained_versions: int
     upload_bandwidth_bytes: int | None = None
+    measured: MeasuredBatch | None = None
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
 
     def __repr__(self) -> str:
         accepted = str(self.accepted) if self.accepted else None
@@ -208,6 +274,9 @@ class Committed:
             policy=_policy_field(message),
             retained_versions=field(message, "retained_versions", int),
             upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
+            measured=MeasuredBatch.read(message),
+            metrics_port=_number_field(message, "metrics_port"),
+            metrics_address=field(message, "metrics_address", str),
         )
 
 

@@ -130,7 +130,12 @@ def private_directory(path: Path) -> Path:
 
 def user_directory(root: Path) -> Path:
     """Return the user's directory below a root."""
-    return private_directory(root / f"holdfast-{os.getuid()}")
+    return private_directory(root / user_name())
+
+
+def user_name() -> str:
+    """Return the name of the user's directory below a root."""
+    return f"holdfast-{os.getuid()}"
 
 
 def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:

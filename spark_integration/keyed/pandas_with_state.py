@@ -123,6 +123,7 @@ class _KeyCalls:
     def __init__(self, step: PandasWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
         self._operator = batch.operator
+        self._counts = batch.counts
         times = batch.times
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
         self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state))
@@ -144,6 +145,7 @@ class _KeyCalls:
         for due in self._timeouts.due(self._fired_before_ms, SLAB_KEYS):
             shown = pa.Table.from_batches([due.keys.columns]).cast(self._step.key_types)
             chunks = ([empty_frame()] for _ in range(len(due)))
+            self._counts.timers_due += len(due)
             yield from self._call_each(due.keys, shown, chunks, due.due_ms, has_timed_out=True)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -166,6 +168,7 @@ class _KeyCalls:
         function, output, open_state = self._step.function, self._output, self._states.open
         tuples = key_tuples(shown.select(self._step.shown_keys), self._step.frame_format)
         changes = _Changes(tuples)
+        self._counts.keys += len(tuples)
         for at, (key, frames, value) in enumerate(zip(tuples, chunks, self._values.get(keys), strict=True)):
             state = open_state(value, has_timed_out=has_timed_out)
             try:

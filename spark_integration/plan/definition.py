@@ -27,6 +27,8 @@ from holdfast.spark_integration.plan.stored_state import StoredState, stored_sta
 from holdfast.spark_integration.shard.call import ShardStep
 from holdfast.spark_integration.shard.operator import Operator, ShardFunction
 from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.transport.observed import ObservedOutput
+from holdfast.spark_integration.transport.observed_metrics import OBSERVATION
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.packed import PackedTransport
 from holdfast.spark_integration.transport.rows import RowsTransport, carries
@@ -119,7 +121,9 @@ class Definition:
         definition_id = clock.new_id()
         rows = self._sent(self.rows, shards, definition_id)
         initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)
-        return self.output.receive(self.host.run(rows, initial) if self._is_streaming else run_batch(rows, initial))
+        if not self._is_streaming:
+            return self.output.receive(run_batch(rows, initial))
+        return rows.step.output.receive(self.host.run(rows, initial))
 
     @property
     def _session(self) -> SparkSession:
@@ -136,8 +140,14 @@ class Definition:
         )
         hashed = F.xxhash64(*[quoted(key.column) for key in rows.keys])
         transport = self._transport(rows, shards)
-        step = ShardStep(self._operator(rows, shards, definition_id), transport, self.output)
+        step = ShardStep(self._operator(rows, shards, definition_id), transport, self._sent_output())
         return SentRows(transport.send(carried, hashed), step)
+
+    def _sent_output(self) -> Output:
+        """Return the output, with the calls' measures beside it if the query's progress is to have them."""
+        if self._is_streaming and self.settings.metrics_in_progress:
+            return ObservedOutput.of(self.output, OBSERVATION + self.name)
+        return self.output
 
     def _operator(self, rows: KeyedRows, shards: int, definition_id: str) -> Operator:
         return Operator(

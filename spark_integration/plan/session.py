@@ -32,7 +32,7 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     configuration = dict(df.sparkSession.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     find_backend(settings.backend).parse_options(settings.backend, settings.backend_options)
-    is_remote = not hasattr(df.sparkSession, "sparkContext")
+    is_remote = not spark_versions.is_classic(df.sparkSession)
     if df.isStreaming and not is_remote:  # a client's versions are not those of the server's workers
         spark_versions.require_fitting_arrow(pa.__version__)
     _check_storage(settings, configuration, is_remote=is_remote)

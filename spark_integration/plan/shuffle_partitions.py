@@ -22,6 +22,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from holdfast.spark_integration.spark_versions import is_classic
+
 _KEY = "spark.sql.shuffle.partitions"
 # Beyond this, a micro-batch of few rows takes more than a second: a task takes 0.1 to 0.15 s with its state store.
 _FAR_MORE = 8
@@ -57,11 +59,9 @@ def warn_of_partitions(session: SparkSession, stacklevel: int) -> None:
 
 
 def _default_parallelism(session: SparkSession, configuration: Mapping[str, str]) -> int | None:
-    # Spark Connect has no SparkContext.
-    context = getattr(session, "sparkContext", None)
-    if context is None or "spark.default.parallelism" in configuration:
+    if "spark.default.parallelism" in configuration or not is_classic(session):
         return None
-    return int(context.defaultParallelism)
+    return int(session.sparkContext.defaultParallelism)
 
 
 def task_slots(configuration: Mapping[str, str], local_cores: int | None) -> int | None:

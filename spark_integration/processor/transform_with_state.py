@@ -193,6 +193,7 @@ class _Calls:
     def __init__(self, step: TransformWithState, batch: ShardInput, transaction: Transaction) -> None:
         self._step = step
         self._operator = batch.operator
+        self._counts = batch.counts
         self._times, self._due_ms = _times_of(step, batch.times)
         self._slab = Slab()
         self._timers = self._open_timers(transaction, batch.times)
@@ -218,6 +219,7 @@ class _Calls:
         """Call the processor for keys with rows."""
         call, times, add_all, slab = self._processor.handleInputRows, self._times, self._output.add_all, self._slab
         self._begin(keys)
+        self._counts.keys += len(shown)
         for at, (key, rows) in enumerate(zip(shown, pieces, strict=True)):
             slab.enter(at)
             try:
@@ -251,6 +253,8 @@ class _Calls:
             keys, places = _distinct(due)
             shown: list[KeyTuple] = [make_key(*values) for values in key_rows.to_tuples(keys.columns)]
             self._begin(keys)
+            self._counts.keys += len(shown)
+            self._counts.timers_due += len(due)
             for at, due_ms in zip(places.tolist(), due.due_ms.tolist(), strict=True):
                 self._slab.enter(at)
                 try:

@@ -37,6 +37,7 @@ from holdfast.spark_integration.hosts.group_state import StateOfGroup
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE, ValueOfGroup
 from holdfast.spark_integration.shard.pointer_row import POINTER_SCHEMA, POINTER_STATE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
+from holdfast.spark_integration.spark_versions import is_classic
 from holdfast.spark_integration.transport.routes import route_of_hash
 from holdfast.spark_integration.transport.transport import ROUTE
 
@@ -131,7 +132,7 @@ def session_of_stub(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[Sp
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.unsupportedOperationCheck": "false",
     }
-    if hasattr(spark, "sparkContext"):
+    if is_classic(spark):
         own = spark.newSession()
         for name, value in {**dict(spark.conf.getAll), **wanted}.items():
             if name in wanted or (own.conf.isModifiable(name) and own.conf.get(name, None) != value):

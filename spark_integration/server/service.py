@@ -2,7 +2,7 @@
 
 ::
 
-    action     ping, committed, statistics, drain, snapshot        of the server as a whole
+    action     ping, committed, statistics, recent, drain, snapshot        of the server as a whole
     action     versions, drop, freeze, thaw, maintain, verify, …   of one shard, for backends that have one owner
     exchange   view                                                opens a view, which lives as long as the exchange
     exchange   get, scan, scan_prefix        of an open view       see `holdfast.spark_integration.client.streams`
@@ -42,7 +42,9 @@ from holdfast.spark_integration.client.messages import (
     field,
     pointer_field,
 )
+from holdfast.spark_integration.server.batches import MeasuredBatches
 from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.exposition import Exposition
 from holdfast.spark_integration.server.housekeeping import Housekeeping
 from holdfast.spark_integration.server.open_shards import OpenShards, require_below
 from holdfast.spark_integration.server.snapshotting import Snapshotting
@@ -77,6 +79,8 @@ class StateService(flight.FlightServerBase):
     housekeeping : Housekeeping
     snapshotting : Snapshotting
     logs : DurableLogs
+    batches : MeasuredBatches
+    exposition : Exposition
     directory : pathlib.Path
         Where runs lie that are received and too large for memory.
     """
@@ -88,12 +92,16 @@ class StateService(flight.FlightServerBase):
         housekeeping: Housekeeping,
         snapshotting: Snapshotting,
         logs: DurableLogs,
+        batches: MeasuredBatches,
+        exposition: Exposition,
         directory: Path,
     ) -> None:
         self._shards = shards
         self._housekeeping = housekeeping
         self._snapshotting = snapshotting
         self._logs = logs
+        self._batches = batches
+        self._exposition = exposition
         self._directory = directory
         self._views: dict[str, tuple[View, Mapping[str, TableSchema]]] = {}
         self._exchanges: dict[str, Callable[[Message, Reader, Writer], None]] = {
@@ -118,7 +126,11 @@ class StateService(flight.FlightServerBase):
         if kind == "committed":
             committed = Committed.decode(body)
             self._housekeeping.announce(committed)
-            return self._snapshotting.announce(committed)
+            self._batches.announce(committed)
+            self._exposition.announce(committed)
+            return asdict(self._snapshotting.announce(committed))
+        if kind == "recent":
+            return self._batches.recent()
         if kind == "snapshot":
             return self._snapshotting.write_now(Committed.decode(body))
         if kind == "statistics":
@@ -134,7 +146,9 @@ class StateService(flight.FlightServerBase):
     def _statistics(self) -> dict[str, Any]:
         found = self._housekeeping.statistics()
         found["counters"] |= self._snapshotting.counters | self._shards.counters
+        found["counters"]["metrics_errors"] = self._exposition.failures
         return found | {
+            "metrics_port": self._exposition.port,
             "views": len(self._views),
             "snapshot_errors": self._snapshotting.errors(),
             "requests": self._logs.requests(),

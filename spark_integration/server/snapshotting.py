@@ -20,7 +20,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
@@ -30,7 +30,7 @@ from holdfast.snapshotter.snapshots.manifest import CleanedUp
 from holdfast.snapshotter.upkeep.headers import Headers
 from holdfast.snapshotter.upkeep.retention import run_retention
 from holdfast.snapshotter.upkeep.troubles import Troubles, What
-from holdfast.spark_integration.client.messages import Committed
+from holdfast.spark_integration.client.messages import Committed, SnapshotNews
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.shard_queue import ShardQueue
@@ -64,6 +64,10 @@ class _Progress:
         Why the last snapshot failed.
     headers : Headers or None
         What clean-ups have read.
+    untold : SnapshotNews
+        What no announcement was answered yet.
+    told : tuple of (int or None, SnapshotNews)
+        The micro-batch of the last announcement, and what it was answered.
     """
 
     seen_ms: int
@@ -73,6 +77,8 @@ class _Progress:
     retry_ms: int = 0
     error: str | None = None
     headers: Headers | None = None
+    untold: SnapshotNews = field(default_factory=SnapshotNews)
+    told: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -107,10 +113,20 @@ class Snapshotting:
         self.counters = {"snapshots": 0, "snapshot_bytes": 0, "snapshot_new_bytes": 0, "snapshot_errors": 0}
         self.counters |= {"snapshots_missed": 0, "clean_ups": 0, "deleted_objects": 0, "clean_up_errors": 0}
 
-    def announce(self, message: Committed) -> None:
-        """Queue the committed version for a snapshot, if one is due."""
-        if message.checkpoint_dir is not None:
-            self.queue.put(message)
+    def announce(self, message: Committed) -> SnapshotNews:
+        """Queue the committed version for a snapshot, if one is due; return what became of those before.
+
+        What one attempt at a micro-batch is told, the next one is told too.
+        """
+        if message.checkpoint_dir is None:
+            return SnapshotNews()
+        progress = self._progress_of(message)
+        batch_ms = None if message.measured is None else message.measured.batch_ms
+        told_ms, told = progress.told
+        news, progress.untold = progress.untold, SnapshotNews()
+        progress.told = batch_ms, told + news if told_ms == batch_ms else news
+        self.queue.put(message)
+        return replace(progress.told[1], age_ms=max(0, self._monotonic_ms() - progress.seen_ms))
 
     def run(self) -> None:
         """Work until the queue ends."""
@@ -163,6 +179,7 @@ class Snapshotting:
             entry, manifest = log.write_snapshot(backend, pointer, cleaned)
         progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
         progress.failures.pop("snapshot", None)
+        progress.untold += SnapshotNews(stored_bytes=manifest.new_bytes + entry.size_bytes)
         self.counters["snapshots"] += 1
         self.counters["snapshot_bytes"] += manifest.stored_bytes + entry.size_bytes
         self.counters["snapshot_new_bytes"] += manifest.new_bytes + entry.size_bytes
@@ -196,6 +213,7 @@ class Snapshotting:
 
     def _fail(self, message: Committed, progress: _Progress, exc: HoldfastError) -> None:
         self.counters["snapshot_errors"] += 1
+        progress.untold += SnapshotNews(failures=1)
         progress.error = str(exc)
         in_a_row = self._tell(message, progress, "snapshot", exc)
         pause_ms = min(RETRY_AFTER_MS << min(in_a_row - 1, 20), RETRY_AFTER_MS_MAX)
@@ -269,6 +287,11 @@ class Snapshotting:
 
     def _progress_of(self, message: Committed) -> _Progress:
         return self._progress.setdefault(message.shard.directory, _Progress(self._monotonic_ms()))
+
+    def ages_ms(self) -> dict[str, int]:
+        """Return by shard directory how long ago its last snapshot was written, or the shard first seen."""
+        now_ms = self._monotonic_ms()
+        return {directory: max(0, now_ms - p.seen_ms) for directory, p in list(self._progress.items())}
 
     def errors(self) -> dict[str, str]:
         """Return by shard directory why its last snapshot failed; shards without a failure are absent."""

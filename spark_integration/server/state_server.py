@@ -27,7 +27,9 @@ import pyarrow as pa
 from holdfast import clock
 from holdfast.spark_integration.executor import server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
+from holdfast.spark_integration.server.batches import MeasuredBatches
 from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.exposition import Exposition, ServerMetrics
 from holdfast.spark_integration.server.housekeeping import Housekeeping
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.service import StateService
@@ -51,14 +53,28 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     shards.remove_going()
     logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
     snapshotting = Snapshotting(shards, logs)
-    housekeeping = Housekeeping(shards, logs, ShardUse(), snapshotting.forget)
+    batches = MeasuredBatches()
+
+    def forget(directory: str) -> None:
+        snapshotting.forget(directory)
+        batches.forget(directory)
+
+    housekeeping = Housekeeping(shards, logs, ShardUse(), forget)
+
+    def counters() -> dict[str, int]:
+        return housekeeping.counters | snapshotting.counters | shards.counters
+
+    exposition = Exposition(ServerMetrics(batches, counters, snapshotting.ages_ms))
     workers = [
         threading.Thread(target=work.run, name=type(work).__name__, daemon=True)
         for work in (housekeeping, snapshotting)
     ]
     for worker in workers:
         worker.start()
-    server = StateService(f"grpc+unix://{socket}", shards, housekeeping, snapshotting, logs, executor_directory)
+    server = StateService(
+        f"grpc+unix://{socket}",
+        *(shards, housekeeping, snapshotting, logs, batches, exposition, executor_directory),
+    )
     os.chmod(socket, 0o600)
     _log.info("serving executor %s from process %d", executor, os.getpid())
     has_ended = False
@@ -69,6 +85,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
         housekeeping.tidy_up()
         has_ended = executor.wait(CLEAN_EVERY_SECONDS)
     _log.info("executor %s has ended", executor)
+    exposition.close()
     housekeeping.queue.end()
     snapshotting.queue.end()
     _finish(server, shards, workers)

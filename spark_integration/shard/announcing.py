@@ -12,7 +12,7 @@ from holdfast.backends.base import Pointer, View
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.lineage import Lineage
 from holdfast.spark_integration.client.connection import StateClient, client_of
-from holdfast.spark_integration.client.messages import Committed
+from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.shard.operator import Operator
 from holdfast.spark_integration.shard.store import ShardStore
 from holdfast.spark_integration.shard.task_storage import storage_options
@@ -24,7 +24,13 @@ SNAPSHOT_TIMEOUT_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | None, committed: Pointer) -> Committed:
+def announcement(
+    operator: Operator,
+    opened: ShardStore,
+    accepted: Pointer | None,
+    committed: Pointer,
+    measured: MeasuredBatch | None = None,
+) -> Committed:
     """Return what the state server must know about a commit."""
     settings = operator.settings
     return Committed(
@@ -37,28 +43,37 @@ def announcement(operator: Operator, opened: ShardStore, accepted: Pointer | Non
         policy=opened.policy,
         retained_versions=opened.retained_versions,
         upload_bandwidth_bytes=settings.upload_bandwidth_bytes,
+        measured=measured,
+        metrics_port=settings.metrics_port,
+        metrics_address=settings.metrics_address,
     )
 
 
-def announce(operator: Operator, opened: ShardStore, *, accepted: Pointer | None, committed: Pointer) -> bool:
+def announce(
+    operator: Operator,
+    opened: ShardStore,
+    *,
+    accepted: Pointer | None,
+    committed: Pointer,
+    measured: MeasuredBatch | None = None,
+) -> SnapshotNews | None:
     """Tell the state server about a commit; start a server if none answers.
 
     Returns
     -------
-    bool
-        Whether a server received it.
+    SnapshotNews or None
+        What a server that received it answers; None if none did.
     """
     client = client_of(opened.executor_directory)
-    message = announcement(operator, opened, accepted, committed)
+    message = announcement(operator, opened, accepted, committed, measured)
     if client.has_just_timed_out:
-        return False
+        return None
     try:
-        client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS)
+        return SnapshotNews.read(client.call("committed", message.encode(), ANNOUNCE_TIMEOUT_SECONDS))
     except HoldfastError as exc:
         _log.info("%s", exc)
         _start_server(client)
-        return False
-    return True
+        return None
 
 
 def snapshot_now(operator: Operator, opened: ShardStore, accepted: Pointer) -> None:
@@ -82,10 +97,15 @@ def _start_server(client: StateClient) -> None:
         _log.warning("no state server can be started; will retry later: %s", exc)
 
 
-def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> None:
+def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: View | None) -> Lineage | None:
     """Wait for a snapshot of the accepted version if its chain of commits is too long.
 
     This keeps restores fast, and shows early that storage rejects snapshots.
+
+    Returns
+    -------
+    Lineage or None
+        What that version is made of; None without durable storage.
 
     Raises
     ------
@@ -93,12 +113,12 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
         The chain is far too long, and the snapshot failed.
     """
     if opened.log is None or view is None:
-        return
+        return None
     lineage = Lineage.of(view.properties)
     if opened.policy.is_overdue(lineage):  # notes can only shorten the chain: read them only if it looks too long
         lineage = opened.log.snapshots.notes.apply_to(lineage)
     if not opened.policy.is_overdue(lineage):
-        return
+        return lineage
     _log.warning("%s waits for a snapshot: %d commits since the last one", opened.prefix, len(lineage.commits))
     try:
         snapshot_now(operator, opened, pointer)
@@ -110,3 +130,4 @@ def bound_chain(operator: Operator, opened: ShardStore, pointer: Pointer, view: 
                 shard=opened.prefix,
             ) from exc
         _log.warning("%s continues without a snapshot: %s", opened.prefix, exc)
+    return lineage

@@ -13,21 +13,33 @@ Spark commits the pointer together with the micro-batch, so what a rejected atte
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
+from holdfast import clock
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, SchemaMismatchError
-from holdfast.spark_integration.client.messages import ServerLostError
+from holdfast.backends.schema import TableSchema
+from holdfast.errors import CorruptionError, HoldfastError, SchemaMismatchError
+from holdfast.mvcc.measures import Changes, Measures
+from holdfast.snapshotter.lineage import Lineage
+from holdfast.spark_integration.client.measures import CallMeasures
+from holdfast.spark_integration.client.messages import MeasuredBatch, ServerLostError
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.shard import claiming, task_storage
 from holdfast.spark_integration.shard.announcing import announce, bound_chain
 from holdfast.spark_integration.shard.group import ShardGroup
-from holdfast.spark_integration.shard.operator import INITIAL_VERSION, BatchTimes, Operator, ShardInput
+from holdfast.spark_integration.shard.operator import (
+    INITIAL_VERSION,
+    TIMERS_TABLE,
+    BatchTimes,
+    CallCounts,
+    Operator,
+    ShardInput,
+)
 from holdfast.spark_integration.shard.operator_directory import require_restored
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
@@ -122,10 +134,18 @@ def call_shard(
     yield from first
     for further in frames:
         yield from further
-    opened, row = attempt.ended()
+    opened, row, measures = attempt.ended()
     group.remember(row)
     if row.pointer is not None:
-        announce(operator, opened, accepted=_accepted(remembered), committed=row.pointer)
+        # Initial state comes in the same micro-batch as the first rows, and is none of its own.
+        is_batch = row.pointer.version != INITIAL_VERSION
+        measured = MeasuredBatch(batch.batch_id, batch_ms, measures.named()) if is_batch else None
+        news = announce(operator, opened, accepted=_accepted(remembered), committed=row.pointer, measured=measured)
+        if news is None:
+            measures = replace(measures, unanswered=1)
+        else:
+            measures = measures.with_news(news.age_ms, news.stored_bytes, news.failures)
+    yield from output.send_measures(measures)
 
 
 def _accepted(remembered: PointerRow | None) -> Pointer | None:
@@ -144,10 +164,11 @@ class _Attempt:
         self._batch = batch
         self._streaming = streaming
         self._remembered = remembered
-        self._ended: tuple[ShardStore, PointerRow] | None = None
+        self._ended: tuple[ShardStore, PointerRow, CallMeasures] | None = None
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the operator's output, and commit."""
+        watch = _Watch()
         pointer, batch_id = self._remembered.pointer if self._remembered else None, self._streaming.batch_id
         opened = open_shard(self._operator, self._batch.shard, self._streaming, self._remembered)
         freeze_modules()
@@ -157,8 +178,9 @@ class _Attempt:
         version = version if batch_id is None else batch_id + self._operator.first_version
         with opened.begin(pointer, version) as transaction:
             if pointer is not None:
-                bound_chain(self._operator, opened, pointer, transaction.view)
-            batch = self._batch if opened.tables.is_continuous else self._batch.after_unknown_calls()
+                watch.lineage = bound_chain(self._operator, opened, pointer, transaction.view)
+            batch = replace(self._batch, counts=CallCounts())
+            batch = batch if opened.tables.is_continuous else batch.after_unknown_calls()
             earliest_timer_ms = yield from self._operator.function.run(batch, transaction)
             opened.declare()
             committed = transaction.commit()
@@ -172,10 +194,10 @@ class _Attempt:
             earliest_timer_ms=earliest_timer_ms,
             batch_ms=self._batch.times.processing_ms,
         )
-        self._ended = opened, row
+        self._ended = opened, row, watch.ended(batch, transaction.measures, opened, committed)
 
-    def ended(self) -> tuple[ShardStore, PointerRow]:
-        """Return the store and what to remember of it, once `run` has ended."""
+    def ended(self) -> tuple[ShardStore, PointerRow, CallMeasures]:
+        """Return the store, what to remember of it and what the call has measured, once `run` has ended."""
         assert self._ended is not None
         return self._ended
 
@@ -250,3 +272,72 @@ def _held_back(batches: Iterator[pa.RecordBatch], output: Output) -> Iterator[li
             yield list(output.send_at_once(held))
             held, held_bytes = [], 0
     yield list(output.send(held))
+
+
+@dataclass
+class _Watch:
+    """Measures one attempt at a call, and never fails it: what cannot be known is left out.
+
+    Attributes
+    ----------
+    lineage : Lineage or None
+        Of the version that the call reads; None where there is none, or no durable storage.
+    """
+
+    lineage: Lineage | None = None
+    monotonic_ns: Callable[[], int] = clock.monotonic_ns
+    _started_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started_ns = self.monotonic_ns()
+
+    def ended(
+        self, batch: ShardInput, measures: Measures, opened: ShardStore, committed: Pointer | None
+    ) -> CallMeasures:
+        """Return what the call has measured, once it has committed."""
+        call_ns = self.monotonic_ns() - self._started_ns
+        tables = {name for name, schema in opened.tables.held.items() if _holds_state(schema)}
+        changes = sum((of for table, of in measures.changes.items() if table in tables), Changes())
+        rows, size_bytes = _local_size(opened, tables)
+        return CallMeasures(
+            shard=batch.shard,
+            rows=batch.rows.num_rows,
+            keys=batch.counts.keys,
+            keys_new=changes.new,
+            keys_removed=changes.removed,
+            state_rows_put=changes.put,
+            state_rows_deleted=changes.deleted,
+            timers_due=batch.counts.timers_due,
+            call_us=call_ns // 1_000,
+            look_up_us=measures.look_up_ns // 1_000,
+            commit_us=measures.commit_ns // 1_000,
+            commit_bytes=measures.commit_bytes,
+            stored_bytes=measures.stored_bytes,
+            state_rows=rows,
+            state_bytes=size_bytes,
+            snapshot_lag_versions=self._lag_versions(opened, committed),
+        )
+
+    def _lag_versions(self, opened: ShardStore, committed: Pointer | None) -> int | None:
+        if opened.log is None or committed is None:
+            return None
+        snapshot = None if self.lineage is None else self.lineage.snapshot
+        return committed.version - (0 if snapshot is None else snapshot.version)
+
+
+def _holds_state(schema: TableSchema) -> bool:
+    """Tell whether a table is the user's state; those of timers and times are not, and only they have unsigned values.
+
+    See `holdfast.spark_integration.tables.timers`.
+    """
+    return schema.name != TIMERS_TABLE and pa.uint64() not in schema.value.types
+
+
+def _local_size(opened: ShardStore, tables: set[str]) -> tuple[int | None, int | None]:
+    """Return the rows of the newest version in some tables, and the bytes that the shard occupies."""
+    try:
+        found = opened.backend.statistics()
+    except HoldfastError as exc:
+        _log.info("the size of %s is not known: %s", opened.prefix, exc)
+        return None, None
+    return sum(rows for table, rows in found.rows.items() if table in tables), found.local_bytes

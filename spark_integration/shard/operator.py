@@ -9,7 +9,7 @@ durability are the same for all of them: `holdfast.spark_integration.shard.call`
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -25,6 +25,8 @@ from holdfast.spark_integration.transport.transport import HASH
 INITIAL_VERSION = 0
 #: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"
+#: The table of keys' timers, which is not the user's state.
+TIMERS_TABLE = "timers"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,22 @@ class BatchTimes:
     previous_ms: int | None
 
 
+@dataclass
+class CallCounts:
+    """What a function counts while it runs, for the metrics.
+
+    Attributes
+    ----------
+    keys : int
+        Keys that the user's function was called for.
+    timers_due : int
+        Timers that have fired.
+    """
+
+    keys: int = 0
+    timers_due: int = 0
+
+
 @dataclass(frozen=True)
 class ShardInput:
     """One shard's part of a micro-batch.
@@ -67,6 +85,8 @@ class ShardInput:
     hashes : pyarrow.Array of int64, shape (n,)
         Spark's ``xxhash64`` of each row's key.
     times : BatchTimes
+    counts : CallCounts
+        For the function to add to.
     """
 
     operator: str
@@ -76,6 +96,7 @@ class ShardInput:
     shown_keys: pa.Table
     hashes: pa.Array
     times: BatchTimes
+    counts: CallCounts = field(default_factory=CallCounts)
 
     def after_unknown_calls(self) -> ShardInput:
         """Return the same, without what the shard's previous call has done."""

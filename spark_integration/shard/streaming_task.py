@@ -29,7 +29,8 @@ from pyspark import TaskContext
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID
 from holdfast.spark_integration.spark_versions import state_partitions
 
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+#: Local properties that Spark sets: the id of the query, the number of the micro-batch.
+QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 _EXECUTION, _TAGS = "spark.sql.execution.root.id", "spark.job.tags"
 _SESSION_TAG = re.compile(r"spark-session-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-execution-root-id-(\d+)")
 
@@ -78,7 +79,7 @@ class StreamingTask:
         def tell(name: str) -> str:
             return (context.getLocalProperty(name) if context else None) or ""
 
-        query_id = tell(_QUERY) if QUERY_ID.fullmatch(tell(_QUERY)) else None
+        query_id = tell(QUERY_PROPERTY) if QUERY_ID.fullmatch(tell(QUERY_PROPERTY)) else None
         partitions = state_partitions(tell, in_sparks_thread=query_id is not None)
         run_id = _run_id(tell) if query_id or partitions else None
         return cls(
@@ -86,7 +87,7 @@ class StreamingTask:
             query_id=pinned_query_id or query_id or run_id or f"{definition_id}-{batch_ms}",
             run_id=run_id or definition_id,
             is_run_known=run_id is not None,
-            batch_id=_number(tell(_BATCH)) if query_id else None,
+            batch_id=_number(tell(BATCH_PROPERTY)) if query_id else None,
             partitions=partitions,
             spark_id=query_id,
         )

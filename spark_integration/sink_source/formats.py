@@ -8,7 +8,9 @@ from pyspark.errors import AnalysisException
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sink_source.source import SinkSource
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.spark_integration.state_source.reading import register as register_state
 
@@ -81,8 +83,6 @@ class ParquetSource(_Source):
 
     def sink(self) -> TwoPhaseSink:
         """Return the sink that the options describe."""
-        from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
-
         return ParquetSink(self._required("name"), self._required("path"), self.options.get("compression", "zstd"))
 
 
@@ -98,8 +98,6 @@ class DeltaSource(_Source):
 
     def sink(self) -> TwoPhaseSink:
         """Return the sink that the options describe."""
-        with needs_extra("delta"):
-            from holdfast.spark_integration.sinks.delta.sink import DeltaSink
         keys, partitions = self._names("keys") or None, self._names("partitionBy")
         return DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from holdfast.backends.registry import backend_names
@@ -93,13 +94,15 @@ class SourceOptions:
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
         """Return the storage of decisions, to be closed, and how many are kept."""
-        settings = Settings.parse(self.settings, backend_names())
-        return decisions_storage(settings, self.settings), settings.retained_versions
+        return decisions_storage(self._parsed, self.settings), self._parsed.retained_versions
 
     def open_location(self) -> ObjectStorage:
         """Return the storage of Spark's checkpoint location, to be closed."""
-        settings = Settings.parse(self.settings, backend_names())
-        return open_storage(self.location, parse_storage_options(settings.storage_values(self.settings)))
+        return open_storage(self.location, parse_storage_options(self._parsed.storage_values(self.settings)))
+
+    @cached_property
+    def _parsed(self) -> Settings:
+        return Settings.parse(self.settings, backend_names())
 
 
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:

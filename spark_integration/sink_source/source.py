@@ -16,7 +16,6 @@ a start of the coordinator, with what that costs; `exactly_once` keeps one over 
 
 from __future__ import annotations
 
-import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +27,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
-from holdfast import clock
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.shard.streaming_task import BATCH_PROPERTY
 from holdfast.spark_integration.sink_source.options import SourceOptions
-from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, TwoPhaseSink
-from holdfast.spark_integration.sinks.writing import task_options, write_rows
+from holdfast.spark_integration.sinks.coordinator import Coordinator
+from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.writing import prepared_of, write_attempt
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import require_arrow_streams, stream_arrow_writer
@@ -41,7 +40,6 @@ from holdfast.spark_integration.spark_versions import require_arrow_streams, str
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_BATCH = "streaming.sql.batchId"
 #: A sink may not know all options of the client behind it.
 _SECRET_NAME = re.compile(
     r"(?i)(secret|password|passphrase|token|credential|(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
@@ -142,7 +140,7 @@ class StreamWriter(_SparksWriter):
         context = TaskContext.get()
         assert context is not None
         assert self._query is not None
-        batch_id, partition = int(context.getLocalProperty(_BATCH) or -1), context.partitionId()
+        batch_id, partition = int(context.getLocalProperty(BATCH_PROPERTY) or -1), context.partitionId()
         if batch_id != self._batch_id:
             raise InvalidArgumentError(
                 "the option checkpointLocation names another query's location", planned=self._batch_id, batch=batch_id
@@ -151,19 +149,16 @@ class StreamWriter(_SparksWriter):
             for _ in iterator:  # the operators before it must have seen all rows
                 pass
             return Written(partition, 0, "")
-        set_here = task_options(self._query.sink, self._option_names)
-        query = replace(self._query, options={**self._query.options, **set_here})
-        attempt = SinkAttempt(query, batch_id, partition, clock.new_id() + clock.new_id())
-        return Written(partition, *write_rows(self._sink, attempt, self._schema, iterator))
+        written = write_attempt(self._sink, self._query, self._option_names, batch_id, self._schema, iterator)
+        return Written(partition, *written)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Decide the micro-batch and make it visible; on the driver."""
-        parts = sorted((m for m in messages if isinstance(m, Written) and m.handle), key=lambda part: part.partition)
         with self._coordinator() as (coordinator, _, _):
             coordinator.resume()
             if not coordinator.is_decided(batchId):
-                handles = tuple(json.loads(part.handle) for part in parts)
-                coordinator.finish(batchId, Prepared(handles, sum(part.rows for part in parts), repeated=False))
+                parts = [message for message in messages if isinstance(message, Written)]
+                coordinator.finish(batchId, prepared_of(parts, repeated=False))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Give up what was prepared of a micro-batch that failed; on the driver."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, StateLostError, UnavailableError
-from holdfast.snapshotter.decisions import FOLDER, QUERY_ID, SINK, Decision, Decisions
+from holdfast.snapshotter.decisions import FOLDER, QUERY_ID, Decision, Decisions, checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
 
@@ -50,11 +50,14 @@ class Prepared:
     rows : int
     repeated : bool
         Whether other attempts may have prepared the same: some task was not the first, or had a twin.
+    unused : tuple of Handle
+        Spare handles that no attempt was given, or has begun with.
     """
 
     handles: tuple[Handle, ...]
     rows: int
     repeated: bool = False
+    unused: tuple[Handle, ...] = ()
 
 
 class Coordinator:
@@ -75,10 +78,7 @@ class Coordinator:
     """
 
     def __init__(self, sink: TwoPhaseSink, query: SinkQuery, storage: ObjectStorage, retained: int) -> None:
-        if not SINK.fullmatch(query.sink):
-            raise InvalidArgumentError(
-                "a sink's name has letters, digits, _ and -, and begins with a letter or digit", sink=query.sink
-            )
+        checked_sink(query.sink)
         if not QUERY_ID.fullmatch(query.query_id):
             raise InvalidArgumentError("Spark gave no id of the query", query=query.query_id)
         if query.replaces is not None and not QUERY_ID.fullmatch(query.replaces):

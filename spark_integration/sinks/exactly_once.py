@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
-from holdfast.snapshotter.decisions import SINK
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_options
+from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
-from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery, TwoPhaseSink
-from holdfast.spark_integration.sinks.writing import WriteTask, is_classic, write_frame
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
+from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
 from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,11 +70,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     """
     if not isinstance(sink, TwoPhaseSink):
         raise InvalidArgumentError("give one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
-    if not SINK.fullmatch(str(getattr(sink, "name", ""))):
-        raise InvalidArgumentError(
-            "a sink has a name of letters, digits, _ and -, which begins with a letter or digit",
-            sink=getattr(sink, "name", None),
-        )
+    checked_sink(getattr(sink, "name", None))
     if query_name is not None and not _NAME.fullmatch(query_name):
         raise InvalidArgumentError("query_name has letters, digits and -, at most 59", query_name=query_name)
     return ExactlyOnce(sink, replaces, query_name)
@@ -110,8 +108,7 @@ class ExactlyOnce:
     def _query_id(self, session: SparkSession) -> str:
         if self._query_name is not None:
             return f"name-{self._query_name}"
-        context = getattr(session, "sparkContext", None) if is_classic(session) else None
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
         if not query_id:
             raise InvalidArgumentError(
                 "nothing tells which query this micro-batch is of: call the function in the thread in which Spark "
@@ -139,6 +136,9 @@ class _Run:
         self._schema = arrow_schema(frame.schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
         self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
         self.next_batch_id: int | None = None
+        # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
+        self._decided: tuple[Handle, ...] = ()
+        self._spares: tuple[Handle, ...] = ()
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         if self.next_batch_id is None:
@@ -147,12 +147,17 @@ class _Run:
             frame.write.format("noop").mode("overwrite").save()
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
-            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema)
+            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema, self._spares)
             try:
-                self._coordinator.finish(batch_id, write_frame(frame, task, has_twins=self._has_twins))
+                prepared = write_frame(frame, task, has_twins=self._has_twins)
+                self._coordinator.finish(batch_id, prepared)
             except BaseException:
                 self._coordinator.give_up()
                 raise
+            self._spares = prepared.unused
+            if prepared.handles:
+                self._spares += self._decided
+                self._decided = prepared.handles
         self.next_batch_id = batch_id + 1
 
     def close(self) -> None:

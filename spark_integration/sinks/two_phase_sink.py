@@ -74,12 +74,16 @@ class SinkAttempt:
         From 0; each partition with rows is one transaction.
     attempt_id : str
         Unique among all attempts, of all runs: 32 hexadecimal digits.
+    spare : Handle or None
+        What this run has committed, and will not commit again: the attempt may take over its name, in a target that
+        remembers names for long. No other attempt ever is given it. Often there is none.
     """
 
     query: SinkQuery
     batch_id: int
     partition: int
     attempt_id: str
+    spare: Handle | None = None
 
 
 class SinkTransaction(ABC):

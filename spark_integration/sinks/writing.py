@@ -11,10 +11,10 @@ Credentials do not travel with the task: a worker reads the sink's options from 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,10 +23,17 @@ from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import SINK_PREFIX
 from holdfast.spark_integration.sinks.coordinator import Prepared
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction, TwoPhaseSink
+from holdfast.spark_integration.sinks.two_phase_sink import (
+    Handle,
+    SinkAttempt,
+    SinkQuery,
+    SinkTransaction,
+    TwoPhaseSink,
+)
+from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _RETURNED = "partition int, stage int, repeated boolean, rows long, handle string"
 _RETURNED_ARROW = pa.schema(
@@ -52,6 +59,8 @@ class WriteTask:
     option_names : frozenset of str
     batch_id : int
     schema : pyarrow.Schema
+    spares : sequence of Handle
+        One for the first attempt at each partition, as far as they reach: `SinkAttempt`.
     """
 
     sink: TwoPhaseSink
@@ -59,19 +68,47 @@ class WriteTask:
     option_names: frozenset[str]
     batch_id: int
     schema: pa.Schema
+    spares: Sequence[Handle] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row if there were any."""
+        """Yield one row if there were any rows, or if there was a spare handle for them."""
         context = TaskContext.get()
         assert context is not None
-        partition = context.partitionId()
-        query = replace(self.query, options=task_options(self.query.sink, self.option_names))
-        attempt = SinkAttempt(query, self.batch_id, partition, clock.new_id() + clock.new_id())
-        rows, handle = write_rows(self.sink, attempt, self.schema, batches)
-        if rows:
-            repeated, stage = is_repeated(context), context.stageId()
+        partition, stage, repeated = context.partitionId(), context.stageId(), is_repeated(context)
+        has_spare = partition < len(self.spares)
+        spare = self.spares[partition] if has_spare and not repeated else None
+        rows, handle = write_attempt(
+            self.sink, self.query, self.option_names, self.batch_id, self.schema, batches, spare=spare
+        )
+        if rows or has_spare:
             row = {"partition": partition, "stage": stage, "repeated": repeated, "rows": rows, "handle": handle}
             yield pa.RecordBatch.from_pylist([row], _RETURNED_ARROW)
+
+
+def write_attempt(
+    sink: TwoPhaseSink,
+    query: SinkQuery,
+    option_names: Collection[str],
+    batch_id: int,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    spare: Handle | None = None,
+) -> tuple[int, str]:
+    """Write and prepare what the running task has, as an attempt of its own; returns what `write_rows` does.
+
+    Parameters
+    ----------
+    query : SinkQuery
+        Options that this task's session has set go before its own.
+    option_names : collection of str
+        Of the options that the session may have set.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    query = replace(query, options={**query.options, **task_options(query.sink, option_names)})
+    attempt = SinkAttempt(query, batch_id, context.partitionId(), clock.new_id() + clock.new_id(), spare)
+    return write_rows(sink, attempt, schema, batches)
 
 
 def write_rows(
@@ -134,13 +171,19 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
     has_twins : bool
         Whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
+    session = frame.sparkSession
+    if not is_classic(session):
+        # Nothing tells there that a stage was begun again, so that a spare handle might be given out twice.
+        task = replace(task, spares=())
     rows = frame.mapInArrow(task, _RETURNED).collect()
-    return collected(rows, has_twins=has_twins or _began_twice(frame.sparkSession, {row.stage for row in rows}))
-
-
-def is_classic(session: SparkSession) -> bool:
-    """Tell whether a session is in the driver's process: not over Spark Connect."""
-    return not type(session).__module__.startswith("pyspark.sql.connect")
+    began_twice = _began_twice(session, {row.stage for row in rows})
+    if began_twice and task.spares:
+        # So they may have been: what one attempt has prepared, another might still end. All is written anew.
+        rows = frame.mapInArrow(replace(task, spares=()), _RETURNED).collect()
+        return prepared_of(rows, repeated=True)
+    found = prepared_of(rows, repeated=has_twins or began_twice or any(row.repeated for row in rows))
+    taken = {row.partition for row in rows if row.rows or row.repeated}
+    return replace(found, unused=tuple(spare for i, spare in enumerate(task.spares) if i not in taken))
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
@@ -155,11 +198,15 @@ def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
     return any(stage is None or stage.currentAttemptId > 0 for stage in found)
 
 
-def collected(rows: Iterable[Row], *, has_twins: bool) -> Prepared:
-    """Return what tasks prepared, by partition."""
-    found = sorted(rows, key=lambda row: int(row.partition))
-    return Prepared(
-        tuple(json.loads(row.handle) for row in found),
-        sum(row.rows for row in found),
-        repeated=has_twins or any(row.repeated for row in found),
-    )
+class Part(Protocol):
+    """What one task has prepared; `handle` is JSON, and empty if there were no rows."""
+
+    partition: int
+    rows: int
+    handle: str
+
+
+def prepared_of(parts: Iterable[Part], *, repeated: bool) -> Prepared:
+    """Return what tasks prepared, by partition; `repeated` is `Prepared`'s."""
+    found = sorted((part for part in parts if part.handle), key=lambda part: part.partition)
+    return Prepared(tuple(json.loads(part.handle) for part in found), sum(part.rows for part in found), repeated)

@@ -17,11 +17,11 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import BatchTimes
+from holdfast.spark_integration.shard.operator import TIMERS_TABLE, BatchTimes
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
 
-TIMERS, TIMERS_BY_DUE = "timers", "timers_by_due"
+TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
 #: The column of `timers` that says when one is due, by clock.
 DUE: Mapping[TimeoutConf, str] = {"EventTimeTimeout": "due_ms", "ProcessingTimeTimeout": "due_processing_ms"}
 #: No timer, in arrays of due times; times that can be set are not negative.

@@ -3,6 +3,8 @@
 * `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks. Best for large output.
 * `RowsOutput`: pandas frames, which Spark converts: no extra stage, about 0.3 µs a row.
 * `NanOutput`: the same for small tables of vectorised functions, whose NaN and text Spark's conversion would alter.
+
+`holdfast.spark_integration.transport.observed` wraps any of them to send measures beside the output.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, BooleanType, DoubleType, FloatType, StringType, StructField, StructType
 
 from holdfast.settings import Transport as TransportName
+from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.spark_types import require_utf8
 from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
@@ -40,12 +43,16 @@ class Output(Protocol):
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         """Do the same for large output, in frames that Spark's worker passes on instead of gathering them."""
 
+    def send_measures(self, measures: CallMeasures) -> Iterator[pd.DataFrame]:
+        """Yield what a shard's call has measured, where the output carries it; comes last."""
+        return iter(())
+
     def receive(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the output, given what the shards' calls return; runs on the driver."""
 
 
 @dataclass(frozen=True)
-class RowsOutput:
+class RowsOutput(Output):
     """Rows as Spark converts them.
 
     Attributes
@@ -92,7 +99,7 @@ def _to_series(name: str, column: pa.Array) -> pd.Series[Any]:
 
 
 @dataclass(frozen=True)
-class NanOutput:
+class NanOutput(Output):
     """Rows as Spark converts them, except for what its worker alters: NaN, of which it makes null, and text.
 
     ::
@@ -148,7 +155,7 @@ class NanOutput:
 
 
 @dataclass(frozen=True)
-class PackedOutput:
+class PackedOutput(Output):
     """Rows as Arrow blobs.
 
     Attributes

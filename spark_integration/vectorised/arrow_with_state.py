@@ -104,6 +104,8 @@ class ArrowWithState:
         if due is not None:
             keys, groups, due_ms = with_due(keys, groups, due)
             shown = pa.Table.from_batches([keys.columns]).cast(self.key_types)
+        batch.counts.keys += len(keys)
+        batch.counts.timers_due += 0 if due is None else len(due)
         if len(keys):  # none if Spark calls the shard to evict what has expired
             returned = self.function(
                 ShardBatch(

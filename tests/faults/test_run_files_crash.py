@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from holdfast import clock
-from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run_files import backend as run_files
 from holdfast.backends.run_files.backend import RunFilesBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.run_files.version_file import VERSION
+from holdfast.backends.stored_file import writing
 from holdfast.mvcc import VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES, contents, counts, keys_of, users, values_of
 from tests.faults.elsewhere import finish, run_elsewhere
@@ -84,7 +84,7 @@ def die_at(operation: int) -> None:
         return wrapper
 
     os.fsync = counted(os.fsync)
-    stored_file._DigestingSink.write = counted(stored_file._DigestingSink.write)  # type: ignore[method-assign]
+    writing._DigestingSink.write = counted(writing._DigestingSink.write)  # type: ignore[method-assign]
     sys.addaudithook(count)
 
 

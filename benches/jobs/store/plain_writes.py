@@ -65,17 +65,11 @@ class PlainCopy:
     def __call__(self, batches: Rows) -> Iterator[pa.RecordBatch]:
         from psycopg import sql
 
-        from holdfast.spark_integration.sinks.postgres.encoding import encoded
-
-        count, connection = 0, _connection(self.dsn)
+        connection = _connection(self.dsn)
         names = sql.SQL(", ").join(map(sql.Identifier, ("key", "n", "total", "page")))
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(self.table), names)
         with connection.transaction(), connection.cursor().copy(statement) as copy:
-            for batch in batches:
-                count += batch.num_rows
-                for text in encoded(batch, frozenset()):
-                    copy.write(text)
-        return _written(count)
+            return _written(_copied(copy, batches))
 
 
 @dataclass(frozen=True)
@@ -88,18 +82,13 @@ class PlainUpsert:
     def __call__(self, batches: Rows) -> Iterator[pa.RecordBatch]:
         from psycopg import sql
 
-        from holdfast.spark_integration.sinks.postgres.encoding import encoded
-
-        count, connection, table = 0, _connection(self.dsn), sql.Identifier(self.table)
+        connection, table = _connection(self.dsn), sql.Identifier(self.table)
         with connection.transaction():
             connection.execute(
                 sql.SQL("CREATE TEMPORARY TABLE given (LIKE {}) ON COMMIT DROP").format(table),
             )
             with connection.cursor().copy("COPY given (key, n, total, page) FROM STDIN") as copy:
-                for batch in batches:
-                    count += batch.num_rows
-                    for text in encoded(batch, frozenset()):
-                        copy.write(text)
+                count = _copied(copy, batches)
             connection.execute(
                 sql.SQL(
                     "INSERT INTO {} SELECT * FROM given ON CONFLICT (key) DO UPDATE "
@@ -107,6 +96,18 @@ class PlainUpsert:
                 ).format(table)
             )
         return _written(count)
+
+
+def _copied(copy: psycopg.Copy, batches: Rows) -> int:
+    """Send rows as the sink does, and return how many they were."""
+    from holdfast.spark_integration.sinks.postgres.encoding import encoded
+
+    count = 0
+    for batch in batches:
+        count += batch.num_rows
+        for text in encoded(batch, frozenset()):
+            copy.write(text)
+    return count
 
 
 @dataclass(frozen=True)

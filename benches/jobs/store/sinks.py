@@ -27,11 +27,11 @@ from holdfast.benches.jobs.store import plain_writes
 from holdfast.benches.jobs.store.savepoints import rows_of, session
 from holdfast.benches.jobs.store.snapshots import timed_ms
 from holdfast.settings import PREFIX
+from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_QUERY_ID = "sql.streaming.queryId"
 _MESSAGES = "key", "to_json(struct(n, total, page)) as value"
 
 
@@ -110,7 +110,7 @@ def _sink(sink: sinks.TwoPhaseSink, number: int, *columns: str) -> Way:
 
     def way(frame: DataFrame, batch_id: int) -> None:
         # What Spark tells the function inside a query.
-        frame.sparkSession.sparkContext.setLocalProperty(_QUERY_ID, f"00000000-0000-4000-8000-{number:012d}")
+        frame.sparkSession.sparkContext.setLocalProperty(QUERY_PROPERTY, f"00000000-0000-4000-8000-{number:012d}")
         write(frame.selectExpr(*columns) if columns else frame, batch_id)
 
     return way

@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
 from holdfast.spark_integration.sinks.delta.partitions import check_partitions, described
-from holdfast.spark_integration.sinks.files.attempts import Attempts, ended, files_of, missing_files
+from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.sinks.files.attempts import Attempts, files_of
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns
-from holdfast.spark_integration.sinks.files.places import checked_name, checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.two_phase_sink import (
     Handle,
@@ -83,7 +85,7 @@ class DeltaSink(TwoPhaseSink):
     )
 
     def __post_init__(self) -> None:
-        checked_name(self.name)
+        checked_sink(self.name)
         object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
         for name in ("keys", "partition_by"):
             value = getattr(self, name)
@@ -121,8 +123,7 @@ class DeltaSink(TwoPhaseSink):
         storage = storage_of(self.url, query.options)
         attempts = self._attempts(storage, query)
         files = files_of(handles, batch_id)
-        gone = ended(handles, attempts.noted()) or missing_files(storage, attempts, files)
-        if gone:
+        if gone := attempts.gone(handles, files):
             raise UnavailableError(
                 "files are gone that were just written", batch=batch_id, table=self.url, gone=", ".join(gone[:3])
             )
@@ -141,8 +142,7 @@ class DeltaSink(TwoPhaseSink):
         except NotFoundError as exc:
             raise StateLostError("the Delta table is gone", table=self.url, batch=batch_id) from exc
         if not is_there:
-            gone = ended(handles, attempts.noted()) or missing_files(storage, attempts, files)
-            if gone:
+            if gone := attempts.gone(handles, files):
                 raise StateLostError(
                     "files of a decided micro-batch are gone: its rows cannot be shown any more",
                     batch=batch_id,
@@ -170,10 +170,6 @@ class DeltaSink(TwoPhaseSink):
         return Attempts(storage, self.name, query.query_id, lambda name: folder + name)
 
     def _table(self, query: SinkQuery) -> TableCommits:
-        try:
+        with needs_extra("delta"):
             from holdfast.spark_integration.sinks.delta.commits import TableCommits
-        except ModuleNotFoundError as exc:
-            raise InvalidArgumentError(
-                "the Delta sink needs the package deltalake on the driver: pip install 'holdfast[delta]'"
-            ) from exc
         return TableCommits(self.url, query, self.keys or (), self.partition_by)

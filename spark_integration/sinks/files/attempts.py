@@ -180,6 +180,21 @@ class Attempts:
         """Return for each attempt the ends of its notes' names: numbers, and ``aborted``."""
         return noted(info.key for info in self._storage.list(f"{self.folder}attempts/"))
 
+    def gone(
+        self, handles: Sequence[Handle], files: Sequence[DataFile], there: Mapping[str, set[str]] | None = None
+    ) -> list[str]:
+        """Return what is no longer as it was prepared: attempts that somebody has ended; else files that are not there.
+
+        Parameters
+        ----------
+        handles : sequence of Handle
+        files : sequence of DataFile
+            Of these handles: `files_of`.
+        there : mapping, optional
+            What `noted` says, if that is known; else it is asked for.
+        """
+        return _ended(handles, self.noted() if there is None else there) or self._missing(files)
+
     def left(self) -> list[Handle]:
         """Return handles of all attempts that have notes."""
         handles: list[Handle] = []
@@ -209,6 +224,11 @@ class Attempts:
             for number in range(fields.number("notes", limit=1_000_000))
         ]
         self._storage.delete(keys)
+
+    def _missing(self, files: Sequence[DataFile]) -> list[str]:
+        """Return the names of files that are not there, or not as large as they were."""
+        sizes = sizes_of(self._storage, (self.key_of(file.name) for file in files))
+        return [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
 
     def _read(self, attempt: str, number: int) -> list[DataFile]:
         """Return the files of a note; none if it is gone."""
@@ -240,7 +260,7 @@ def noted(keys: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def ended(handles: Iterable[Handle], there: Mapping[str, set[str]]) -> list[str]:
+def _ended(handles: Iterable[Handle], there: Mapping[str, set[str]]) -> list[str]:
     """Return the attempts that are not prepared any more, of the notes that are there."""
     gone = []
     for fields in map(_fields, handles):
@@ -248,9 +268,3 @@ def ended(handles: Iterable[Handle], there: Mapping[str, set[str]]) -> list[str]
         if there.get(attempt) != {str(number) for number in range(fields.number("notes", limit=1_000_000))}:
             gone.append(attempt)
     return gone
-
-
-def missing_files(storage: ObjectStorage, attempts: Attempts, files: Sequence[DataFile]) -> list[str]:
-    """Return the names of files that are not there, or not as large as they were."""
-    sizes = sizes_of(storage, (attempts.key_of(file.name) for file in files))
-    return [file.name for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]

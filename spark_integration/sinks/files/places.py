@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
@@ -14,24 +13,8 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.executor.per_process import kept_per_process
 from holdfast.spark_integration.shard.task_storage import io_executor
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 #: Options of the `deltalake` package alone begin so.
 DELTA_PREFIX = "delta."
-
-
-def checked_name(name: str) -> str:
-    """Return a sink's name if it is one that every storage can hold.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is not.
-    """
-    if not _NAME.fullmatch(name):
-        raise InvalidArgumentError(
-            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100", sink=name
-        )
-    return name
 
 
 def checked_url(url: str | os.PathLike[str]) -> str:

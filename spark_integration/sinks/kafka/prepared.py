@@ -1,10 +1,12 @@
 """The driver's side: transactions that workers left open, by what their coordinators say of them.
 
-A transactional id belongs to one attempt, so its epoch is 0 until somebody fences it, and a handle is:
+Who takes up a transactional id moves its epoch, or is given a new producer id. So an id with these two numbers belongs
+to one attempt, and such a handle is:
 
-    Ongoing, same epoch                 prepared
+    Ongoing                             prepared
     PrepareCommit, CompleteCommit       committed
     anything else, or not found         ended otherwise: aborted by us, by its time limit, or forgotten
+    the id with other numbers           the same, or committed long ago and taken up since
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle
 ONGOING = "Ongoing"
 _EMPTY = "Empty"
 _COMMITTED = ("PrepareCommit", "CompleteCommit")
+#: No attempt has it, as users may set no less than a second: it marks ids that were fenced.
+_FENCED_TIMEOUT_MS = 999
 # So many ids of 250 characters are a request of 250 KB.
 _IDS_PER_REQUEST = 1000
 _RIGHT = "write transactional ids that begin with holdfast.<name of the sink>."
@@ -66,6 +70,12 @@ def describe(cluster: Cluster, ids: Sequence[str]) -> dict[str, Transaction]:
     return {name: one for name, one in found.items() if not one.code}
 
 
+def is_spare(cluster: Cluster, one: Prepared) -> bool:
+    """Tell whether an id is as its commit has left it, so that another attempt may take it up."""
+    known = describe(cluster, [one.transactional_id]).get(one.transactional_id)
+    return one.is_committed(known) and known is not None and known.state == _COMMITTED[1]
+
+
 def commit(cluster: Cluster, one: Prepared) -> bool:
     """Commit; False if the transaction has ended otherwise."""
     request = requests.end_txn(*one, commit=True)
@@ -92,7 +102,7 @@ def wait_until_visible(cluster: Cluster, committed: Sequence[Prepared]) -> None:
 
 def fence(cluster: Cluster, transactional_id: str) -> None:
     """Abort what a transactional id has open, and let its producer never write again."""
-    request = requests.init_producer_id(transactional_id)
+    request = requests.init_producer_id(transactional_id, _FENCED_TIMEOUT_MS)
     code = cluster.ask_coordinator(transactional_id, request, lambda answer: answer)
     if code:
         raise refused(code, _RIGHT)
@@ -101,9 +111,9 @@ def fence(cluster: Cluster, transactional_id: str) -> None:
 def left_open(cluster: Cluster, prefix: str) -> list[Prepared]:
     """Return the open transactions of ids that begin so; producers that have not begun one are fenced."""
     ids = _listed(cluster, prefix, [ONGOING, _EMPTY])
-    # What is fenced stays in this state for days, with a later epoch.
+    # What is fenced stays in this state for days.
     for name, known in describe(cluster, ids[_EMPTY]).items():
-        if known.epoch == 0:
+        if known.state == _EMPTY and known.timeout_ms != _FENCED_TIMEOUT_MS:
             fence(cluster, name)
     return [_identity(known) for known in describe(cluster, ids[ONGOING]).values() if known.state == ONGOING]
 

@@ -2,7 +2,7 @@
 
 ::
 
-    transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     one producer, one transaction
+    transactional id   holdfast.<sink>.<query>.<batch>.<partition>.<attempt>     of the attempt that first had it
                        holdfast.<sink>.check                                     by which `open` tries its rights
     consumer group     holdfast.<sink>     an offset at partition 0              the mark, see marks.py
     handle             transactional_id, producer_id, epoch                      Kafka's own numbers; no secrets
@@ -20,10 +20,10 @@ from typing import ClassVar
 import pyarrow as pa
 
 from holdfast.errors import InvalidArgumentError, StateLostError, UnavailableError
-from holdfast.snapshotter.decisions import SINK
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.spark_integration.sinks.kafka import messages, prepared, transaction
 from holdfast.spark_integration.sinks.kafka.marks import Marks
-from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, TIMEOUT, ClientOptions
+from holdfast.spark_integration.sinks.kafka.options import CREDENTIALS, SERVERS, TIMEOUT, ClientOptions
 from holdfast.spark_integration.sinks.kafka.prepared import Prepared
 from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
@@ -70,13 +70,9 @@ class KafkaSink(TwoPhaseSink):
     def __init__(
         self, name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30
     ) -> None:
-        if not SINK.fullmatch(name):
-            raise InvalidArgumentError(
-                "a sink's name has letters, digits, _ and -, and begins with a letter or digit", name=name
-            )
         if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
             raise InvalidArgumentError("this is no name of a topic", topic=topic)
-        self.name = name
+        self.name = checked_sink(name)
         self.topic = topic
         self.servers = servers
         self._patience_ms = round(timeout_s * 1000)
@@ -99,15 +95,12 @@ class KafkaSink(TwoPhaseSink):
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
         messages.check_schema(schema, self.topic)
         options = self._options(attempt.query)
-        timeout_ms = options.timeout_ms
-        if timeout_ms is None:
-            timeout_ms = _limits_ms.get(options.values["bootstrap.servers"])
-        if timeout_ms is None:
-            with self._cluster(options) as cluster:
-                timeout_ms = _longest_ms(cluster, options)
+        with self._cluster(options) as cluster:
+            timeout_ms = options.timeout_ms or _limits_ms.get(options.values[SERVERS]) or _longest_ms(cluster, options)
+            transactional_id = self._id(cluster, attempt)
         return transaction.KafkaTransaction(
             options,
-            f"{self._prefix(attempt.query.query_id)}{attempt.batch_id}.{attempt.partition}.{attempt.attempt_id}",
+            transactional_id,
             self.topic,
             timeout_ms=timeout_ms,
             patience_ms=self._patience_ms,
@@ -161,6 +154,14 @@ class KafkaSink(TwoPhaseSink):
         with self._cluster(self._options(query)) as cluster:
             return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
 
+    def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
+        """Return a spare id if there is one: coordinators keep all that they have seen for a week."""
+        prefix = self._prefix(attempt.query.query_id)
+        for spare in prepared.with_rows([attempt.spare] if attempt.spare else []):
+            if spare.transactional_id.startswith(prefix) and prepared.is_spare(cluster, spare):
+                return spare.transactional_id
+        return f"{prefix}{attempt.batch_id}.{attempt.partition}.{attempt.attempt_id}"
+
     @property
     def _check_id(self) -> str:
         return f"holdfast.{self.name}.check"
@@ -202,7 +203,7 @@ def _longest_ms(cluster: Cluster, options: ClientOptions) -> int:
     limit_ms = prepared.longest_timeout_ms(cluster)
     if limit_ms is None:
         _log.info("transaction.max.timeout.ms cannot be read; taken as %s", _KAFKAS_TIMEOUT_MS)
-    return _limits_ms.setdefault(options.values["bootstrap.servers"], limit_ms or _KAFKAS_TIMEOUT_MS)
+    return _limits_ms.setdefault(options.values[SERVERS], limit_ms or _KAFKAS_TIMEOUT_MS)
 
 
 def _described(cluster: Cluster, wanted: Sequence[Prepared]) -> dict[str, Transaction]:

@@ -23,12 +23,13 @@ from typing import ClassVar
 import pyarrow as pa
 
 from holdfast.errors import NotFoundError, StateLostError, UnavailableError
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.options import CREDENTIALS
-from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, ended, files_of, missing_files, noted
+from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, files_of, noted
 from holdfast.spark_integration.sinks.files.claims import claim
 from holdfast.spark_integration.sinks.files.columns import check_columns, compare
-from holdfast.spark_integration.sinks.files.places import checked_name, checked_url, storage_of
+from holdfast.spark_integration.sinks.files.places import checked_url, storage_of
 from holdfast.spark_integration.sinks.files.writing import FileTransaction, check_files
 from holdfast.spark_integration.sinks.parquet.manifests import MERGED, Manifest, Manifests, found, in_force
 from holdfast.spark_integration.sinks.parquet.stored_schema import put_schema, read_schema
@@ -68,7 +69,7 @@ class ParquetSink(TwoPhaseSink):
     credentials: ClassVar[Sequence[str]] = CREDENTIALS
 
     def __post_init__(self) -> None:
-        checked_name(self.name)
+        checked_sink(self.name)
         object.__setattr__(self, "url", checked_url(os.fspath(self.url)))
         check_files(self.compression, self.file_mb)
 
@@ -102,8 +103,7 @@ class ParquetSink(TwoPhaseSink):
         """Look whether all files are there, and as large as they were."""
         storage = storage_of(self.url, query.options)
         attempts = self._attempts(storage, query)
-        gone = ended(handles, attempts.noted()) or missing_files(storage, attempts, files_of(handles, batch_id))
-        if gone:
+        if gone := attempts.gone(handles, files_of(handles, batch_id)):
             raise UnavailableError(
                 "files are gone that were just written", batch=batch_id, storage=storage.url, gone=", ".join(gone[:3])
             )
@@ -122,8 +122,7 @@ class ParquetSink(TwoPhaseSink):
         if within is not None:
             self._require_same(manifests, within, batch_id, files)
         else:
-            gone = ended(handles, noted(info.key for info in listed)) or missing_files(storage, attempts, files)
-            if gone:
+            if gone := attempts.gone(handles, files, noted(info.key for info in listed)):
                 raise StateLostError(
                     "files of a decided micro-batch are gone from the sink: its rows cannot be shown any more",
                     batch=batch_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, pq, sql
 
+from holdfast import clock
 from holdfast.backends.options import nearest_name
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sinks.postgres import failures
@@ -29,10 +30,20 @@ _SETTLED = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_s
 # An ALTER TABLE may wait for a prepared transaction, a worker for the ALTER TABLE, and the driver, who alone could end
 # the former, for the worker: the server sees no deadlock in that.
 _PATIENT = "SELECT set_config('lock_timeout', '60s', false) WHERE current_setting('lock_timeout') = '0'"
-# A machine that vanishes must not hold a worker for ever.
-_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "60000", "keepalives_idle": "30"}
 #: An option of the query that holds several, as ``host=db dbname=shop``.
 DSN = "dsn"
+#: An option of the query: how many seconds a server that is connected may say nothing.
+ANSWER = "answer_timeout"
+# A machine that vanishes must not hold a worker for ever; nor one that answers TCP, behind which nothing happens.
+_PATIENCE = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "60000",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    ANSWER: "600",
+}
+_ANSWER_MAX_S = 86_400
 
 
 def parsed(dsn: str) -> dict[str, str]:
@@ -65,7 +76,7 @@ def checked_dsn(dsn: str) -> dict[str, str]:
 
 def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str]:
     """Return libpq's parameters for a query."""
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} | {DSN}
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} | {DSN, ANSWER}
     for name in options:
         if name not in known:
             raise InvalidArgumentError(
@@ -74,14 +85,55 @@ def parameters(sink: str, dsn: str, options: Mapping[str, str]) -> dict[str, str
                 nearest=nearest_name(name, known),
             )
     given = {name: value for name, value in options.items() if name != DSN}
-    return {**_PATIENCE, **parsed(dsn), **parsed(options.get(DSN, "")), **given}
+    found = {**_PATIENCE, **parsed(dsn), **parsed(options.get(DSN, "")), **given}
+    if not found[ANSWER].isdecimal() or not 0 < int(found[ANSWER]) <= _ANSWER_MAX_S:
+        raise InvalidArgumentError(
+            f"give a whole number of seconds, from 1 to {_ANSWER_MAX_S}",
+            option=f"spark.holdfast.sink.{sink}.{ANSWER}",
+            given=found[ANSWER],
+        )
+    return found
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that is given up when its server says nothing for long."""
+
+    answer_timeout_s = int(_PATIENCE[ANSWER])
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, with a limit for silence."""
+        try:
+            return super().wait(self._until_silent(gen), *args, **kwargs)
+        except _SilentError:
+            self.close()  # What it was doing goes on for the server, perhaps: nobody may use it any more.
+            raise
+
+    def _until_silent(self, waiting: Generator[Any, int, Any]) -> Generator[Any, int, Any]:
+        """Hand on what psycopg waits for, and what comes of it: 0 if nothing has for a moment."""
+        try:
+            wanted, heard_ms = next(waiting), clock.monotonic_ms()
+            while True:
+                ready = yield wanted
+                if ready:
+                    heard_ms = clock.monotonic_ms()
+                elif clock.monotonic_ms() - heard_ms > self.answer_timeout_s * 1000:
+                    raise _SilentError(
+                        f"it has said nothing for {self.answer_timeout_s} s; see {ANSWER} in docs/postgres-sink.md"
+                    )
+                wanted = waiting.send(ready)
+        except StopIteration as ended:
+            return ended.value
+
+
+class _SilentError(psycopg.OperationalError):
+    """A server that is connected says nothing."""
 
 
 @dataclass
 class Link:
     """A connection in autocommit, and what was learnt through it."""
 
-    connection: psycopg.Connection[Any]
+    connection: Connection
     #: Used before: the server may have ended it since.
     kept: bool = False
     known: dict[object, Any] = field(default_factory=dict)
@@ -134,8 +186,9 @@ def give_back(link: Link, to: Mapping[str, str], application: str) -> None:
 def connect(to: Mapping[str, str], application: str) -> Link:
     """Return a new connection."""
     wanted: dict[str, Any] = {**to, "application_name": application, "client_encoding": "UTF8"}
+    answer_timeout_s = int(wanted.pop(ANSWER, _PATIENCE[ANSWER]))
     with failures.as_ours("connecting"):
-        link = Link(_connected(wanted))
+        link = Link(_connected(wanted, answer_timeout_s))
         try:
             link.run(_SETTLED)
             link.run(_PATIENT)
@@ -154,9 +207,11 @@ def take_alive(to: Mapping[str, str], application: str) -> Link:
     return link
 
 
-def _connected(wanted: Mapping[str, Any]) -> psycopg.Connection[Any]:
+def _connected(wanted: Mapping[str, Any], answer_timeout_s: int) -> Connection:
     try:
-        return psycopg.connect(**wanted, autocommit=True)
+        connection = Connection.connect(**wanted, autocommit=True)
+        connection.answer_timeout_s = answer_timeout_s
+        return connection
     except psycopg.Error as exc:
         problem = type(exc)(str(exc))
     # Not psycopg's own error, nor as its consequence: it holds the connection, and that all parameters.

@@ -25,6 +25,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from holdfast.errors import InvalidArgumentError
+from holdfast.snapshotter.decisions import checked_sink
 from holdfast.spark_integration.sinks.postgres import connecting, ending, failures, names, target
 from holdfast.spark_integration.sinks.postgres.columns import made_for
 from holdfast.spark_integration.sinks.postgres.connecting import Link
@@ -87,8 +88,9 @@ class PostgresSink(TwoPhaseSink):
         if isinstance(self.keys, str):
             raise InvalidArgumentError("keys must be a list of column names", keys=self.keys)
         object.__setattr__(self, "keys", tuple(self.keys))
-        if not self.name or not self.table:
-            raise InvalidArgumentError("a sink needs a name and a table", name=self.name, table=self.table)
+        checked_sink(self.name)
+        if not self.table:
+            raise InvalidArgumentError("a sink of PostgreSQL needs a table", sink=self.name)
         if len(set(self.keys)) != len(self.keys) or not all(self.keys):
             raise InvalidArgumentError("a key is empty, or named twice", keys=", ".join(self.keys))
         connecting.checked_dsn(self.dsn)

@@ -87,7 +87,7 @@ def test_a_key_holds_and_held(page: FlaskClient) -> None:
 
 
 def test_time_travels(page: FlaskClient) -> None:
-    """After an earlier micro-batch the key holds what it held then; of one that is not there, those that are are told."""
+    """After an earlier micro-batch the key holds what it held then; of one that is not there, the others are named."""
     found = [row for row in cells(ask(page, batch=1, **{"key.key": "ann"})) if len(row) == 4]
     assert found[1][2:] == ["2", "3"]
     shown = ask(page, batch=1)

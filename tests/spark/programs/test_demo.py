@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()", "demo"]
 SMALL = ["--flights", "3000", "--batches", "4"]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(60), pytest.mark.timeout(900)]
 
 
 @contextmanager
@@ -80,9 +81,6 @@ def require_results_once(shown: str, results: str) -> None:
     assert "not the same" not in shown
 
 
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.smoke
 @pytest.mark.turn(1, 4)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
@@ -93,9 +91,6 @@ def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tm
     assert "from durable storage" in shown
 
 
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> None:
@@ -109,9 +104,6 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     assert "from local files" in shown
 
 
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.turn(3, 4)
 def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     """Stopped half-way, and restored on another backend with twice the shards: the same totals at the end."""
@@ -123,9 +115,6 @@ def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     assert "killed" not in shown
 
 
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("sink", "results"), sample([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
 )
@@ -134,10 +123,7 @@ def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_pat
     require_results_once(run_demo(tmp_path, dict(os.environ), "--sink", sink), results)
 
 
-@pytest.mark.spark
 @pytest.mark.postgres
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.turn(0, 2)
 def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_path: Path) -> None:
     """Found by libpq's environment and by a setting; the demo leaves nothing there, and prints no password."""
@@ -152,10 +138,7 @@ def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_
     assert postgres.options["password"] not in shown
 
 
-@pytest.mark.spark
 @pytest.mark.kafka
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.turn(1, 2)
 def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Path) -> None:
     """In a topic in which somebody else's messages stand already."""
@@ -200,9 +183,6 @@ def store(request: pytest.FixtureRequest) -> Store:
     return Store(f"s3://{BUCKET}/demo", {**os.environ, **s3.environment()}, s3.kill, s3.start, objects)
 
 
-@pytest.mark.spark
-@pytest.mark.slow(60)
-@pytest.mark.timeout(900)
 @pytest.mark.turn(2, 4)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 from holdfast import sinks
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
-from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
-from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
+from tests.spark.application import run_program
 from tests.spark.conftest import Lab
+from tests.spark.sinks import lost_shuffle
+from tests.spark.sinks.lost_shuffle import NotingSpares
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
 
@@ -283,33 +285,48 @@ def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None
     assert not Path(shown.folder).exists()
     with pytest.raises(ValueError, match="TwoPhaseSink"):
         sinks.exactly_once(print)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="has a name"):
+    with pytest.raises(ValueError, match="a sink's name has"):
         sinks.exactly_once(CsvFolder("folder", name="../name"))
     with pytest.raises(ValueError, match="query_name='…'"):
         shown.function(shown.lab.spark.range(1), 0)
 
 
-@dataclass(frozen=True)
-class LosingShuffles(CsvFolder):
-    """A sink whose first task loses what the stage before has written, as the death of an executor does."""
-
-    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
-        lost = Path(self.folder, "lost")
-        if not lost.exists():
-            lost.touch()
-            # Spark tells its Python workers where this session's blocks are.
-            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
-                for path in Path(folder).rglob("shuffle_*"):
-                    path.unlink(missing_ok=True)
-        return super().begin(attempt, schema)
-
-
-def test_a_stage_that_is_begun_again_counts_as_repeated(lab: Lab) -> None:
+def test_a_stage_that_is_begun_again_counts_as_repeated(java_home: Path, tmp_path: Path) -> None:
     """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
-    sink = LosingShuffles(str(lab.folder))
-    frame = lab.spark.range(1000).repartition(7, "id")
-    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, pa.schema({"id": pa.int64()}))
-    prepared = write_frame(frame, task, has_twins=False)
-    assert prepared.rows == 1000
-    assert prepared.repeated
-    assert not write_frame(frame, task, has_twins=False).repeated
+    begun_again, whole = json.loads(lost_shuffles(java_home, tmp_path))["prepared"]
+    assert begun_again == [1000, True, []]
+    assert whole == [1000, False, []]
+
+
+def test_a_stage_that_is_begun_again_takes_no_spare_handles(java_home: Path, tmp_path: Path) -> None:
+    """Two attempts may have been given one: what one prepared the other might end, so all is written anew."""
+    found = json.loads(lost_shuffles(java_home, tmp_path, "old-0", "old-1", "old-2", "old-3", "old-4"))
+    begun_again, whole = found["prepared"]
+    assert begun_again == [1000, True, []]
+    assert [0, "old-0"] in found["given"]
+    assert sum(spare is None for _, spare in found["given"]) >= 3
+    assert whole == [1000, False, [{"file": "old-3"}, {"file": "old-4"}]]
+
+
+def lost_shuffles(java_home: Path, folder: Path, *spares: str) -> str:
+    return run_program(Path(lost_shuffle.__file__), folder, *spares, environment={"JAVA_HOME": str(java_home)})[0]
+
+
+def test_spare_handles_are_of_no_decision_that_a_start_commits_again(shown: Shown) -> None:
+    """From the third micro-batch of a run on; each is given to one attempt, and what is not needed stays spare."""
+    sink = NotingSpares(str(shown.folder))
+    shown.folder.mkdir()
+    (shown.folder / "lost").touch()
+    shown.function = sinks.exactly_once(sink)
+    rows = [[("a", number)] for number in range(7)]
+    shown.feed(rows[0], rows[1], rows[2], [("dropped", 0)], rows[4], rows[5])
+    rows_of = shown.lab.source().where("key != 'dropped'")
+    shown.frame = rows_of.selectExpr("key", "1L as n", "v as total").coalesce(1)
+    shown.run()
+    files = {batch: shown.folder.glob(f"list-*-{batch:012}") for batch in (0, 1, 2, 4, 5)}
+    shows = {batch: next(lists).read_text().strip() for batch, lists in files.items()}
+    wanted = [[0, None], [1, None], [2, shows[0]], [4, shows[1]], [5, shows[2]]]
+    assert sink.given() == wanted
+    shown.feed(rows[6])
+    shown.restart()
+    assert sink.given() == [*wanted, [6, None]], "what a dead run was given may still be in use"

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 from holdfast import clock, sinks
 from holdfast.examples.sinks import alerts
-from tests.read_kafka import committed
+from tests.read_kafka import committed, transactional_ids
 from tests.servers.kafka import PASSWORD, Kafka
 
 if TYPE_CHECKING:
@@ -121,3 +121,19 @@ def test_a_deleted_checkpoint_directory_is_noticed_by_the_mark(
     with pytest.raises(StreamingQueryException, match="the target shows a micro-batch"):
         run()
     assert len(committed(kafka, topic)) == 1
+
+
+def test_transactional_ids_follow_partitions_not_micro_batches(
+    session: SparkSession, kafka: Kafka, tmp_path: Path
+) -> None:
+    """A coordinator keeps each for a week, in memory."""
+    topic, sink = kafka.add_topic(), sinks.kafka(f"sink-{clock.new_id()}", servers=kafka.servers)
+    rows = numbers(session, tmp_path).selectExpr(f"'{topic}' AS topic", "card AS value").repartition(3)
+    for number in range(6):
+        feed(tmp_path, number, [(f"{number}-{i}", 1) for i in range(30)])
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    query = writer.foreachBatch(sinks.exactly_once(sink)).start()
+    query.processAllAvailable()
+    query.stop()
+    assert len(committed(kafka, topic)) == 180
+    assert len(transactional_ids(kafka, f"holdfast.{sink.name}.{query.id}.")) == 6

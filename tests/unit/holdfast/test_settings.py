@@ -35,6 +35,9 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
             "spark.holdfast.snapshot.intervalSeconds": "60",
             "spark.holdfast.snapshot.upload.bandwidth": "50m",
             "spark.holdfast.commit.carriedBytes": "4k",
+            "spark.holdfast.metrics.inProgress": "false",
+            "spark.holdfast.metrics.port": "9321",
+            "spark.holdfast.metrics.address": "0.0.0.0",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.minBatchesToRetain": "7",
             "spark.holdfastly": "someone else's",
@@ -53,6 +56,9 @@ def test_each_key_sets_its_value_and_others_are_not_ours() -> None:
         snapshot_interval_seconds=60,
         carried_bytes=4096,
         upload_bandwidth_bytes=50 << 20,
+        metrics_in_progress=False,
+        metrics_port=9321,
+        metrics_address="0.0.0.0",
         retained_versions=7,
     )
     assert Settings.parse({"spark.holdfast.commit.carriedBytes": "0"}).carried_bytes == 0
@@ -73,6 +79,9 @@ def test_every_setting_has_a_key_in_this_test() -> None:
         "snapshot.maxBytes",
         "snapshot.intervalSeconds",
         "commit.carriedBytes",
+        "metrics.inProgress",
+        "metrics.port",
+        "metrics.address",
         "snapshot.upload.bandwidth",
     }
 

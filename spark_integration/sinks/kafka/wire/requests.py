@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 _GROUP, _TRANSACTION = 0, 1
 _BROKER = 4
-_TRANSIENT_TIMEOUT_MS = 60_000
 _KEEP_MS = 100 * 365 * 24 * 3600 * 1000
 
 
@@ -86,6 +85,7 @@ class Transaction:
     code: int
     transactional_id: str
     state: str
+    timeout_ms: int
     started_ms: int
     producer_id: int
     epoch: int
@@ -167,7 +167,7 @@ def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[li
     return Request("FindCoordinator", 10, 4, bytes(body), read, flexible=True)
 
 
-def init_producer_id(transactional_id: str, timeout_ms: int = _TRANSIENT_TIMEOUT_MS) -> Request[int]:
+def init_producer_id(transactional_id: str, timeout_ms: int) -> Request[int]:
     """Ask for a new epoch of a transactional id, which ends what an older one has open: the code."""
 
     def read(answer: Answer) -> int:
@@ -200,11 +200,11 @@ def describe_transactions(transactional_ids: Sequence[str]) -> Request[list[Tran
 
     def read_one(answer: Answer) -> Transaction:
         code, name, state = answer.number("h"), answer.text() or "", answer.text() or ""
-        answer.number("i")
-        started_ms, producer_id, epoch = answer.number("q"), answer.number("q"), answer.number("h")
+        timeout_ms, started_ms = answer.number("i"), answer.number("q")
+        producer_id, epoch = answer.number("q"), answer.number("h")
         answer.array(lambda: read_topic(answer))
         answer.tags()
-        return Transaction(code, name, state, started_ms, producer_id, epoch)
+        return Transaction(code, name, state, timeout_ms, started_ms, producer_id, epoch)
 
     def read(answer: Answer) -> list[Transaction]:
         answer.number("i")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -69,6 +70,18 @@ def opened(sink: DeltaSink) -> Writer:
     writer = Writer(sink)
     writer.sink.open(writer.query, SCHEMA)
     return writer
+
+
+def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink is defined, and its workers write, without the package: the driver needs it when a query starts."""
+    for module in ("commits", "features", "tables"):
+        monkeypatch.delitem(sys.modules, f"holdfast.spark_integration.sinks.delta.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    writer = Writer(DeltaSink("out", url, create=True))
+    with pytest.raises(InvalidArgumentError, match=r"pip install 'holdfast\[delta\]'"):
+        writer.sink.open(writer.query, SCHEMA)
+    assert not Path(url).exists()
+    writer.prepared(0, {1: "a"})
 
 
 def test_a_table_is_made_only_if_wanted(url: str) -> None:

@@ -144,19 +144,24 @@ def test_an_abort_that_fails_is_done_again(target: Target) -> None:
     assert nth > 3
 
 
-@pytest.mark.parametrize("target", SINKS, indirect=True)
-def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
-    """Its note is taken away before its file comes: it notices, and takes the file away."""
+def _ended_before(target: Target, ending: str) -> None:
+    """Let somebody end all attempts just before a file of this name is put, and go on."""
     zombie = target.fail()
     original = zombie.put
 
     def put(key: str, data: object) -> None:
-        if key.endswith(".parquet"):
+        if key.endswith(ending):
             target.storage = target.inner
             target.sink.abort(target.query, target.sink.leftovers(target.query))
         original(key, data)  # type: ignore[arg-type]
 
     zombie.put = put  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
+    """Its note is taken away before its file comes: it notices, and takes the file away."""
+    _ended_before(target, ".parquet")
     with pytest.raises(HoldfastError, match="ended"):
         target.prepared(0)
     assert target.files() == 0
@@ -165,16 +170,7 @@ def test_a_zombie_that_was_ended_leaves_nothing(target: Target) -> None:
 @pytest.mark.parametrize("target", SINKS, indirect=True)
 def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> None:
     """It was ended before its first file came, and has put notes and files since."""
-    zombie = target.fail()
-    original = zombie.put
-
-    def put(key: str, data: object) -> None:
-        if key.endswith("000000.parquet"):
-            target.storage = target.inner
-            target.sink.abort(target.query, target.sink.leftovers(target.query))
-        original(key, data)  # type: ignore[arg-type]
-
-    zombie.put = put  # type: ignore[method-assign]
+    _ended_before(target, "000000.parquet")
     object.__setattr__(target.sink, "file_mb", 1)
     transaction = target.sink.begin(SinkAttempt(target.query, 0, 0, clock.new_id() + clock.new_id()), SCHEMA)
     for _ in range(2):

@@ -14,8 +14,9 @@ from confluent_kafka import admin as kafka_admin
 from holdfast import clock
 from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
+from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, SinkTransaction
-from tests.read_kafka import committed
+from tests.read_kafka import committed, transactional_ids
 from tests.repetitions import sample
 from tests.servers.kafka import PASSWORD, USER, Kafka
 
@@ -32,14 +33,14 @@ class Lab:
         self.sink = KafkaSink(f"sink-{clock.new_id()}", self.topic, timeout_s=timeout_s)
         self.query = SinkQuery(self.sink.name, clock.new_uuid(), options=options)
 
-    def begin(self, batch_id: int = 0, schema: pa.Schema = _SCHEMA) -> SinkTransaction:
+    def begin(self, batch_id: int = 0, schema: pa.Schema = _SCHEMA, spare: Handle | None = None) -> SinkTransaction:
         """Begin the next attempt."""
-        attempt = SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id())
+        attempt = SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id(), spare)
         return self.sink.begin(attempt, schema)
 
-    def prepare(self, *values: str, batch_id: int = 0) -> Handle:
+    def prepare(self, *values: str, batch_id: int = 0, spare: Handle | None = None) -> Handle:
         """Write and prepare."""
-        transaction = self.begin(batch_id)
+        transaction = self.begin(batch_id, spare=spare)
         transaction.write(pa.record_batch({"value": pa.array(values, pa.string())}))
         return transaction.prepare()
 
@@ -322,3 +323,59 @@ def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> Non
     lab.sink = KafkaSink(lab.sink.name, lab.topic, timeout_s=20)
     lab.sink.commit(lab.query, 0, [handle])
     assert lab.shown() == ["a"]
+
+
+def known_ids(lab: Lab) -> dict[str, Transaction]:
+    """Return all transactional ids of the query that coordinators remember."""
+    return transactional_ids(lab.server, f"holdfast.{lab.sink.name}.{lab.query.query_id}.")
+
+
+def test_a_spare_id_is_taken_up_and_leaves_no_new_one(lab: Lab) -> None:
+    """Coordinators keep each id for a week: their number follows partitions, not micro-batches."""
+    lab.sink.open(lab.query, _SCHEMA)
+    handles: list[Handle] = []
+    for batch in range(6):
+        handles.append(lab.prepare(str(batch), batch_id=batch, spare=handles[-2] if batch > 1 else None))
+        lab.sink.confirm(lab.query, batch, handles[-1:])
+        lab.sink.commit(lab.query, batch, handles[-1:])
+        if batch:
+            lab.sink.commit(lab.query, batch, handles[-1:])
+    assert len(known_ids(lab)) == 2
+    assert len({(one["producer_id"], one["epoch"]) for one in handles}) == 6
+    assert lab.shown() == [str(batch) for batch in range(6)]
+
+
+def test_an_id_that_is_no_longer_as_it_was_left_is_not_taken_up(lab: Lab) -> None:
+    """Another attempt has it, it was fenced, it is of another query, or it was forgotten: a new one is as good."""
+    lab.sink.open(lab.query, _SCHEMA)
+    first = lab.prepare("0")
+    lab.sink.commit(lab.query, 0, [first])
+    taken = lab.prepare("1", batch_id=1, spare=first)
+    others = [
+        lab.prepare("2", batch_id=1, spare=spare)
+        for spare in (first, taken, {**first, "transactional_id": "somebody's"}, {**first, "producer_id": -1})
+    ]
+    ids = {str(one["transactional_id"]) for one in (taken, *others)}
+    assert taken["transactional_id"] == first["transactional_id"]
+    assert len(ids) == 5
+    lab.sink.commit(lab.query, 1, [taken])
+    assert lab.shown() == ["0", "1"]
+    lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
+    assert lab.prepare("3", batch_id=2, spare=others[0])["transactional_id"] not in ids
+
+
+def test_a_zombie_with_a_spare_id_is_fenced_once(lab: Lab) -> None:
+    """Before its first message, too; later starts leave alone what is fenced already."""
+    lab.sink.open(lab.query, _SCHEMA)
+    first = lab.prepare("0")
+    lab.sink.commit(lab.query, 0, [first])
+    zombie = lab.begin(1, spare=first)
+    assert lab.sink.leftovers(lab.query) == []
+    fenced = known_ids(lab)
+    assert lab.sink.leftovers(lab.query) == []
+    assert known_ids(lab) == fenced
+    with pytest.raises(FencedError):  # noqa: PT012  either may notice it
+        zombie.write(pa.record_batch({"value": pa.array(["zombie"])}))
+        zombie.prepare()
+    zombie.abort()
+    assert lab.shown() == ["0"]

@@ -24,7 +24,7 @@ _REQUESTS: list[Request[object]] = [
     requests.sasl_authenticate(b"token"),
     requests.metadata(["topic"]),
     requests.find_coordinators(["id"]),
-    requests.init_producer_id("id"),
+    requests.init_producer_id("id", 1000),
     requests.end_txn("id", 1, 0, commit=True),
     requests.describe_transactions(["id"]),
     requests.list_transactions(["Ongoing"]),

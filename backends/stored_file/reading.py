@@ -1,0 +1,219 @@
+"""Reads stored files: nothing of one is believed before it is checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lz4.frame
+import pyarrow as pa
+import xxhash
+
+from holdfast.backends.stored_file.layout import FOOTER_BYTES_MAX, FOOTER_SIZE, FORMAT_VERSION, MAGIC, TAIL_BYTES
+from holdfast.errors import CorruptionError
+
+_FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list}
+_SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
+_SIZE_LIMIT = 1 << 62
+
+_LZ4 = pa.Codec("lz4")
+
+
+def _out_of_a_frame(section: pa.Buffer, plain_bytes: int) -> pa.Buffer:
+    if lz4.frame.get_frame_info(section)["content_size"] == plain_bytes:
+        # Arrow's decoder refuses a frame that holds less or more than that, and needs no copy.
+        return _LZ4.decompress(section, decompressed_size=plain_bytes)
+    frame = lz4.frame.LZ4FrameDecompressor()
+    # With a limit, or memory would be asked for as the frame says.
+    plain = frame.decompress(section, max_length=plain_bytes + 1)
+    if len(plain) != plain_bytes or not frame.eof or frame.unused_data:
+        raise ValueError("it is not as long as the footer says")
+    return pa.py_buffer(plain)
+
+
+def _as_it_is(section: pa.Buffer, _plain_bytes: int) -> pa.Buffer:
+    return section
+
+
+_DECODERS: dict[str, Callable[[pa.Buffer, int], pa.Buffer]] = {"plain": _as_it_is, "lz4": _out_of_a_frame}
+#: LZ4 makes at most 255 bytes of one.
+EXPANSION_MAX = 256
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A verified file, its sections as views into the bytes it was read from.
+
+    Attributes
+    ----------
+    kind : str
+        ``run``, ``version``, ``merge``, ``commit``, ``snapshot``, ``operator`` …
+    header : mapping
+        The facts of this kind, JSON values.
+    sections : mapping of str to pyarrow.Buffer
+        Decoded.
+    digest : str
+        32 hexadecimal digits; names exactly these bytes.
+    """
+
+    kind: str
+    header: Mapping[str, Any]
+    sections: Mapping[str, pa.Buffer]
+    size_bytes: int
+    digest: str
+
+    def section(self, name: str, source: str) -> pa.Buffer:
+        """Return one section; its absence is a `CorruptionError` that names the file."""
+        if name not in self.sections:
+            raise CorruptionError(f"{source} lacks a section", section=name, kind=self.kind)
+        return self.sections[name]
+
+
+def decode(
+    data: pa.Buffer | bytes | memoryview,
+    *,
+    source: str,
+    kind: str,
+    verify: bool = True,
+    plain_bytes: int | None = None,
+    plain_bytes_max: int | None = None,
+) -> StoredFile:
+    """Read a stored file.
+
+    Parameters
+    ----------
+    data : pyarrow.Buffer, bytes or memoryview
+        The whole file; sections are views into it.
+    source : str
+        What to call the file in an error: a path or a URL without credentials.
+    kind : str
+        The kind it must be.
+    verify : bool, default True
+        Compute the digest. False only for local files that this executor wrote, whose size is checked.
+    plain_bytes : int, optional
+        How many bytes its sections must have in all when they are decoded. Without it they may have what LZ4 can make
+        of the file.
+    plain_bytes_max : int, optional
+        How many they may have in all where the exact number is not known.
+
+    Raises
+    ------
+    CorruptionError
+        Not such a file, cut, altered, of another kind or size or of a format version this release does not read.
+    """
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    view = memoryview(buffer)
+    if len(view) < TAIL_BYTES or bytes(view[-8:]) != MAGIC:
+        raise CorruptionError(
+            f"{source} is not a whole holdfast file: its end is missing", size_bytes=len(view), kind=kind
+        )
+    footer_size, flags, version = FOOTER_SIZE.unpack(view[-TAIL_BYTES : -TAIL_BYTES + FOOTER_SIZE.size])
+    if version != FORMAT_VERSION or flags != 0:
+        raise CorruptionError(
+            f"{source} has another format than this release of holdfast reads: "
+            "open it with the release that wrote it, or restore the file if it was altered",
+            format_version=version,
+            flags=flags,
+            readable=FORMAT_VERSION,
+        )
+    digest = bytes(view[-24:-8])
+    if verify and xxhash.xxh3_128(view[:-24]).digest() != digest:
+        raise CorruptionError(f"{source} was altered or damaged: its checksum does not match", kind=kind)
+    end = len(view) - TAIL_BYTES
+    if footer_size > min(end, FOOTER_BYTES_MAX):
+        raise CorruptionError(f"{source} has no footer of a possible size", footer_size_bytes=footer_size)
+    footer = _parse_footer(bytes(view[end - footer_size : end]), source)
+    encoding = footer["encoding"]
+    if footer["kind"] != kind or encoding not in _DECODERS:
+        raise CorruptionError(
+            f"{source} is not what was asked for", kind=_short(footer["kind"]), encoding=_short(encoding), wanted=kind
+        )
+    _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, source)
+    decoded = sum(entry["plain_bytes"] for entry in footer["sections"])
+    if (plain_bytes is not None and decoded != plain_bytes) or (
+        plain_bytes_max is not None and decoded > plain_bytes_max
+    ):
+        raise CorruptionError(
+            f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
+        )
+    sections = {}
+    for entry in footer["sections"]:
+        try:
+            section = buffer.slice(entry["offset"], entry["size_bytes"])
+            sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise CorruptionError(
+                f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
+            ) from exc
+    return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
+
+
+def digest_of(data: memoryview) -> str | None:
+    """Return the digest that names exactly these bytes; None if they are no whole stored file."""
+    if len(data) < TAIL_BYTES or bytes(data[-8:]) != MAGIC:
+        return None
+    digest = xxhash.xxh3_128(data[:-24]).digest()
+    return digest.hex() if bytes(data[-24:-8]) == digest else None
+
+
+def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:
+    """Check that the sections lie one after the other before `end`, and say of themselves what can be."""
+    at = 0
+    for entry in table:
+        start, size = entry["offset"], entry["size_bytes"]
+        if not at <= start <= start + size <= end:
+            raise CorruptionError(f"{source} has a section outside its bytes", section=_short(entry["name"]))
+        plain = entry["plain_bytes"]
+        if not 0 <= plain <= size * expansion_max or (expansion_max == 1 and plain != size):
+            raise CorruptionError(
+                f"{source} has a section that claims to be larger than it can be",
+                section=_short(entry["name"]),
+                size_bytes=size,
+                plain_bytes=plain,
+            )
+        at = start + size
+    if len({entry["name"] for entry in table}) != len(table):
+        raise CorruptionError(f"{source} has two sections of one name")
+
+
+def _parse_footer(text: bytes, source: str) -> dict[str, Any]:
+    try:
+        footer = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        if b"\\u" in text:  # half of a pair is no text that anybody could write or show
+            json.dumps(footer, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise CorruptionError(f"{source} has an unreadable footer") from exc
+    if not (
+        isinstance(footer, dict)
+        and all(isinstance(footer.get(name), kind) for name, kind in _FOOTER_FIELDS.items())
+        and all(_is_section(entry) for entry in footer["sections"])
+    ):
+        raise CorruptionError(f"{source} has an incomplete footer")
+    return footer
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; of a field that stands twice, readers would not agree which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field stands twice")
+    return found
+
+
+def _is_section(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and type(entry.get("name")) is str
+        and all(type(n := entry.get(name)) is int and abs(n) < _SIZE_LIMIT for name in _SECTION_SIZES)
+    )
+
+
+def _short(text: str) -> str:
+    """Return a text from a file as an error may repeat it."""
+    return text[:80]

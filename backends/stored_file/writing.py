@@ -1,0 +1,222 @@
+"""Makes stored files: into a file, in memory of its own, or around bytes that are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import lz4.frame
+import pyarrow as pa
+import xxhash
+
+from holdfast.backends.block_io import in_blocks
+from holdfast.backends.stored_file.layout import (
+    DIGEST_BYTES,
+    FOOTER_BYTES_MAX,
+    FOOTER_SIZE,
+    FORMAT_VERSION,
+    MAGIC,
+    NOTICE_BYTES_MAX,
+)
+from holdfast.errors import InvalidArgumentError
+
+# From so many bytes on, a file is made in one piece of memory.
+_LARGE_BYTES = 1 << 20
+
+
+class _Sink(Protocol):
+    def write(self, data: Any, /) -> Any: ...
+
+
+SectionWriter = Callable[[pa.NativeFile], None]
+
+
+class _DigestingSink:
+    """Passes bytes on and keeps their digest and number; a file object in pyarrow's eyes."""
+
+    closed = False
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+        self.digest = xxhash.xxh3_128()
+        self.size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        before = self.size_bytes
+        for block in in_blocks(data):
+            self.digest.update(block)
+            self._sink.write(block)
+            self.size_bytes += len(block)
+        return self.size_bytes - before
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        """The sink behind belongs to the caller."""
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def write_to(
+    sink: _Sink,
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None = None,
+    encoding: str = "plain",
+) -> tuple[int, str]:
+    """Write one stored file to `sink`.
+
+    Parameters
+    ----------
+    sink : binary file object
+        Receives the bytes in order; making them durable is the caller's business.
+    kind, header
+        See `StoredFile`.
+    sections : mapping of str to callable
+        Each is called with a file to write its section to.
+    encoding : {"plain", "lz4"}
+        Of the sections; with "lz4" each is held in memory once.
+
+    Returns
+    -------
+    tuple of int and str
+        Size in bytes and digest.
+    """
+    out = _DigestingSink(sink)
+    with pa.PythonFile(out, mode="w") as file:
+        _write_undigested(file, kind, header, sections, encoding)
+    digest = out.digest.digest()
+    sink.write(digest + MAGIC)
+    return out.size_bytes + len(digest) + len(MAGIC), digest.hex()
+
+
+def _write_undigested(
+    out: pa.NativeFile,
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None,
+    encoding: str,
+) -> None:
+    """Write all that stands before the digest."""
+    table = []
+    for name, write_section in (sections or {}).items():
+        start = out.tell()
+        plain_bytes = _write_section(out, write_section, encoding)
+        size_bytes = out.tell() - start
+        plain_bytes = size_bytes if plain_bytes is None else plain_bytes
+        table.append({"name": name, "offset": start, "size_bytes": size_bytes, "plain_bytes": plain_bytes})
+    out.write(_footer(kind, header, table, encoding))
+
+
+def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: str) -> int | None:
+    """Write one section, and return how many bytes it has when it is decoded; None if as many as were written."""
+    if encoding != "lz4":
+        write_section(out)
+        return None
+    raw = pa.BufferOutputStream()
+    write_section(raw)
+    plain = raw.getvalue()
+    out.write(lz4.frame.compress(plain))
+    return plain.size
+
+
+def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
+    """Return all that stands between the sections and the digest."""
+    footer = json.dumps(
+        {"kind": kind, "encoding": encoding, "header": header, "sections": table},
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    if len(footer) > FOOTER_BYTES_MAX:
+        raise InvalidArgumentError(
+            "the header of a stored file is too large: use more shards, or fewer tables and columns",
+            kind=kind,
+            footer_bytes=len(footer),
+            limit_bytes=FOOTER_BYTES_MAX,
+        )
+    return footer + FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION)
+
+
+def encode(
+    kind: str,
+    header: Mapping[str, Any],
+    sections: Mapping[str, SectionWriter] | None = None,
+    encoding: str = "plain",
+    plain_bytes: int = 0,
+) -> tuple[pa.Buffer, str]:
+    """Return one stored file as a buffer, and its digest.
+
+    Parameters
+    ----------
+    plain_bytes : int
+        How many bytes the sections have in all before they are compressed. If these are many, memory is asked for
+        once: a buffer that grows is copied again and again, which takes longer than LZ4.
+    """
+    if plain_bytes < _LARGE_BYTES:
+        sink = pa.BufferOutputStream()
+        _, digest = write_to(sink, kind, header, sections, encoding)
+        return sink.getvalue(), digest
+    # What LZ4 cannot make smaller it makes larger, by less than that. Pages that are never written take no memory.
+    room = pa.allocate_buffer(plain_bytes + (plain_bytes >> 8) + _LARGE_BYTES + NOTICE_BYTES_MAX)
+    with pa.FixedSizeBufferWriter(room) as file:
+        _write_undigested(file, kind, header, sections, encoding)
+        end = file.tell()
+    whole, digest = _sealed(memoryview(room).cast("B"), end)
+    return room.slice(0, whole), digest
+
+
+def encode_in_place(
+    data: bytearray,
+    size_bytes: int,
+    kind: str,
+    header: Mapping[str, Any],
+    section: str,
+    encoding: str = "plain",
+    plain_bytes: int | None = None,
+) -> tuple[memoryview, str]:
+    """Make a stored file of the first bytes of `data`, which are its only section; nothing is copied.
+
+    Parameters
+    ----------
+    size_bytes : int
+        How many; at least `END_BYTES_MAX` more must follow them.
+    encoding : {"plain", "lz4"}
+        How they are encoded.
+    plain_bytes : int, optional
+        How many they were before; by default as many.
+
+    Returns
+    -------
+    tuple of memoryview and str
+        The file, a view of `data`, and its digest.
+    """
+    plain_bytes = size_bytes if plain_bytes is None else plain_bytes
+    table = [{"name": section, "offset": 0, "size_bytes": size_bytes, "plain_bytes": plain_bytes}]
+    footer = _footer(kind, header, table, encoding)
+    end = size_bytes + len(footer)
+    if end + DIGEST_BYTES + len(MAGIC) > len(data):
+        raise InvalidArgumentError("no room for the end of a stored file", size_bytes=end, room_bytes=len(data))
+    view = memoryview(data)
+    view[size_bytes:end] = footer
+    whole, digest = _sealed(view, end)
+    return view[:whole], digest
+
+
+def _sealed(view: memoryview, end: int) -> tuple[int, str]:
+    """Put the digest of the first `end` bytes behind them, and the magic; return the file's size and its digest."""
+    digest = xxhash.xxh3_128(view[:end]).digest()
+    whole = end + DIGEST_BYTES + len(MAGIC)
+    view[end:whole] = digest + MAGIC
+    return whole, digest.hex()

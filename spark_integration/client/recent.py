@@ -1,0 +1,93 @@
+"""The last micro-batches of the queries that run on this machine, as their state servers remember them.
+
+For who looks at a query from outside of it, without Spark. A server that does not answer in time is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.messages import Message, field
+from holdfast.spark_integration.executor import local_dirs
+
+_TIMEOUT_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecentBatch:
+    """One micro-batch of one operator, on one executor.
+
+    Attributes
+    ----------
+    query, operator : str
+        The query's id, and the name of the operator's directory.
+    executor : str
+        The name of the executor's directory.
+    batch_id : int or None
+        None where Spark does not tell.
+    batch_ms : int
+        When it was planned, in ms since 1970.
+    shards : int
+        Those of the executor that were called.
+    values : mapping of str to int
+        By the names of `holdfast.spark_integration.client.measures.CallMeasures`: sums over these shards, and the
+        largest lags.
+    """
+
+    query: str
+    operator: str
+    executor: str
+    batch_id: int | None
+    batch_ms: int
+    shards: int
+    values: Mapping[str, int]
+
+
+def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
+    """Return the last micro-batches of this user's running queries on this machine, oldest first.
+
+    Parameters
+    ----------
+    local_dir : str, optional
+        Their ``spark.holdfast.local.dir``, where it is set.
+
+    Notes
+    -----
+    Cost: a request to each state server. Nothing of a query is changed, or waits.
+    """
+    roots = {local_dirs.choose_root(local_dir, in_memory=in_memory) for in_memory in (False, True)}
+    found: list[RecentBatch] = []
+    for root in roots:
+        for directory in sorted(root.glob(f"{local_dirs.user_name()}/executor-*")):
+            found += _ask(directory)
+    return sorted(found, key=lambda batch: batch.batch_ms)
+
+
+def _ask(executor_directory: Path) -> list[RecentBatch]:
+    client = StateClient(executor_directory)
+    try:
+        answer = client.call("recent", timeout_seconds=_TIMEOUT_SECONDS)
+        return [_read(batch, executor_directory.name) for batch in answer]
+    except HoldfastError as exc:
+        _log.info("%s is left out: %s", executor_directory, exc)
+        return []
+
+
+def _read(batch: Message, executor: str) -> RecentBatch:
+    values: dict[str, Any] = field(batch, "values", dict)
+    return RecentBatch(
+        query=field(batch, "query", str),
+        operator=field(batch, "operator", str),
+        executor=executor,
+        batch_id=None if batch.get("batch_id") is None else field(batch, "batch_id", int),
+        batch_ms=field(batch, "batch_ms", int),
+        shards=field(batch, "shards", int),
+        values={name: field(values, name, int) for name in values},
+    )

@@ -1,0 +1,71 @@
+"""Writes to a sink while what the stage before has written is lost, in an application of its own.
+
+Spark then takes its executor for lost. In a local session this is the driver: its heartbeats fail from here on, and
+after ten minutes of them its JVM exits. So no session that other tests use may lose its shuffle files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from holdfast.examples.sinks.csv_folder import CsvFolder
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
+from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
+from tests.spark.application import start_spark
+
+
+@dataclass(frozen=True)
+class LosingShuffles(CsvFolder):
+    """A sink whose first task loses what the stage before has written, as the death of an executor does."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        lost = Path(self.folder, "lost")
+        if not lost.exists():
+            lost.touch()
+            # Spark tells its Python workers where this session's blocks are.
+            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
+                for path in Path(folder).rglob("shuffle_*"):
+                    path.unlink(missing_ok=True)
+        return super().begin(attempt, schema)
+
+
+@dataclass(frozen=True)
+class NotingSpares(LosingShuffles):
+    """The same, which notes which spare handle each attempt was given."""
+
+    def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
+        noted = json.dumps([attempt.batch_id, attempt.spare and attempt.spare["file"]])
+        Path(self.folder, f"noted-{attempt.attempt_id}").write_text(noted)
+        return super().begin(attempt, schema)
+
+    def given(self) -> list[list[Any]]:
+        """Return micro-batch and spare of each attempt, in the order of micro-batches."""
+        return sorted((json.loads(path.read_text()) for path in Path(self.folder).glob("noted-*")), key=str)
+
+
+def main(folder: Path, *spares: str) -> None:
+    spark = start_spark(folder)
+    sink, schema = NotingSpares(str(folder)), pa.schema({"id": pa.int64()})
+    frame = spark.range(1000).repartition(3, "id")
+    task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, schema, [{"file": spare} for spare in spares])
+    prepared, given = [], []
+    for _ in range(2):
+        found = write_frame(frame, task, has_twins=False)
+        prepared.append([found.rows, found.repeated, list(found.unused)])
+        given = given or sink.given()
+    print("RESULT", json.dumps({"prepared": prepared, "given": given}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    # By its module's name, by which workers find the class.
+    from tests.spark.sinks import lost_shuffle
+
+    lost_shuffle.main(Path(sys.argv[1]), *sys.argv[2:])
