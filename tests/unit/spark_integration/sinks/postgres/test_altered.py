@@ -234,7 +234,7 @@ def test_a_table_that_is_altered_after_the_decision_shows_all_of_it_later_or_not
     if not is_known:
         connecting.close_idle()
     for _ in range(2):
-        with pytest.raises(kind, match="while a micro-batch is committed|no such table"):
+        with pytest.raises(kind, match=r"while a micro-batch is committed|no such table"):
             updating.commit(*handles)
     updating.sql(back.replace("{}", updating.sink.table))
     connecting.close_idle()
