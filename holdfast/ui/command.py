@@ -13,7 +13,6 @@ from rich.console import Console
 from holdfast import clock
 from holdfast.commands.target import a_console, named_options, storage_option
 from holdfast.errors import InvalidArgumentError
-from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.ui.site import Site, open_site
 
 PORT = 4880
@@ -41,11 +40,14 @@ def ui(locations: tuple[str, ...], host: str, port: int, also: tuple[str, ...], 
     state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running.
     """
     with ExitStack() as stack:
-        requests = stack.enter_context(ThreadPoolExecutor(_REQUESTS_AT_ONCE, "holdfast-ui"))
+        requests, surveys = (
+            stack.enter_context(ThreadPoolExecutor(many, f"holdfast-{name}"))
+            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", len(locations)))
+        )
         console = Console(stderr=True)
         # What is wrong with a location is better told here than on a page.
         with console.status("listing …") if console.is_terminal else ExitStack():
-            site = open_site(locations, parse_storage_options(named_options(options)), requests, stack)
+            site = open_site(locations, named_options(options), requests, surveys, stack)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from functools import partial
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.survey import Surveyor, survey
 from holdfast.ui.views.growth import GrowthReader
@@ -90,7 +91,9 @@ class Site:
         return self.directories[place]
 
 
-def open_site(urls: Iterable[str], options: Mapping[str, object], requests: Executor, stack: ExitStack) -> Site:
+def open_site(
+    urls: Iterable[str], options: Mapping[str, str], requests: Executor, surveys: Executor, stack: ExitStack
+) -> Site:
     """Open what was named, and list each checkpoint directory.
 
     Parameters
@@ -98,9 +101,9 @@ def open_site(urls: Iterable[str], options: Mapping[str, object], requests: Exec
     urls : iterable of str
         Checkpoint directories, and checkpoint locations of queries whose state lies there.
     options : mapping
-        Of the storage of all of them.
-    requests : concurrent.futures.Executor
-        For requests side by side.
+        Of the storage of all of them, as a query sets them below ``spark.holdfast.storage``.
+    requests, surveys : concurrent.futures.Executor
+        For requests side by side, and for listings, which may wait for such requests.
     stack : contextlib.ExitStack
         Closes what was opened.
 
@@ -111,7 +114,7 @@ def open_site(urls: Iterable[str], options: Mapping[str, object], requests: Exec
     """
     places, locations = [], []
     for url in dict.fromkeys(urls):
-        storage = stack.enter_context(open_storage(url, options))
+        storage = stack.enter_context(open_storage(url, parse_storage_options(options)))
         if is_query(storage):
             locations.append(url)
         else:
@@ -122,7 +125,6 @@ def open_site(urls: Iterable[str], options: Mapping[str, object], requests: Exec
             "(spark.holdfast.checkpoint.dir)",
             given=", ".join(locations),
         )
-    surveys = stack.enter_context(ThreadPoolExecutor(len(places), "holdfast-survey"))
     directories = [Directory.of(place, one, requests, surveys) for place, (_, one) in enumerate(places)]
     for directory in directories:
         directory.surveyor.latest()

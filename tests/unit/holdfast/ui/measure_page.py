@@ -39,8 +39,8 @@ def measured(root: Path) -> Iterator[dict[str, Any]]:
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with ExitStack() as stack:
         begun = time.perf_counter()
-        requests = stack.enter_context(ThreadPoolExecutor(8))
-        site = open_site([str(root)], {}, requests, stack)
+        requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(1))
+        site = open_site([str(root)], {}, requests, surveys, stack)
         objects = len(site.directory(0).surveyor.latest().survey.operators["totals"].objects)
         yield {"listed": objects, **_figures(begun, before_kb)}
         page = make_app(site, TOKEN, ["localhost"]).test_client()

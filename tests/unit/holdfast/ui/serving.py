@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,17 +12,21 @@ from flask.testing import FlaskClient
 
 from holdfast.ui.app import make_app
 from holdfast.ui.command import make_server
-from holdfast.ui.site import open_site
+from holdfast.ui.site import Site, open_site
 
 TOKEN = "00112233445566778899aabbccddeeff"
+
+
+def _site(stack: ExitStack, locations: Iterable[Path]) -> Site:
+    requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(4))
+    return open_site([str(one) for one in locations], {}, requests, surveys, stack)
 
 
 @contextmanager
 def opened(*locations: Path) -> Iterator[FlaskClient]:
     """Open the page of some directories and queries; yields what asks for it, below `TOKEN`."""
     with ExitStack() as stack:
-        requests = stack.enter_context(ThreadPoolExecutor(4))
-        site = open_site([str(one) for one in locations], {}, requests, stack)
+        site = _site(stack, locations)
         yield make_app(site, TOKEN, ["localhost"]).test_client()
 
 
@@ -30,8 +34,7 @@ def opened(*locations: Path) -> Iterator[FlaskClient]:
 def served(*locations: Path) -> Iterator[str]:
     """Serve the page of some directories; yields its address."""
     with ExitStack() as stack:
-        requests = stack.enter_context(ThreadPoolExecutor(8))
-        site = open_site([str(one) for one in locations], {}, requests, stack)
+        site = _site(stack, locations)
         server = make_server(site, TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run)
         thread.start()
