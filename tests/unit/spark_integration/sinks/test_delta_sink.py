@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,47 +28,13 @@ from holdfast.spark_integration.sinks.delta import commits
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import storage_options
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
-
-SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
-
-
-class Writer:
-    """A query that writes to a table."""
-
-    def __init__(self, sink: DeltaSink) -> None:
-        self.sink = sink
-        self.query = SinkQuery(sink.name, clock.new_uuid())
-
-    def prepared(self, batch_id: int, rows: Mapping[int | None, str | None], partition: int = 0) -> Handle:
-        """Write and prepare rows."""
-        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
-        transaction = self.sink.begin(attempt, SCHEMA)
-        transaction.write(pa.record_batch([list(rows), list(rows.values())], schema=SCHEMA))
-        return transaction.prepare()
-
-    def write(self, batch_id: int, rows: Mapping[int | None, str | None]) -> Handle:
-        """Write, prepare and commit rows."""
-        handle = self.prepared(batch_id, rows)
-        self.sink.confirm(self.query, batch_id, [handle])
-        self.sink.commit(self.query, batch_id, [handle])
-        return handle
-
-    def shown(self) -> list[tuple[Any, ...]]:
-        """What any Delta reader sees."""
-        rows = DeltaTable(self.sink.url).to_pyarrow_table().select(SCHEMA.names).to_pylist()
-        return sorted((tuple(row.values()) for row in rows), key=str)
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
+from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, Writer, opened
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
-
-
-def opened(sink: DeltaSink) -> Writer:
-    writer = Writer(sink)
-    writer.sink.open(writer.query, SCHEMA)
-    return writer
 
 
 def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,117 +152,6 @@ def test_other_writers_of_the_table_disturb_nothing(url: str) -> None:
     for batch in (0, 3):  # long compacted, and the newest
         with pytest.raises(StateLostError):
             writer.sink.commit(writer.query, batch, [writer.prepared(batch, {9: "another attempt"})])
-
-
-def _overwrite(url: str) -> None:
-    write_deltalake(url, pa.table({"key": ["a"]}), mode="overwrite", schema_mode="overwrite")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "settings"),
-        (_overwrite, "columns"),
-    ],
-)
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_others_change_meanwhile_is_checked_again(
-    url: str, change: Callable[[str], None], what: str, keys: list[str] | None
-) -> None:
-    """Rows that it would refuse at a start are not decided; the next start says why."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
-    writer.write(0, {1: "a"})
-    change(url)
-    before = DeltaTable(url).version()
-    with pytest.raises(UnavailableError, match=f"changed=.*{what}"):
-        writer.write(1, {-1: "b"})
-    assert DeltaTable(url).version() == before
-    with pytest.raises(HoldfastError, match=r"CHECK|no such column"):
-        writer.sink.open(writer.query, SCHEMA)
-
-
-def _remake(url: str, versions: int, *, all_files: bool) -> None:
-    """Make another table in the place of one."""
-    shutil.rmtree(url if all_files else Path(url, "_delta_log"))
-    DeltaTable.create(url, SCHEMA)
-    for i in range(versions):
-        write_deltalake(url, pa.table([[100 + i], ["of another"]], schema=SCHEMA), mode="append")
-
-
-@pytest.mark.parametrize("keys", [None, ["key"]])
-@pytest.mark.parametrize("all_files", [True, False])
-@pytest.mark.parametrize("versions", [0, 9])
-@pytest.mark.parametrize("is_decided", [True, False])
-def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(
-    url: str, keys: list[str] | None, all_files: bool, versions: int, is_decided: bool
-) -> None:
-    """With fewer versions or with more: it lacks what was committed, and gets nothing that looks as if it did not."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
-    for batch in range(3):
-        writer.write(batch, {batch: "a"})
-    handle = writer.prepared(3, {3: "b"})
-    if is_decided:
-        writer.sink.confirm(writer.query, 3, [handle])
-    _remake(url, versions, all_files=all_files)
-    shown = writer.shown()
-    step = writer.sink.commit if is_decided else writer.sink.confirm
-    with pytest.raises(HoldfastError, match=r"another one was made in its place|gone that were just written"):
-        step(writer.query, 3, [handle])
-    assert writer.shown() == shown
-    assert writer.sink.open(writer.query, SCHEMA) == -1, "by which the next start knows"
-
-
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_was_dropped_is_said_to_be_gone(url: str, keys: list[str] | None) -> None:
-    """Before the decision and after it; no log is begun in its place."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
-    writer.write(0, {0: "a"})
-    handle = writer.prepared(1, {1: "b"})
-    writer.sink.confirm(writer.query, 1, [handle])
-    kept = Path(url, "_delta_log").rename(f"{url}_log")
-    for step in (writer.sink.confirm, writer.sink.commit):
-        with pytest.raises(StateLostError, match="dropped or moved"):
-            step(writer.query, 1, [handle])
-        assert not Path(url, "_delta_log").exists()
-        # Who learnt that it is gone asks anew.
-        kept.rename(Path(url, "_delta_log"))
-        writer.sink.open(writer.query, SCHEMA)
-        kept = Path(url, "_delta_log").rename(f"{url}_log")
-    kept.rename(Path(url, "_delta_log"))
-    writer.sink.commit(writer.query, 1, [handle])
-    assert writer.shown() == [(0, "a"), (1, "b")]
-
-
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_fit(
-    url: str, keys: list[str] | None
-) -> None:
-    """The decision stands: the rows come when the table is as it was."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
-    writer.write(0, {0: "a"})
-    handle = writer.prepared(1, {1: "b"})
-    writer.sink.confirm(writer.query, 1, [handle])
-    version = DeltaTable(url).version()
-    _overwrite(url)
-    with pytest.raises(UnavailableError, match=r"changed=columns"):
-        writer.sink.commit(writer.query, 1, [handle])
-    with pytest.raises(SchemaMismatchError, match="no such column"):
-        writer.sink.open(writer.query, SCHEMA)
-    DeltaTable(url).restore(version)
-    writer.sink.open(writer.query, SCHEMA)
-    writer.sink.commit(writer.query, 1, [handle])
-    assert writer.shown() == [(0, "a"), (1, "b")]
-
-
-def test_a_log_that_was_cleaned_up_is_the_same_table(url: str) -> None:
-    """The commit by which the table is known may go after a month."""
-    writer = opened(DeltaSink("out", url, create=True))
-    for batch in range(2):
-        writer.write(batch, {batch: "a"})
-    DeltaTable(url).create_checkpoint()
-    Path(url, "_delta_log", f"{0:020}.json").unlink()
-    writer.write(2, {2: "a"})
-    assert writer.shown() == [(batch, "a") for batch in range(3)]
 
 
 def test_a_log_that_is_gone_is_an_error_of_ours(url: str) -> None:
