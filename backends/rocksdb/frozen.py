@@ -75,6 +75,7 @@ class FrozenDatabase(View):
         with rocksdb_errors(files.folder):
             self._rdict: Rdict | None = open_rocksdb(files.folder, _options(), read_only=True)
         try:
+            self._bring_ends(MARKER_KEY, MARKER_KEY)
             value = self._read(lambda database: database.get(MARKER_KEY))
             if value is None:
                 raise damaged(files.folder, "it has no marker")
