@@ -36,7 +36,7 @@ class QueryOperators:
     def of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
         """Return an operator with the pointers of the shards of some keys, at least; raises as `one`."""
         record = self._readers.record(name)
-        if record is not None and record.query_id == self._pointers.log.query_id() and keys:
+        if record is not None and record.query_id == self._pointers.query_id and keys:
             schemas = self._readers.tables(name).latest
             shown = [table for table in schemas if not is_by_time(schemas[table])]
             grouping = next(filter(None, (grouping_columns(schemas, table) for table in shown)), tuple(keys[0]))

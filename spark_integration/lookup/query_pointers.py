@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.pointer_row import PointerRow
-from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperator, read_operators
+from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperator, StateOperators
 from holdfast.spark_integration.spark_state.pointers import StateStores, read_pointers
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 
@@ -51,8 +52,14 @@ class QueryPointers:
     def __init__(self, location: ObjectStorage, executor: Executor) -> None:
         self._storage, self._executor = location, executor
         self.log = QueryLocation(location)
+        self._operators = StateOperators(location)
         self._lock = threading.Lock()
         self._batches: OrderedDict[int, tuple[LoggedBatch, StateStores, list[StateOperator]]] = OrderedDict()
+
+    @cached_property
+    def query_id(self) -> str:
+        """The query's id; raises InvalidArgumentError if the location is none of a query."""
+        return self.log.query_id()
 
     @property
     def url(self) -> str:
@@ -97,7 +104,7 @@ class QueryPointers:
         for operator in operators:
             wanted = None if partitions is None else [n for n in partitions if n < operator.partitions]
             with _reading(self._storage.url):
-                rows = read_pointers(self._storage, stores, operator, self._executor, wanted)
+                rows = read_pointers(self._storage, stores, operator, self._operators, self._executor, wanted)
             if rows is not None:
                 found.append(Held(operator, tuple(rows)))
         return found
@@ -113,9 +120,12 @@ class QueryPointers:
         with self._lock:
             if batch_id in self._batches:
                 return self._batches[batch_id]
-        batch = self.log.batch(batch_id)
+        try:
+            batch = self.log.logged(batch_id)
+        except NotFoundError:
+            batch = self.log.batch(batch_id)  # whose error says which there are
         with _reading(self._storage.url):
-            found = batch, StateStores.of(batch), read_operators(self._storage, batch_id)
+            found = batch, StateStores.of(batch), self._operators.at(batch_id)
         with self._lock:
             self._batches[batch_id] = found
             while len(self._batches) > _KEPT_BATCHES:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 
+from holdfast import clock
 from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.commit_objects import Commit
@@ -23,6 +24,7 @@ from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 
 _KEPT_READERS = 16
+_KNOWN_MS = 3_000
 
 
 class ShardReaders:
@@ -34,16 +36,22 @@ class ShardReaders:
         The checkpoint directory.
     executor : concurrent.futures.Executor
         Must not run the caller.
+    monotonic_ms : callable, optional
+        As in `holdfast.clock`.
     """
 
-    def __init__(self, storage: ObjectStorage, executor: Executor) -> None:
+    def __init__(
+        self, storage: ObjectStorage, executor: Executor, monotonic_ms: Callable[[], int] = clock.monotonic_ms
+    ) -> None:
         self._storage, self._executor = storage, executor
         self._readers: OrderedDict[str, VersionReader] = OrderedDict()
+        self._records: dict[str, tuple[int, OperatorRecord | None, StoredTables | None]] = {}
+        self._monotonic_ms = monotonic_ms
         self._lock = threading.RLock()
 
     def record(self, directory: str) -> OperatorRecord | None:
         """Return the record of an operator's directory; None if there is none. Raises CorruptionError."""
-        return find_operator(self._storage, directory)
+        return self._known(directory)[0]
 
     def tables(self, directory: str) -> StoredTables:
         """Return the tables of an operator's directory as they are declared by now.
@@ -55,7 +63,11 @@ class ShardReaders:
         CorruptionError
             What says so is damaged.
         """
-        return stored_tables(self._storage, read_operator(self._storage, directory))
+        record, stored = self._known(directory)
+        if record is None or stored is None:
+            read_operator(self._storage, directory)  # says what is missing
+            return self.tables(directory)
+        return stored
 
     def require(self, directory: str, rows: Sequence[PointerRow]) -> int:
         """Check that pointers are of an operator's directory, and return how many shards the operator has.
@@ -65,7 +77,7 @@ class ShardReaders:
         NotFoundError, SchemaMismatchError
             They are not.
         """
-        record = read_operator(self._storage, directory)
+        record = self.record(directory) or read_operator(self._storage, directory)
         for row in rows:
             row.require(operator_of(directory) or directory, row.shard, record.shards)
         return record.shards
@@ -128,6 +140,18 @@ class ShardReaders:
             if isinstance(exc.__cause__, NotFoundError):
                 return None  # cleaned up
             raise
+
+    def _known(self, directory: str) -> tuple[OperatorRecord | None, StoredTables | None]:
+        """Return an operator's record and its tables; what a run declares is seen within seconds."""
+        with self._lock:
+            at_ms, record, stored = self._records.get(directory, (-_KNOWN_MS, None, None))
+        now_ms = self._monotonic_ms()
+        if record is None or now_ms - at_ms >= _KNOWN_MS:
+            record = find_operator(self._storage, directory)
+            stored = None if record is None else stored_tables(self._storage, record)
+            with self._lock:
+                self._records[directory] = now_ms, record, stored
+        return record, stored
 
     @contextmanager
     def _reader(self, directory: str, row: PointerRow, stored: StoredTables) -> Iterator[VersionReader]:

@@ -17,7 +17,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -77,7 +76,7 @@ class StoredQuery:
         self._readers = ShardReaders(storage, executor)
         self._operators = QueryOperators(self._pointers, self._readers)
 
-    @cached_property
+    @property
     def query_id(self) -> str:
         """The query's id.
 
@@ -86,7 +85,7 @@ class StoredQuery:
         InvalidArgumentError
             This is not the checkpoint location of a query.
         """
-        return self._pointers.log.query_id()
+        return self._pointers.query_id
 
     def batches(self) -> list[int]:
         """Return the micro-batches that are committed and logged, ascending; the oldest may just be purged."""

@@ -34,7 +34,6 @@ from holdfast.spark_integration.shard.announcing import announce, bound_chain
 from holdfast.spark_integration.shard.group import ShardGroup
 from holdfast.spark_integration.shard.operator import (
     INITIAL_VERSION,
-    TIMERS_TABLE,
     BatchTimes,
     CallCounts,
     Operator,
@@ -45,6 +44,7 @@ from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.received_rows import gather_rows
 from holdfast.spark_integration.shard.store import ShardStore, open_shard
 from holdfast.spark_integration.shard.streaming_task import StreamingTask
+from holdfast.spark_integration.shard.timeout import TIMERS_TABLE
 from holdfast.spark_integration.transport.output import Output
 from holdfast.spark_integration.transport.python_stage import freeze_modules
 from holdfast.spark_integration.transport.routes import hash_of_route, shard_of_route

@@ -25,8 +25,6 @@ from holdfast.spark_integration.transport.transport import HASH
 INITIAL_VERSION = 0
 #: The state table of the APIs that keep one row per key.
 STATE_TABLE = "state"
-#: The table of keys' timers, which is not the user's state.
-TIMERS_TABLE = "timers"
 
 
 @dataclass(frozen=True)

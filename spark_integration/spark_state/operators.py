@@ -61,36 +61,58 @@ class StateOperator:
     variables: tuple[str, ...]
 
 
-def read_operators(location: ObjectStorage, batch_id: int) -> list[StateOperator]:
-    """Return the operators with state of a query as they were in a micro-batch.
+class StateOperators:
+    """The operators with state of a query, by micro-batch; what was read is kept.
 
     Parameters
     ----------
     location : ObjectStorage
         Its root is the checkpoint location.
-
-    Raises
-    ------
-    CorruptionError
-        Metadata cannot be read.
-    NotKnownError
-        It has another format.
     """
-    found: list[StateOperator] = []
-    while key := _newest(location, len(found), batch_id):
-        found.append(_read(location, key, len(found)))
-    return found
 
+    def __init__(self, location: ObjectStorage) -> None:
+        self._location = location
+        self._read: dict[str, StateOperator] = {}
+        self._hold_pointers: dict[int, bool] = {}
+        # Up to which micro-batch it is known which metadata there is, and by operator since when each holds.
+        self._listed = -1
+        self._versions: list[dict[int, str]] = []
 
-def _newest(location: ObjectStorage, number: int, batch_id: int) -> str | None:
-    """Return the key of an operator's metadata that holds for a micro-batch; None if it has none."""
-    folder = f"state/{number}/_metadata/"
-    versions: dict[int, str] = {}
-    for info in location.list(folder):
-        match = _METADATA.fullmatch(info.key.removeprefix(folder))
-        if match and (since := int(match[1] or -1)) <= batch_id:
-            versions[since] = info.key
-    return versions[max(versions)] if versions else None
+    def at(self, batch_id: int) -> list[StateOperator]:
+        """Return the operators as they were in a micro-batch, which is committed.
+
+        Raises
+        ------
+        CorruptionError
+            Metadata cannot be read.
+        NotKnownError
+            It has another format.
+        """
+        if batch_id > self._listed:
+            versions: list[dict[int, str]] = []
+            while found := self._list(len(versions)):
+                versions.append(found)
+            self._versions, self._listed = versions, batch_id
+        operators = []
+        for number, since in enumerate(self._versions):
+            if held := [first for first in since if first <= batch_id]:
+                key = since[max(held)]
+                if key not in self._read:
+                    self._read[key] = _read(self._location, key, number)
+                operators.append(self._read[key])
+        return operators
+
+    def hold_pointers(self, operator: StateOperator) -> bool:
+        """Tell whether groups have pointers as their state; see `holds_pointers`."""
+        if operator.number not in self._hold_pointers:
+            self._hold_pointers[operator.number] = holds_pointers(self._location, operator)
+        return self._hold_pointers[operator.number]
+
+    def _list(self, number: int) -> dict[int, str]:
+        """Return the keys of an operator's metadata by the micro-batch since which it holds."""
+        folder = f"state/{number}/_metadata/"
+        found = [(info.key, _METADATA.fullmatch(info.key.removeprefix(folder))) for info in self._location.list(folder)]
+        return {int(match[1] or -1): key for key, match in found if match}
 
 
 def _read(location: ObjectStorage, key: str, number: int) -> StateOperator:

@@ -31,7 +31,7 @@ from holdfast.spark_integration.spark_state.operators import (
     STATE_VARIABLES,
     NotKnownError,
     StateOperator,
-    holds_pointers,
+    StateOperators,
 )
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import Named, Rows, checked_unique_id
@@ -126,6 +126,7 @@ def read_pointers(
     location: ObjectStorage,
     stores: StateStores,
     operator: StateOperator,
+    operators: StateOperators,
     executor: Executor,
     partitions: Collection[int] | None = None,
 ) -> list[PointerRow] | None:
@@ -151,7 +152,7 @@ def read_pointers(
     """
     family = None
     if operator.host == GROUP_STATE:
-        if not operator.partitions or not holds_pointers(location, operator):
+        if not operator.partitions or not operators.hold_pointers(operator):
             return None
     elif operator.host == STATE_VARIABLES and POINTER_VARIABLE in operator.variables:
         family = POINTER_VARIABLE

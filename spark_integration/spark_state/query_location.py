@@ -129,7 +129,18 @@ class QueryLocation:
                 last=committed[-1],
                 location=self._storage.url,
             )
-        number = committed[-1] if batch_id is None else batch_id
+        return self.logged(committed[-1] if batch_id is None else batch_id)
+
+    def logged(self, number: int) -> LoggedBatch:
+        """Return a micro-batch that is in both logs, without a look at others.
+
+        Raises
+        ------
+        NotFoundError
+            It is not.
+        CorruptionError
+            A log cannot be read.
+        """
         offsets, commits = f"offsets/{number}", f"commits/{number}"
         version, batch, *lines = self._log(offsets, 2)
         if not isinstance(self._json(batch, offsets).get("conf"), dict):

@@ -10,6 +10,7 @@ refused, as its timers would be due in another century.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,12 @@ import pyarrow as pa
 from holdfast.backends.arrow.rows import IntArray
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.shard.operator import TIMERS_TABLE, BatchTimes
-from holdfast.spark_integration.shard.timeout import TimeoutConf
+from holdfast.spark_integration.shard.timeout import TIMERS_TABLE, TimeoutConf
 from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
+
+if TYPE_CHECKING:
+    # With it come pandas, and a second: who only looks at tables needs neither.
+    from holdfast.spark_integration.shard.operator import BatchTimes
 
 TIMERS, TIMERS_BY_DUE = TIMERS_TABLE, "timers_by_due"
 #: The column of `timers` that says when one is due, by clock.

@@ -142,9 +142,10 @@ def test_pointers_and_rows_of_processors(lab: Lab, version: str) -> None:
     with configured(lab.spark, CHANGELOG | {f"{STORE}.checkpointFormatVersion": version}):
         lab.run(of_processor(lab))
         require_the_same_pointers(lab)
-    for table in ("value", "seen", "counts"):
-        for batch_id in (2, None):
-            require_the_same_rows(lab, "totals", table, batch_id)
+        # Spark's own reader needs the settings of the session, look-ups have what Spark has pinned.
+        for table in ("value", "seen", "counts"):
+            for batch_id in (2, None):
+                require_the_same_rows(lab, "totals", table, batch_id)
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[3]], ids=str)
@@ -176,7 +177,7 @@ def test_what_a_key_held(lab: Lab) -> None:
             assert [one.is_oldest for one in versions] == [False] * (len(versions) - 1) + [True]
             for batch_id, rows in enumerate(by_batch):
                 held = next(one for one in versions if one.batch_id <= batch_id)
-                assert held.tables["state"].to_pylist() == [rows[key]] * (key in rows)
+                assert held.tables["state"].to_pylist() == ([rows[key]] if key in rows else [])
         (changes,) = query.diff("totals", 2, 6, rows_each=1000)
         one, other = by_batch[2], by_batch[6]
         assert {row.key["key"]: row.kind for row in changes.rows} == {

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from holdfast import savepoints
 from holdfast.benches.command import bench
-from holdfast.benches.micro import state_table
+from holdfast.benches.micro import lookup, state_table
 from holdfast.benches.micro import timers as micro_timers
 from holdfast.benches.report import micro_tables
+from holdfast.snapshotter.storage.opening import open_storage
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,6 +64,16 @@ def test_the_savepoint_of_the_bench_is_one(tmp_path: Path) -> None:
     assert savepoints.verify(tmp_path, state_table.NAME) == []
     (operator,) = savepoints.read(tmp_path, state_table.NAME).operators
     assert operator.rows == {"state": 4_000}
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_the_bench_of_look_ups_finds_its_keys(tmp_path: Path, backend: str) -> None:
+    """By a look-up as by a read of all, and it knows how large the version is."""
+    with open_storage(str(tmp_path)) as storage:
+        version = lookup.write_version(storage, backend, 8_000)
+        assert version.stored_bytes > 8_000 * 70
+        lookup.look_up(version, 3)
+        lookup.read_all(version)
 
 
 def test_timers_of_the_bench_fire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
