@@ -37,7 +37,8 @@ def metrics(query: StreamingQuery) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         The columns ``operator``, ``batchId`` and ``timestamp`` (when the micro-batch began), then those that
-        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted.
+        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted. No
+        rows if the query was defined without ``spark.holdfast.metrics.inProgress``.
 
     Raises
     ------
