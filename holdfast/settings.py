@@ -167,7 +167,7 @@ class Settings:
     snapshot_interval_seconds: int | None = _setting("snapshot.intervalSeconds", _count, None)
     carried_bytes: int = _setting("commit.carriedBytes", _carried_bytes, 16 << 10)
     upload_bandwidth_bytes: int | None = _setting("snapshot.upload.bandwidth", parse_size, None)
-    metrics_in_progress: bool = _setting("metrics.inProgress", _flag, True)
+    metrics_in_progress: bool = _setting("metrics.inProgress", _flag, False)
     metrics_port: int | None = _setting("metrics.port", _port, None)
     metrics_address: str = _setting("metrics.address", _text, "127.0.0.1")
     retained_versions: int = 100

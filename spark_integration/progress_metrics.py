@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
@@ -37,7 +37,8 @@ def metrics(query: StreamingQuery) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         The columns ``operator``, ``batchId`` and ``timestamp`` (when the micro-batch began), then those that
-        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted.
+        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted. No
+        rows if the query was defined without ``spark.holdfast.metrics.inProgress``.
 
     Raises
     ------
@@ -60,9 +61,18 @@ def metrics(query: StreamingQuery) -> DataFrame:
         began = datetime.fromisoformat(progress["timestamp"])
         for name, observed in (progress["observedMetrics"] or {}).items():
             if name.startswith(OBSERVATION):
-                operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(observed.asDict())
+                operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(by_name(observed))
                 # A trigger without data repeats the number of the micro-batch before, and has observed nothing.
                 if values["shards"] or (progress["batchId"], operator) not in rows:
                     shown = [values[metric.name] for metric in OBSERVED]
                     rows[progress["batchId"], operator] = (operator, progress["batchId"], began, *shown)
     return SparkSession.active().createDataFrame(list(rows.values()), _SCHEMA)
+
+
+def by_name(observed: Row) -> dict[str, Any]:
+    """Return observed metrics by name: classic Spark has them as columns, Spark Connect as values and their schema."""
+    found: dict[str, Any] = observed.asDict()
+    if found.keys() == {"values", "schema"}:
+        names = [column["name"] for column in found["schema"]["fields"]]
+        return dict(zip(names, found["values"], strict=True))
+    return found

@@ -95,6 +95,7 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the state of a vectorised operator and of one by key, and the output of a batch query."""
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     events = source.parquet(str(folder / "input"))
+    spark.conf.set("spark.holdfast.metrics.inProgress", "true")
     counts = (
         holdfast.stream(events)
         .groupBy("key")

@@ -27,6 +27,11 @@ FIRST = [("a", 1), ("b", 2), ("a", 3), (None, 4)]
 SECOND = [("a", 10), ("c", 20), (None, 30), ("", 40)]
 
 
+@pytest.fixture(autouse=True)
+def in_progress(lab: Lab) -> None:
+    lab.configure({"metrics.inProgress": "true"})
+
+
 def ended(lab: Lab, frame: DataFrame, query: str = "query") -> StreamingQuery:
     """Run a query over the files that it has not read yet."""
     writer = frame.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
