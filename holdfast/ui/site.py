@@ -18,9 +18,11 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.client.recent import recent_batches
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.survey import Surveyor, survey
 from holdfast.ui.views.growth import GrowthReader
+from holdfast.ui.views.live import Live
 from holdfast.ui.views.row_counts import RowCounter
 
 _METADATA_BYTES_MAX = 1 << 16
@@ -74,9 +76,11 @@ class Site:
     Attributes
     ----------
     directories : tuple of Directory
+    live : Live
     """
 
     directories: tuple[Directory, ...]
+    live: Live
 
     def directory(self, place: int) -> Directory:
         """Return a directory.
@@ -92,7 +96,13 @@ class Site:
 
 
 def open_site(
-    urls: Iterable[str], options: Mapping[str, str], requests: Executor, surveys: Executor, stack: ExitStack
+    urls: Iterable[str],
+    options: Mapping[str, str],
+    requests: Executor,
+    surveys: Executor,
+    stack: ExitStack,
+    *,
+    local_dir: str | None = None,
 ) -> Site:
     """Open what was named, and list each checkpoint directory.
 
@@ -106,6 +116,8 @@ def open_site(
         For requests side by side, and for listings, which may wait for such requests.
     stack : contextlib.ExitStack
         Closes what was opened.
+    local_dir : str, optional
+        Where queries on this machine have their local state, if that is set.
 
     Raises
     ------
@@ -141,7 +153,8 @@ def open_site(
             )
         for place in fitting:
             queries[place].append(opened[place])
-    return Site(tuple(replace(one, queries=tuple(queries[one.place])) for one in directories))
+    shown = tuple(replace(one, queries=tuple(queries[one.place])) for one in directories)
+    return Site(shown, Live(partial(recent_batches, local_dir)))
 
 
 def is_query(storage: ObjectStorage) -> bool:

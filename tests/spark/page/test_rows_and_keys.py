@@ -140,6 +140,18 @@ def test_it_follows_a_running_query(query: Lab, page: FlaskClient) -> None:
     assert query.state()["ann"] == (4, 107)
 
 
+def test_a_running_query_is_seen_live(query: Lab) -> None:
+    """State servers on this machine tell of the last micro-batches; without their directory nothing is shown."""
+    places = query.folder / "durable", query.folder / "query"
+    with opened(*places, local_dir=str(query.local)) as page:
+        text = page.get(f"/{TOKEN}/0/totals/").text
+        found = [row for row in cells(text) if len(row) == 13]
+        assert [row[0] for row in found[1:]] == ["3", "2", "1", "0"]
+        assert [int(row[2]) for row in found[1:]] == [33, 32, 34, 34]
+    with opened(*places, local_dir=str(query.folder)) as page:
+        assert "The last micro-batches" not in page.get(f"/{TOKEN}/0/totals/").text
+
+
 def test_what_is_lost_is_an_error(query: Lab, page: FlaskClient) -> None:
     """State that somebody has deleted: the page names it, and the other views still work."""
     for path in (query.folder / "durable").glob("totals/operator"):
