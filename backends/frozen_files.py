@@ -12,8 +12,17 @@ files; `Backend.thaw` takes whole ones.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Bytes of a file, from `start` to `end`."""
+
+    name: str
+    start: int
+    end: int
 
 
 class FrozenFiles(ABC):
@@ -42,9 +51,10 @@ class FrozenFiles(ABC):
             The storage did not answer, or local storage is full.
         """
 
-    def bring(self, name: str, start: int, end: int) -> None:
-        """Bring these bytes, at least; they may be unverified, for a reader that verifies each of its blocks.
+    def bring(self, places: Sequence[Place]) -> None:
+        """Bring some bytes, at least; they may be unverified, for a reader that verifies each of its blocks.
 
         If it finds a block damaged, `require` brings verified ones, where `bring` did not.
         """
-        self.require(name, start, end)
+        for place in places:
+            self.require(*place)

@@ -138,6 +138,7 @@ PLACES = {
     "pyspark": (
         *("spark_integration/*", "benches/*", "examples/*"),
         *("holdfast/cli*.py", "holdfast/commands/export.py", "holdfast/commands/own_spark.py", "holdfast/testing/*"),
+        "holdfast/commands/progress.py",
     ),
     "rich": ("holdfast/cli*.py", "holdfast/commands/*", "holdfast/ui/command.py", "examples/*", "benches/*"),
     "rocksdict": ("backends/rocksdb/*", "spark_integration/spark_state/*"),
@@ -159,6 +160,7 @@ MAY_ASK_TIME = ("holdfast/clock.py", "spark_integration/server/state_server.py",
 # task_storage.py hands its threads to the parts of a shard call; contract suites test concurrency.
 MAY_START_THREADS = (
     "benches/*",
+    "holdfast/commands/progress.py",
     "holdfast/commands/target.py",
     "holdfast/savepoints.py",
     "holdfast/testing/*",

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict
 
 from holdfast.backends.base import MAX_HASH, Found, Pointer, View
-from holdfast.backends.frozen_files import FrozenFiles
+from holdfast.backends.frozen_files import FrozenFiles, Place
 from holdfast.backends.rocksdb.codec.keys import encode_keys
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker, StoredTable
@@ -75,6 +75,7 @@ class FrozenDatabase(View):
         with rocksdb_errors(files.folder):
             self._rdict: Rdict | None = open_rocksdb(files.folder, _options(), read_only=True)
         try:
+            self._bring_ends(MARKER_KEY, MARKER_KEY)
             value = self._read(lambda database: database.get(MARKER_KEY))
             if value is None:
                 raise damaged(files.folder, "it has no marker")
@@ -114,6 +115,7 @@ class FrozenDatabase(View):
         if stored is None or not len(prefixes):
             return
         left = sorted(set(to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))))
+        self._bring_ends(left[0], left[-1] + b"\xff")
         while left:
             wanted = left
             rows, used = self._read(lambda database: _reader(database, stored).prefixed(wanted))  # noqa: B023
@@ -129,14 +131,35 @@ class FrozenDatabase(View):
     def _table(self, table: str) -> tuple[TableSchema, StoredTable | None]:
         return find_table(self._tables, table), self._marker.tables.get(table)
 
+    def _bring_ends(self, first: bytes, last: bytes) -> None:
+        """Bring the ends of all tables that may have keys in a range, at once."""
+        places = []
+        for table in self._require_open().live_files():
+            name = table["name"].lstrip("/")
+            if (
+                name in self._files.sizes
+                and name not in self._times
+                and table["start_key"] <= last
+                and first <= table["end_key"]
+            ):
+                size = self._files.sizes[name]
+                places.append(Place(name, max(0, size - _END_BYTES), size))
+                self._times[name] = 0
+        if places:
+            self._files.bring(places)
+
+    def _require_open(self) -> Rdict:
+        if self._rdict is None:
+            raise ClosedError("the view was closed: open a new one")
+        return self._rdict
+
     def _read(self, read: Callable[[Rdict], _T]) -> _T:
         """Return what a read returns, once all that it needs is here."""
         while True:
-            if self._rdict is None:
-                raise ClosedError("the view was closed: open a new one")
+            database = self._require_open()
             try:
                 with rocksdb_errors(self._files.folder):
-                    return read(self._rdict)
+                    return read(database)
             except CorruptionError as exc:
                 if not self._bring(str(exc.__cause__)):
                     raise
@@ -154,12 +177,12 @@ class FrozenDatabase(View):
         wanted = self._asked.get((name, wrong), 0)
         self._asked[name, wrong] = wanted + 1
         if times == 0:
-            self._files.bring(name, *end)  # first of all: the index stands there
+            self._files.bring([Place(name, *end)])  # first of all: the index stands there
         elif wanted <= 1:
             # Twice as much each time: who reads many rows of a file soon has all of it.
             length = _AROUND_BYTES << min(times, _DOUBLED_MAX)
             start = wrong[0] - wrong[0] % _AROUND_BYTES
-            self._files.bring(name, start, min(size, max(wrong[1], start + length)))
+            self._files.bring([Place(name, start, min(size, max(wrong[1], start + length)))])
         elif wanted == 2:
             self._files.require(name, *wrong)
         return wanted <= 2

@@ -49,7 +49,17 @@ SECTIONS = {
         "configuration",
     ],
     "Exactly-once results": ["sinks", "postgres-sink", "kafka-sink", "file-sinks"],
-    "In production": ["deploy", "operations", "metrics", "ui", "savepoints", "state-tables", "migrate", "reliability"],
+    "In production": [
+        "deploy",
+        "operations",
+        "metrics",
+        "ui",
+        "lookups",
+        "savepoints",
+        "state-tables",
+        "migrate",
+        "reliability",
+    ],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": [
         "/ARCHITECTURE",

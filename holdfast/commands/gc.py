@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from holdfast.commands.progress import things_shown
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
@@ -95,7 +96,9 @@ def gc(
         if dry_run or (going and not yes and not _is_agreed(going)):
             aborted = None
         else:
-            list(target.executor.map(partial(_carry_out, target), going))
+            with things_shown("deleting", sum(len(outcome.plan.delete) for outcome in going)) as on_done:
+                for outcome in target.executor.map(partial(_carry_out, target), going):
+                    on_done(len(outcome.plan.delete))
             folders = [*target.listing.operators, *([] if operator else [RESCALING])]
             aborted = _abort_uploads(target, folders, before_ms, outcomes)
         if as_json:
@@ -120,7 +123,11 @@ def _plans(target: Target, retain: int | None, now_ms: int, before_ms: int) -> l
         ours = [shard for prefix, shard in operator.shards.items() if _is_of(record, prefix)]
         work += [(shard, retained) for shard in ours]
     outcome_of = partial(_outcome, target, now_ms=now_ms, grace_ms=now_ms - before_ms)
-    return [*outcomes, *target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work)]
+    with things_shown("looking at shards", len(work)) as on_done:
+        for outcome in target.executor.map(lambda pair: outcome_of(pair[0], retain=pair[1]), work):
+            outcomes.append(outcome)
+            on_done(1)
+    return outcomes
 
 
 def _is_of(record: OperatorRecord, prefix: str) -> bool:
@@ -174,11 +181,12 @@ def _is_agreed(going: list[Outcome]) -> bool:
     return click.confirm(f"Delete {sum(len(o.plan.delete) for o in going):,} objects?")
 
 
-def _carry_out(target: Target, outcome: Outcome) -> None:
+def _carry_out(target: Target, outcome: Outcome) -> Outcome:
     try:
         carry_out(PrefixedStorage(target.storage, outcome.plan.shard), outcome.plan)
     except HoldfastError as exc:
         outcome.error = exc
+    return outcome
 
 
 def _abort_uploads(target: Target, folders: list[str], before_ms: int, outcomes: list[Outcome]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.commands.progress import tasks_shown
 from holdfast.commands.target import named_options
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
@@ -36,6 +37,8 @@ def started_spark(
 
     ensure_java()
     builder = SparkSession.builder.appName("holdfast").config("spark.ui.enabled", "false")
+    # Its own bar is shown in files, too, and does not say how long yet.
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     if checkpoint_dir is not None:
         builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
     settings = pairs(conf, "--conf")
@@ -47,7 +50,8 @@ def started_spark(
         builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
     spark = builder.getOrCreate()
     try:
-        yield spark
+        with tasks_shown(spark):
+            yield spark
     finally:
         spark.stop()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from holdfast.commands.progress import bytes_shown
 from holdfast.commands.target import Target, on_checkpoint, opened, plain, retain_option, size, table
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.decisions import damages as damages_of
@@ -38,7 +36,7 @@ def verify(url: str, operator: str | None, options: tuple[str, ...], as_json: bo
             for name in target.listing.without_record()
         ]
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
-        with _progress(sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
+        with bytes_shown("reading", sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
             reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]
         damages += [damage for report in reports for damage in report.damages]
         sinks = target.listing.sinks
@@ -124,13 +122,3 @@ def _short(pointers: tuple[str, ...]) -> str:
             ranges.append([number, number])
     shown = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
     return ", ".join(shown[:_RANGES_SHOWN]) + (" …" if len(shown) > _RANGES_SHOWN else "")
-
-
-@contextmanager
-def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on standard error while the context lasts, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=total_bytes)
-        yield lambda size_bytes: progress.advance(task, size_bytes)

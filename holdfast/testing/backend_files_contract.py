@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.base import MAX_HASH, Backend, Pointer, View
+from holdfast.backends.frozen_files import FrozenFiles
 from holdfast.backends.run import TableSchema
 from holdfast.errors import CorruptionError, NotFoundError, SchemaMismatchError
 from holdfast.testing.backend_rows_contract import BackendRowsContract, MakeBackend
@@ -69,6 +71,37 @@ def same(one: View, other: View) -> bool:
     return read(one) == read(other)
 
 
+class StoredElsewhere(FrozenFiles):
+    """Frozen files as a look-up has them: nothing is here before it is asked for.
+
+    Attributes
+    ----------
+    stored : dict of str to bytes
+        What is there.
+    """
+
+    def __init__(self, paths: list[Path], folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.stored = {path.name: path.read_bytes() for path in paths}
+        self.sizes = {name: len(data) for name, data in self.stored.items()}
+        for path in paths:
+            (folder / path.name).write_bytes(b"")
+            os.truncate(folder / path.name, self.sizes[path.name])
+            self._keep_time(path.name, path.stat().st_mtime_ns)
+
+    def require(self, name: str, start: int = 0, end: int | None = None) -> None:
+        end = self.sizes[name] if end is None else min(end, self.sizes[name])
+        modified_ns = (self.folder / name).stat().st_mtime_ns
+        with (self.folder / name).open("r+b") as file:
+            file.seek(start)
+            file.write(self.stored[name][start:end])
+        self._keep_time(name, modified_ns)
+
+    def _keep_time(self, name: str, modified_ns: int) -> None:
+        os.utime(self.folder / name, ns=(modified_ns, modified_ns))
+
+
 class BackendFilesContract(BackendRowsContract):
     """The part of `BackendContract` on versions as files."""
 
@@ -91,6 +124,41 @@ class BackendFilesContract(BackendRowsContract):
             return folder
 
         return copy
+
+    # Opening frozen files where they lie.
+
+    def test_a_frozen_version_is_read_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
+        """Look-ups answer as an open version does, whichever of its bytes they ask for, and bring no other files."""
+        make_versions(backend)
+        for pointer in (P1, P2):
+            files = StoredElsewhere(backend.freeze(pointer), tmp_path / f"elsewhere-{pointer}")
+            with (
+                self.kind(backend).open_frozen(pointer, TABLES, files, backend.new_id) as there,
+                backend.view(pointer) as here,
+            ):
+                assert same(there, here)
+
+    def test_another_version_or_a_damaged_one_is_refused_where_it_lies(self, backend: Backend, tmp_path: Path) -> None:
+        """A look-up never answers from files that are not what they should be."""
+        make_versions(backend)
+        frozen = backend.freeze(P1)
+        files = StoredElsewhere(frozen, tmp_path / "other")
+        with pytest.raises(CorruptionError), self.kind(backend).open_frozen(P2, TABLES, files, backend.new_id) as view:
+            contents(view, "counts")
+        for number, path in enumerate(frozen):
+            files = StoredElsewhere(frozen, tmp_path / f"{number}")
+            files.stored[path.name] = bytes(len(files.stored[path.name]))
+            with pytest.raises((CorruptionError, SchemaMismatchError)):
+                self._read_all(backend, files)
+
+    def _read_all(self, backend: Backend, files: FrozenFiles) -> None:
+        with self.kind(backend).open_frozen(P1, TABLES, files, backend.new_id) as view:
+            for table in TABLES:
+                contents(view, table)
+
+    def kind(self, backend: Backend) -> type[Backend]:
+        """Return the class that is registered for a backend."""
+        return type(backend)
 
     # Freezing.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.backends import local_files
 from holdfast.backends.block_io import write_at
-from holdfast.backends.frozen_files import FrozenFiles
+from holdfast.backends.frozen_files import FrozenFiles, Place
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.snapshots.manifest import Manifest, Part, SnapshotFile
 from holdfast.snapshotter.snapshots.transfer import fetch_part
@@ -67,28 +67,33 @@ class StoredFiles(FrozenFiles):
                     write_at(out, data, at)
                     self._here.add(part.key)
 
-    def bring(self, name: str, start: int, end: int) -> None:
-        file = self._files[name]
-        compressed = []
-        with self._lock, self._writing(file) as out:
-            for part, at, size in self._pieces(file, start, min(end, file.size_bytes)):
-                if part.key in self._here:
-                    continue
-                if part.size_bytes <= size:
-                    compressed.append((at, at + size))
-                    continue
-                first, last = max(start, at), min(end, at + size)
-                write_at(out, self._range(part, first - at, last - at), first)
-        for first, last in compressed:
-            self.require(name, first, last)
+    def bring(self, places: Sequence[Place]) -> None:
+        # What is stored compressed cannot be had in ranges.
+        whole: list[Place] = []
+        ranges: list[tuple[SnapshotFile, Part, int, Place]] = []
+        with self._lock:
+            for place in places:
+                file = self._files[place.name]
+                for part, at, size in self._pieces(file, place.start, min(place.end, file.size_bytes)):
+                    piece = Place(place.name, max(place.start, at), min(place.end, at + size))
+                    if part.key not in self._here and part.size_bytes <= size:
+                        whole.append(piece)
+                    elif part.key not in self._here:
+                        ranges.append((file, part, at, piece))
+            for (file, _, _, piece), data in zip(ranges, self._executor.map(self._range, ranges), strict=True):
+                with self._writing(file) as out:
+                    write_at(out, data, piece.start)
+        for piece in whole:
+            self.require(*piece)
 
     def _fetched(self, piece: tuple[Part, int, int]) -> memoryview:
         part, _, size = piece
         return memoryview(fetch_part(self._shard, part, size))
 
-    def _range(self, part: Part, start: int, end: int) -> memoryview:
+    def _range(self, wanted: tuple[SnapshotFile, Part, int, Place]) -> memoryview:
+        _, part, at, piece = wanted
         try:
-            return self._shard.get_range(part.key, start, end)
+            return self._shard.get_range(part.key, piece.start - at, piece.end - at)
         except NotFoundError as exc:
             raise CorruptionError(f"{self._shard.url}/{part.key} is missing, and a snapshot needs it") from exc
 

@@ -38,8 +38,8 @@ class UnsafeRow:
     def __init__(self, data: memoryview, columns: int, source: str) -> None:
         self._data = data
         self._null_bytes = -(-columns // 64) * _WORD
-        self._source = source
-        if len(data) < self._null_bytes + columns * _WORD:
+        self._source, self._fixed_bytes = source, self._null_bytes + columns * _WORD
+        if len(data) < self._fixed_bytes:
             raise CorruptionError(f"{source} holds a row that is too short", size_bytes=len(data), columns=columns)
 
     def is_null(self, column: int) -> bool:
@@ -59,7 +59,7 @@ class UnsafeRow:
         if self.is_null(column):
             return None
         size, offset = struct.unpack_from("<II", self._data, self._place(column))
-        if offset < self._null_bytes or offset + size > len(self._data):
+        if offset < self._fixed_bytes or offset + size > len(self._data):
             raise CorruptionError(f"{self._source} holds a row whose bytes stand outside of it", column=column)
         return self._data[offset : offset + size]
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.backends.base import Backend
+from holdfast.backends.registry import find_backend
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.testing import BackendContract, MakeBackend
 from tests.faults.executor_process import OWNED, remote_backends, started_executors
 
@@ -27,3 +30,7 @@ class TestRemoteBackend(BackendContract):
     @pytest.fixture
     def make_backend(self, make_remote_backend: MakeBackend) -> MakeBackend:
         return make_remote_backend
+
+    def kind(self, backend: Backend) -> type[Backend]:
+        assert isinstance(backend, RemoteBackend)
+        return find_backend(backend._shard.backend)

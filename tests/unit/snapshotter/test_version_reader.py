@@ -1,0 +1,209 @@
+"""Some rows of a version are those that the whole version has, and cost by what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import Backend, Pointer
+from holdfast.backends.registry import find_backend
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.backends.run_files import written_run
+from holdfast.clock import new_id
+from holdfast.errors import CorruptionError
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.commits import ObjectCommitLog
+from holdfast.snapshotter.storage.local import LocalStorage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.version_reader import At, VersionReader
+from holdfast.snapshotter.version_rows import read_tables
+
+PREFIX = "totals/shard-0000"
+COUNTS = TableSchema.of(
+    "counts", pa.schema([("user", pa.string())]), pa.schema([("n", pa.int64()), ("s", pa.string())])
+)
+ENTRIES = TableSchema.of(
+    "entries", pa.schema([("user", pa.string()), ("entry", pa.int64())]), pa.schema([("v", pa.list_(pa.int64()))])
+)
+TABLES = {"counts": COUNTS, "entries": ENTRIES}
+#: Two keys of one hash are told apart.
+USERS = 400
+
+
+def keys(schema: TableSchema, users: list[int], entries: list[int] | None = None) -> Keys:
+    columns = {"user": [f"user-{user}" for user in users]}
+    hashes = np.array([(user // 2) * 0x9E3779B97F4A7C15 % 2**64 for user in users], np.uint64)
+    if entries is not None:
+        return Keys.of(schema, hashes, pa.table(columns | {"entry": entries}))
+    prefix = schema.prefix(1)
+    return Keys.of(prefix, hashes, pa.table(columns))
+
+
+@dataclass
+class Lab:
+    storage: ObjectStorage
+    executor: Executor
+    backend: Backend
+    log: ObjectCommitLog
+    store: VersionedStore
+    chance: np.random.Generator
+
+    def commit(self, base: Pointer | None, rows: int) -> Pointer:
+        """Write some keys, delete others, and give some a few entries."""
+        users = self.chance.integers(0, USERS, rows).tolist()
+        with self.store.begin(base) as transaction:
+            values = pa.table({"n": self.chance.integers(0, 99, rows), "s": [f"{user}" * 9 for user in users]})
+            transaction.put("counts", keys(COUNTS, users), values)
+            transaction.delete("counts", keys(COUNTS, users[: rows // 4]))
+            entries = self.chance.integers(0, 5, rows).tolist()
+            lists = pa.table({"v": pa.array([[n] * n for n in entries], pa.list_(pa.int64()))})
+            transaction.put("entries", keys(ENTRIES, users, entries), lists)
+            transaction.delete_prefix("entries", keys(ENTRIES, users[:3]))
+            made = transaction.commit()
+        assert made is not None
+        return made
+
+    def whole(self, at: At, table: str, home: Path) -> Run:
+        carried = {} if at.carried is None else {at.pointer: at.carried}
+        log = ObjectCommitLog(self.storage, PREFIX, TABLES, self.executor, home, carried=carried)
+        return read_tables(log, at.pointer, [table])[table]
+
+    def at(self, pointer: Pointer) -> At:
+        return At(pointer, self.log.carried.get(pointer))
+
+
+@pytest.fixture(params=["memory", "filesystem", "rocksdb"])
+def lab(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setattr(written_run, "STRETCH_BYTES", 4000)  # files of many stretches
+    with (
+        LocalStorage(str(tmp_path / "durable")) as storage,
+        ThreadPoolExecutor(4) as executor,
+        find_backend(request.param)(tmp_path / "local", TABLES, new_id) as backend,
+    ):
+        log = ObjectCommitLog(storage, PREFIX, TABLES, executor, tmp_path / "local", request.param, 6000)
+        yield Lab(storage, executor, backend, log, VersionedStore(backend, log), np.random.default_rng(7))
+
+
+def same(found: Run, wanted: Run) -> None:
+    assert found.batch.to_pylist() == wanted.batch.to_pylist()
+
+
+def test_rows_of_keys_are_those_of_the_whole_version(lab: Lab, tmp_path: Path) -> None:
+    """Tombstones, carried commits, commits since a snapshot and the snapshot itself: equal for every key."""
+    versions = [lab.commit(None, 300)]
+    for step, rows in enumerate((200, 3, 2, 150, 2)):
+        versions.append(lab.commit(versions[-1], rows))
+        if step in (1, 3):
+            lab.log.write_snapshot(lab.backend, versions[-1])
+    assert lab.log.carried
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    for pointer in versions:
+        at = lab.at(pointer)
+        for table, schema in TABLES.items():
+            whole = lab.whole(at, table, tmp_path / "whole")
+            every = keys(schema, list(range(USERS + 4)))
+            same(reader.find(at, table, every), whole)
+            for users in ([0], [1, 0], [7, 399], [USERS + 2]):
+                wanted = keys(schema, users)
+                same(reader.find(at, table, wanted), whole.with_prefixes(wanted))
+            scanned = [row for run in reader.scan(at, table, 1 << 63) for row in run.batch.to_pylist()]
+            by_hash = whole.slice(1 << 63, 2**64 - 1)
+            assert sorted(map(repr, scanned)) == sorted(map(repr, by_hash.batch.to_pylist()))
+            assert [row["hash"] for row in scanned] == by_hash.hashes.tolist()
+    reader.close()
+
+
+def test_versions_of_some_keys_are_read_once(lab: Lab) -> None:
+    """A history costs little more than one look-up: what an object holds of a key is asked of it once."""
+    pointer = lab.commit(None, 300)
+    lab.log.write_snapshot(lab.backend, pointer)
+    versions = [pointer := lab.commit(pointer, 60) for _ in range(6)]
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    history = reader.of_keys("counts", keys(COUNTS, [1]))
+    before = lab.storage.requests["get"]
+    first = history.at(lab.at(versions[-1]))
+    once = lab.storage.requests["get"] - before
+    for version in reversed(versions):
+        history.at(lab.at(version))
+    assert lab.storage.requests["get"] - before == once
+    same(history.at(lab.at(versions[-1])), first)
+    reader.close()
+
+
+def test_a_damaged_snapshot_is_gone_around(lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a restore does: the same rows, from older objects, and a line in the log."""
+    old = lab.commit(None, 300)
+    pointer = lab.commit(old, 100)
+    lab.log.write_snapshot(lab.backend, pointer)
+    newest = lab.commit(pointer, 50)
+    wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
+    for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
+        part.write_bytes(part.read_bytes()[:-40] + bytes(40))
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    every = keys(COUNTS, list(range(USERS)))
+    same(reader.find(lab.at(newest), "counts", every), wanted)
+    assert "is not used" in caplog.text
+    assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
+    reader.close()
+
+
+def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: Lab, tmp_path: Path) -> None:
+    """Rows that were yielded cannot be taken back, so a scan never goes on as if nothing had been."""
+    pointer = lab.commit(None, 300)
+    lab.log.write_snapshot(lab.backend, pointer)
+    newest = lab.commit(pointer, 50)
+    wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
+    for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
+        part.write_bytes(bytes(len(part.read_bytes())))
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    with pytest.raises(CorruptionError):
+        list(reader.scan(lab.at(newest), "counts"))
+    assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
+    reader.close()
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_path: Path) -> None:
+    """What is read follows the number of keys, not the size of the version."""
+    rows = 400_000
+    with (
+        LocalStorage(str(tmp_path / "durable")) as storage,
+        ThreadPoolExecutor(4) as executor,
+        find_backend(backend)(tmp_path / "local", TABLES, new_id) as held,
+    ):
+        log = ObjectCommitLog(storage, PREFIX, TABLES, executor, tmp_path / "local", backend)
+        store = VersionedStore(held, log)
+        chance = np.random.default_rng(3)
+        hashes = np.sort(chance.integers(0, 2**64, rows, np.uint64))
+        columns = pa.table({"user": [f"{n}" for n in range(rows)]})
+        random = [chance.bytes(75).hex() for _ in range(rows)]
+        with store.begin(None) as transaction:
+            transaction.put("counts", Keys.of(COUNTS, hashes, columns), pa.table({"n": np.arange(rows), "s": random}))
+            pointer = transaction.commit()
+        assert pointer is not None
+        entry, _ = log.write_snapshot(held, pointer)
+        newest = At(log_one(store, pointer))
+        wanted = Keys.of(COUNTS, hashes[123_456:123_457], columns.slice(123_456, 1))
+        reader = VersionReader(storage, PREFIX, TABLES, executor)
+        before = storage.requests["get_bytes"]
+        (row,) = reader.find(newest, "counts", wanted).values.to_pylist()
+        assert row == {"n": 123_456, "s": random[123_456]}
+        share = (storage.requests["get_bytes"] - before) / entry.content_bytes
+        assert share < (0.6 if backend == "filesystem" else 0.1), share  # a part has 8 MiB of these 75
+        reader.close()
+
+
+def log_one(store: VersionedStore, pointer: Pointer) -> Pointer:
+    """Return a version on a snapshot: one more commit, of another key."""
+    with store.begin(pointer) as transaction:
+        other = Keys.of(COUNTS, np.array([5], np.uint64), pa.table({"user": ["other"]}))
+        transaction.put("counts", other, pa.table({"n": [1], "s": ["?"]}))
+        made = transaction.commit()
+    assert made is not None
+    return made

@@ -1,0 +1,227 @@
+"""Files of Spark's state stores, made here as Spark makes them, and hostile ones: read, or refused by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import lz4.block
+import pytest
+import xxhash
+from rocksdict import Options, Rdict
+
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.snapshotter.storage.local import LocalStorage
+from holdfast.spark_integration.spark_state import compressed, delta_files, rocksdb_files
+from holdfast.spark_integration.spark_state.compressed import decompressed
+from holdfast.spark_integration.spark_state.operators import NotKnownError
+from holdfast.spark_integration.spark_state.pointers import StateStores
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.spark_integration.spark_state.row_streams import Named, RowStream
+from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
+
+KEY, VALUE = b"\0" * 16, bytes(range(200))
+
+
+def lz4_blocks(plain: bytes, size: int = 64) -> bytes:
+    """Return a stream as lz4-java makes it; the first block is stored as it is."""
+    found = b""
+    for start in range(0, len(plain), size):
+        block = plain[start : start + size]
+        token, data = (0x15, block) if not start else (0x25, lz4.block.compress(block, store_size=False))
+        checksum = xxhash.xxh32_intdigest(block, 0x9747B28C) & 0x0FFFFFFF
+        found += struct.pack("<8sBiii", b"LZ4Block", token, len(data), len(block), checksum) + data
+    return found + struct.pack("<8sBiii", b"LZ4Block", 0x15, 0, 0, 0)
+
+
+def rows(*pairs: tuple[bytes, bytes | None], end: bytes = struct.pack(">i", -1), before: bytes = b"") -> bytes:
+    found = b""
+    for key, value in pairs:
+        kind = b"" if not before else b"\x10" if value is None else b"\x01"
+        found += kind + struct.pack(">i", len(key)) + key
+        found += struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value
+    return found + end
+
+
+def put(folder: Path, name: str, plain: bytes) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lz4_blocks(plain))
+
+
+def test_a_version_is_its_snapshot_and_the_changes_since(tmp_path: Path) -> None:
+    """Deleted rows are gone, changed ones have their last value, and what was purged is not made up."""
+    put(tmp_path, "1.delta", rows((b"a", b"1"), (b"b", b"1")))
+    put(tmp_path, "2.delta", rows((b"a", None), (b"c", b"2")))
+    put(tmp_path, "2.snapshot", rows((b"b", b"1"), (b"c", b"2"), (b"", VALUE)))
+    put(tmp_path, "3.delta", rows((b"c", b"3")))
+    with LocalStorage(str(tmp_path)) as partition:
+        assert delta_files.read_rows(partition, Named(0), "lz4") == {}
+        assert delta_files.read_rows(partition, Named(1), "lz4") == {b"a": b"1", b"b": b"1"}
+        wanted = {b"b": b"1", b"c": b"3", b"": VALUE}
+        assert delta_files.read_rows(partition, Named(3), "lz4") == wanted
+        (tmp_path / "1.delta").unlink()
+        assert delta_files.read_rows(partition, Named(3), "lz4") == wanted
+        for version in (1, 4):
+            with pytest.raises(NotFoundError, match="purged"):
+                delta_files.read_rows(partition, Named(version), "lz4")
+
+
+def database(folder: Path, name: str, content: Mapping[bytes, bytes], families: Mapping[str, int]) -> None:
+    """Store a database as Spark's RocksDB provider does."""
+    made, options = folder / "made", Options(raw_mode=True)
+    opened = Rdict(str(made), options)
+    for key, value in content.items():
+        opened[key] = value  # type: ignore[index]
+    opened.flush()
+    opened.close()
+    tables = [path for path in made.iterdir() if path.suffix == ".sst"]
+    files = [
+        {"localFileName": path.name, "dfsSstFileName": f"{path.stem}-{len(name)}.sst", "sizeBytes": 1}
+        for path in tables
+    ]
+    (folder / "SSTs").mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+        for path in made.iterdir():
+            if path.name.startswith(("MANIFEST", "CURRENT", "OPTIONS")) or path.suffix == ".log":
+                archive.write(path, path.name)
+            elif path.suffix == ".sst":
+                (folder / "SSTs" / f"{path.stem}-{len(name)}.sst").write_bytes(path.read_bytes())
+        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": files, "columnFamilyMapping": families}))
+    for path in made.iterdir():
+        path.unlink()
+    made.rmdir()
+
+
+V2, END = b"\0\2v2", b"\0"
+
+
+def lineage(*versions: tuple[int, str]) -> bytes:
+    text = json.dumps(
+        [{"version": version, "checkpointUniqueId": unique_id} for version, unique_id in versions]
+    ).encode()
+    return b"\0\2v4" + struct.pack(">H", len(text)) + text
+
+
+def test_a_version_of_rocksdb_is_its_database_and_the_changes_since(tmp_path: Path) -> None:
+    """Changelogs of all formats, families of columns, and the lineage that ids follow."""
+    database(tmp_path, "2", {b"\2\0a": b"1", b"\2\0b": b"1", b"\3\0z": b"?"}, {"default": 0, "ours": 2, "others": 3})
+    put(tmp_path, "3.changelog", rows((b"\2\0a", None), (b"\3\0y", b"?")))
+    put(tmp_path, "4.changelog", V2 + rows((b"\2\0c", b"4"), (b"\2\0b", None), end=END, before=b"x"))
+    with LocalStorage(str(tmp_path)) as partition:
+        assert rocksdb_files.read_rows(partition, Named(2), "lz4", "ours") == {b"a": b"1", b"b": b"1"}
+        assert rocksdb_files.read_rows(partition, Named(3), "lz4", "ours") == {b"b": b"1"}
+        assert rocksdb_files.read_rows(partition, Named(4), "lz4", "ours") == {b"c": b"4"}
+        assert len(rocksdb_files.read_rows(partition, Named(4), "lz4", None)) == 3
+        for version in (1, 5):
+            with pytest.raises(NotFoundError, match="purged"):
+                rocksdb_files.read_rows(partition, Named(version), "lz4", "ours")
+    database(tmp_path, "7_aa", {b"\2\0a": b"7"}, {"ours": 2})
+    put(tmp_path, "8_bb.changelog", lineage((7, "aa")) + rows((b"\2\0b", b"8"), end=END, before=b"x"))
+    put(tmp_path, "8_zz.changelog", lineage((7, "aa")) + rows((b"\2\0b", b"dropped"), end=END, before=b"x"))
+    put(tmp_path, "9_cc.changelog", lineage((7, "aa"), (8, "bb")) + rows((b"\2\0a", None), end=END, before=b"x"))
+    with LocalStorage(str(tmp_path)) as partition:
+        assert rocksdb_files.read_rows(partition, Named(9, "cc"), "lz4", "ours") == {b"b": b"8"}
+
+
+def test_what_is_cut_or_altered_is_an_error_and_nothing_else(tmp_path: Path) -> None:
+    """Any byte of a file may be anything: the answer is right, or a CorruptionError, in bounded memory."""
+    plain = rows((KEY, VALUE), (b"b", None), (b"c", VALUE * 3))
+    whole, chance = lz4_blocks(plain), random.Random(5)
+    right: dict[bytes, bytes] = {}
+    RowStream(decompressed(memoryview(whole), "lz4", 1 << 20, "f"), "f").apply_to(right)
+    assert right == {KEY: VALUE, b"c": VALUE * 3}
+    for turn in range(1500):
+        data = bytearray(whole)
+        if turn % 2:
+            data = data[: chance.randrange(len(data))]
+        else:
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        found: dict[bytes, bytes] = {}
+        try:
+            RowStream(decompressed(memoryview(data), "lz4", 1 << 20, "f"), "f").apply_to(found)
+        except CorruptionError:
+            continue
+        assert found == right, turn
+    for turn in range(1500):
+        data = bytearray(plain if turn % 3 else V2 + plain)
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        for read in (RowStream.apply_to, RowStream.apply_changelog_to):
+            try:
+                read(RowStream(bytes(data), "f"), {})
+            except CorruptionError:
+                continue
+
+
+def test_a_stream_that_claims_too_much_is_not_unpacked() -> None:
+    """A block says how large it is when unpacked; so does a file that is one block after the other."""
+    bomb = struct.pack("<8sBiii", b"LZ4Block", 0x25, 4, (32 << 20) + 1, 0) + bytes(4)
+    with pytest.raises(CorruptionError, match="LZ4 blocks"):
+        decompressed(memoryview(bomb), "lz4", 1 << 30, "f")
+    with pytest.raises(CorruptionError, match="more than"):
+        decompressed(memoryview(lz4_blocks(bytes(4096))), "lz4", 4095, "f")
+    assert {"lz4", "zstd"} == compressed.CODECS
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "v2\n{}",
+        "v1\n[]",
+        'v1\n{"sstFiles": 5}',
+        'v1\n{"sstFiles": [{"localFileName": "../x.sst", "dfsSstFileName": "a.sst"}]}',
+        'v1\n{"sstFiles": [{"localFileName": "000001.sst", "dfsSstFileName": "../../a.sst"}]}',
+        'v1\n{"sstFiles": [], "columnFamilyMapping": {"a": -1}}',
+        'v1\n{"sstFiles": [], "columnFamilyMapping": []}',
+        'v1\n{"sstFiles": []}',
+    ],
+)
+def test_a_hostile_archive_writes_nowhere_and_is_refused(tmp_path: Path, metadata: str) -> None:
+    """No name in an archive leads out of the temporary folder, and one that is no database is none."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("../../../outside", "x")
+        archive.writestr("MANIFEST-../../outside", "x")
+        archive.writestr("CURRENT", "MANIFEST-000001\n")
+        archive.writestr("metadata", metadata)
+    (tmp_path / "partition").mkdir()
+    (tmp_path / "partition/1.zip").write_bytes(data.getvalue())
+    with LocalStorage(str(tmp_path / "partition")) as partition, pytest.raises(CorruptionError):
+        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours")
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_rows_that_point_outside_of_themselves_are_refused() -> None:
+    """Offsets and sizes in a row are checked before anything is read there."""
+    for offset, size in ((8, 1), (15, 1), (100, 1), (16, 5), (16, 2**31), (2**31, 4), (0, 0)):
+        row = UnsafeRow(memoryview(bytes(8) + struct.pack("<II", size, offset) + b"abcd"), 1, "f")
+        with pytest.raises(CorruptionError, match="outside"):
+            row.binary(0)
+    with pytest.raises(CorruptionError, match="too short"):
+        UnsafeRow(memoryview(bytes(15)), 1, "f")
+    row = UnsafeRow(memoryview(bytes(8) + struct.pack("<II", 2, 16) + b"\xff\xfe"), 1, "f")
+    with pytest.raises(CorruptionError, match="text"):
+        row.text(0)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "says"),
+    [
+        ({"providerClass": "com.example.Provider"}, "com.example"),
+        ({"compression.codec": "snappy"}, "snappy"),
+        ({"rowChecksum.enabled": "true"}, "rowChecksum"),
+        ({"encodingFormat": "avro"}, "avro"),
+    ],
+)
+def test_what_is_not_known_is_said_before_anything_is_read(pinned: dict[str, str], says: str) -> None:
+    """So that Spark's own reader is used, instead of a guess."""
+    conf = {f"spark.sql.streaming.stateStore.{name}": value for name, value in pinned.items()}
+    with pytest.raises(NotKnownError, match=says):
+        StateStores.of(LoggedBatch(3, "v1", json.dumps({"conf": conf}), (), 0))
+    with pytest.raises(HoldfastError):
+        StateStores.of(LoggedBatch(3, "v1", '{"conf":{}}', (), 0, {"0": [["../../x"]]}))
