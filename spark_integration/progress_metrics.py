@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.transport.observed_metrics import OBSERVATION, OBSERVED
+from holdfast.spark_integration.transport.observed_metrics import OBSERVATION, OBSERVED, of_each_shard_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,7 +60,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
         began = datetime.fromisoformat(progress["timestamp"])
         for name, observed in (progress["observedMetrics"] or {}).items():
             if name.startswith(OBSERVATION):
-                operator, values = name.removeprefix(OBSERVATION), observed.asDict()
+                operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(observed.asDict())
                 # A trigger without data repeats the number of the micro-batch before, and has observed nothing.
                 if values["shards"] or (progress["batchId"], operator) not in rows:
                     shown = [values[metric.name] for metric in OBSERVED]

@@ -31,7 +31,8 @@ from holdfast.spark_integration.transport.observed_metrics import observed_colum
 from holdfast.spark_integration.transport.output import Output, RowsOutput
 
 MEASURED = "__holdfast_measured"
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+# Spark fails where rows of a processor with an event-time column are older than the watermark.
+_NEVER_LATE = dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,11 @@ def _zero(kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return Decimal(0)
     if pa.types.is_timestamp(kind):
-        return _EPOCH if kind.tz is not None else _EPOCH.replace(tzinfo=None)
+        return _NEVER_LATE if kind.tz is not None else _NEVER_LATE.replace(tzinfo=None)
+    if pa.types.is_duration(kind):
+        return dt.timedelta(0)
     if pa.types.is_date(kind):
-        return _EPOCH.date()
+        return _NEVER_LATE.date()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return ""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):

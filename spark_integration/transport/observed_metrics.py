@@ -34,11 +34,14 @@ class ObservedMetric:
     type : DataType
     of : callable
         Returns it as an aggregate of measures by name.
+    is_total : bool
+        Whether it adds up what all calls have measured.
     """
 
     name: str
     type: DataType
     of: Callable[[Mapping[str, Column]], Column]
+    is_total: bool = False
 
 
 def _calls(measures: Mapping[str, Column]) -> Column:
@@ -46,20 +49,14 @@ def _calls(measures: Mapping[str, Column]) -> Column:
 
 
 def _shards(measures: Mapping[str, Column]) -> Column:
-    """Return the number of shards, whichever were called twice."""
+    """Return the number of shards, whichever were called twice; once only, as its buffer has 4 KB in each task."""
     return F.bitmap_count(F.bitmap_construct_agg(measures["shard"]))
 
 
 def _total(measure: str, unit: int = 1) -> Callable[[Mapping[str, Column]], Column]:
-    """Return the sum over the shards.
-
-    Spark evaluates a shard again for a second action on the same micro-batch, and after it lost an executor. So this is
-    the mean of all calls times the number of shards.
-    """
-
     def of(measures: Mapping[str, Column]) -> Column:
-        total = F.sum(measures[measure]) * _shards(measures) / F.greatest(_calls(measures), F.lit(1))
-        return total / unit if unit != 1 else F.round(total).cast("long")
+        total = F.sum(measures[measure])
+        return total / unit if unit != 1 else total
 
     return of
 
@@ -80,28 +77,28 @@ _LONG, _DOUBLE = LongType(), DoubleType()
 OBSERVED: Sequence[ObservedMetric] = (
     ObservedMetric("shards", _LONG, _shards),
     ObservedMetric("calls", _LONG, _calls),
-    ObservedMetric("rows", _LONG, _total("rows")),
-    ObservedMetric("keys", _LONG, _total("keys")),
-    ObservedMetric("keys_new", _LONG, _total("keys_new")),
-    ObservedMetric("keys_removed", _LONG, _total("keys_removed")),
-    ObservedMetric("state_rows_put", _LONG, _total("state_rows_put")),
-    ObservedMetric("state_rows_deleted", _LONG, _total("state_rows_deleted")),
-    ObservedMetric("timers_due", _LONG, _total("timers_due")),
-    ObservedMetric("call_seconds", _DOUBLE, _total("call_us", _US)),
+    ObservedMetric("rows", _LONG, _total("rows"), is_total=True),
+    ObservedMetric("keys", _LONG, _total("keys"), is_total=True),
+    ObservedMetric("keys_new", _LONG, _total("keys_new"), is_total=True),
+    ObservedMetric("keys_removed", _LONG, _total("keys_removed"), is_total=True),
+    ObservedMetric("state_rows_put", _LONG, _total("state_rows_put"), is_total=True),
+    ObservedMetric("state_rows_deleted", _LONG, _total("state_rows_deleted"), is_total=True),
+    ObservedMetric("timers_due", _LONG, _total("timers_due"), is_total=True),
+    ObservedMetric("call_seconds", _DOUBLE, _total("call_us", _US), is_total=True),
     ObservedMetric("call_seconds_max", _DOUBLE, _largest("call_us", _US)),
-    ObservedMetric("look_up_seconds", _DOUBLE, _total("look_up_us", _US)),
-    ObservedMetric("commit_seconds", _DOUBLE, _total("commit_us", _US)),
-    ObservedMetric("commit_bytes", _LONG, _total("commit_bytes")),
-    ObservedMetric("stored_bytes", _LONG, _total("stored_bytes")),
-    ObservedMetric("state_rows", _LONG, _total("state_rows")),
-    ObservedMetric("state_bytes", _LONG, _total("state_bytes")),
+    ObservedMetric("look_up_seconds", _DOUBLE, _total("look_up_us", _US), is_total=True),
+    ObservedMetric("commit_seconds", _DOUBLE, _total("commit_us", _US), is_total=True),
+    ObservedMetric("commit_bytes", _LONG, _total("commit_bytes"), is_total=True),
+    ObservedMetric("stored_bytes", _LONG, _total("stored_bytes"), is_total=True),
+    ObservedMetric("state_rows", _LONG, _total("state_rows"), is_total=True),
+    ObservedMetric("state_bytes", _LONG, _total("state_bytes"), is_total=True),
     ObservedMetric("rows_max", _LONG, _largest("rows")),
     ObservedMetric("rows_max_shard", _LONG, _hottest),
     ObservedMetric("snapshot_lag_versions_max", _LONG, _largest("snapshot_lag_versions")),
     ObservedMetric("snapshot_lag_seconds_max", _DOUBLE, _largest("snapshot_lag_ms", _MS)),
-    ObservedMetric("snapshot_bytes", _LONG, _total("snapshot_bytes")),
-    ObservedMetric("snapshot_failures", _LONG, _total("snapshot_failures")),
-    ObservedMetric("servers_unanswered", _LONG, _total("unanswered")),
+    ObservedMetric("snapshot_bytes", _LONG, _total("snapshot_bytes"), is_total=True),
+    ObservedMetric("snapshot_failures", _LONG, _total("snapshot_failures"), is_total=True),
+    ObservedMetric("servers_unanswered", _LONG, _total("unanswered"), is_total=True),
 )
 
 
@@ -109,3 +106,20 @@ def observed_columns(row: Column) -> list[Column]:
     """Return the aggregates to observe, over a column that holds rows of measures, and nulls."""
     measures: dict[str, Any] = {name: row[place] for place, name in enumerate(MEASURES)}
     return [metric.of(measures).cast(metric.type).alias(metric.name) for metric in OBSERVED]
+
+
+def of_each_shard_once(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was observed as if each shard had been called once.
+
+    Spark evaluates a shard again for a second action on the same micro-batch, or after it lost an executor; where it
+    observes both, a total is the mean of all calls times the number of shards.
+    """
+    shards, calls = values["shards"], values["calls"]
+    if not calls or shards == calls:
+        return dict(values)
+    once = dict(values)
+    for metric in OBSERVED:
+        if metric.is_total and once[metric.name] is not None:
+            total = once[metric.name] * shards / calls
+            once[metric.name] = round(total) if isinstance(metric.type, LongType) else total
+    return once

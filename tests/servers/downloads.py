@@ -7,6 +7,7 @@
         hadoop-3.4.2/*.jar
         kafka-4.3.1/*.jar
         spark-kafka-4.2.0/*.jar
+        prometheus-0.316.0/prometheus
         chromium-153.0.0-axe-4.14.1/         chromium, lib/, fonts/, fonts.conf, node_modules/axe-core/
         versitygw-1.8.0.lock                 held by the one process that fetches; the others wait
 
@@ -28,6 +29,7 @@ from pathlib import Path
 import pytest
 
 VERSITYGW = "1.8.0"
+PROMETHEUS = "0.316.0"
 HADOOP = "3.4.2"
 KAFKA, SPARK_KAFKA = "4.3.1", "4.2.0"
 CHROMIUM, AXE = "153.0.0", "4.14.1"
@@ -44,6 +46,15 @@ def versitygw() -> Path:
     command = ["go", "install", "-trimpath", "-ldflags=-s -w", module]
     folder = _fetched(f"versitygw-{VERSITYGW}", command, lambda folder: {"GOBIN": str(folder), "CGO_ENABLED": "0"})
     return folder / "versitygw"
+
+
+@functools.cache
+def prometheus() -> Path:
+    """Return the program of Prometheus, without its web interface and what finds targets; builds for minutes."""
+    module = f"github.com/prometheus/prometheus/cmd/prometheus@v{PROMETHEUS}"
+    command = ["go", "install", "-tags=remove_all_sd", "-trimpath", "-ldflags=-s -w", module]
+    folder = _fetched(f"prometheus-{PROMETHEUS}", command, lambda folder: {"GOBIN": str(folder), "CGO_ENABLED": "0"})
+    return folder / "prometheus"
 
 
 @functools.cache
@@ -74,7 +85,7 @@ def chromium() -> Path:
     return _fetched(f"chromium-{CHROMIUM}-axe-{AXE}", command, lambda folder: {"CHROMIUM_FOLDER": str(folder)})
 
 
-_BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "kafka": kafka, "browser": chromium}
+_BY_MARKER = {"s3": versitygw, "hdfs": hadoop, "kafka": kafka, "browser": chromium, "prometheus": prometheus}
 
 
 def prefetch(markers: Collection[str]) -> None:

@@ -6,13 +6,15 @@
     and again, in another order, with `few` rows: what a micro-batch costs besides its rows
 
 Rows come from memory, in as many partitions as there are slots; a sink's time has all of `exactly_once`: the tasks,
-the decision and the commit. PostgreSQL and Kafka are measured where a server is named.
+the decision and the commit. PostgreSQL and Kafka are measured where a server is named. Delta is also written by two
+queries that run, one by each way in (`sink_queries`).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +25,7 @@ from holdfast import sinks
 from holdfast.benches.instruments.measured import Measured, Places
 from holdfast.benches.instruments.store_watch import StoreWatch
 from holdfast.benches.jobs.job import StoreJob, option
-from holdfast.benches.jobs.store import plain_writes
+from holdfast.benches.jobs.store import plain_writes, sink_queries
 from holdfast.benches.jobs.store.savepoints import rows_of, session
 from holdfast.benches.jobs.store.snapshots import timed_ms
 from holdfast.settings import PREFIX
@@ -56,10 +58,11 @@ class Sinks(StoreJob):
     def measure(self, backend_name: str, options: Mapping[str, str], places: Places) -> Measured:
         """Write micro-batches in all ways, by turns."""
         phases_ms, watch, chance = [], StoreWatch(), random.Random(7)
-        with session(places) as spark:
+        with session(places) as spark, ExitStack() as stack:
             spark.conf.set(f"{PREFIX}checkpoint.dir", str(places.disk / "decisions"))
             many, few = (_held(spark, rows, self) for rows in (self.rows, self.few))
             ways = _ways(self, places)
+            queries = stack.enter_context(sink_queries.running(spark, many, places.disk))
             for batch in range(self.batches):
                 if batch == self.warmup:
                     watch.count_from_here()
@@ -68,6 +71,8 @@ class Sinks(StoreJob):
                     way = ways[name]
                     phases[name] = timed_ms(partial(way, many, 2 * batch))
                     phases[f"{name}, few rows"] = timed_ms(partial(way, few, 2 * batch + 1))
+                for name in chance.sample(sorted(queries), len(queries)):
+                    phases[name], phases[f"{name}, few rows"] = queries[name](many), queries[name](few)
                 phases_ms.append({name: phases[name] for name in sorted(phases)})
                 watch.look(0)
         first = [phases["parquet"] for phases in phases_ms]

@@ -78,18 +78,14 @@ class TableCommits:
         ------
         UnavailableError
             It was changed meanwhile; the next start checks it.
+        StateLostError
+            It is gone, or another one.
         InvalidArgumentError
             It takes no null in one of them.
         """
+        self._kept.require_same()
         table = self._kept.current()
-        before, now = self._kept.checked, demands(table)
-        if before not in (None, now):
-            raise UnavailableError(
-                "others have changed the Delta table's columns, settings or features while the query was "
-                "running: start it again, and the table is checked again",
-                table=self._url,
-                changed=", ".join(name for name, value in now.items() if before and before[name] != value),
-            )
+        self._require_unchanged(table)
         if refused := sorted(columns_without_nulls(table).intersection(nulls)):
             raise InvalidArgumentError(
                 "rows have a null where the Delta table takes none", column=refused[0], table=self._url
@@ -105,8 +101,9 @@ class TableCommits:
         Raises
         ------
         StateLostError
-            It has other rows for this micro-batch, or no longer knows.
+            It has other rows for this micro-batch, no longer knows, or is gone or another one.
         """
+        self._kept.require_same()
         table = self._kept.current()
         newest = self._newest(table, query)
         if batch_id > newest:
@@ -186,6 +183,7 @@ class TableCommits:
             if self._newest(table, query) >= batch_id:
                 self.has(query, batch_id, files)
                 return
+            self._require_unchanged(table)
             properties = CommitProperties(
                 custom_metadata={"holdfast": said},
                 app_transactions=[
@@ -206,6 +204,16 @@ class TableCommits:
             table=self._url,
             tries=_TRIES,
         )
+
+    def _require_unchanged(self, table: DeltaTable) -> None:
+        before, now = self._kept.checked, demands(table)
+        if before not in (None, now):
+            raise UnavailableError(
+                "others have changed the Delta table's columns, settings or features while the query was running: "
+                "start it again, and the table is checked again; what was decided is committed then",
+                table=self._url,
+                changed=", ".join(name for name, value in now.items() if before and before[name] != value),
+            )
 
     def _newest(self, table: DeltaTable, query: SinkQuery) -> int:
         with self._kept.translated("read"):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+import xxhash
 from deltalake import DeltaTable
 from deltalake.exceptions import (
     CommitFailedError,
@@ -20,10 +21,18 @@ from deltalake.exceptions import (
     TableNotFoundError,
 )
 
-from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.snapshotter.storage.options import parse_storage_options, secrets_of
 from holdfast.spark_integration.executor.per_process import kept_per_process
-from holdfast.spark_integration.sinks.files.places import DELTA_PREFIX
+from holdfast.spark_integration.sinks.files.places import DELTA_PREFIX, storage_of
 
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
@@ -51,10 +60,12 @@ class KeptTable:
     """
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        self.url = url
+        self.url, self._options = url, options
         self.storage_options = storage_options(url, options)
         self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
         self._table: DeltaTable | None = None
+        #: Of the newest commit when the table was opened: its version, and the digest of its bytes if they are there.
+        self._seen: tuple[int, str | None] = (0, None)
         #: What the table asked of its writers when they were last checked.
         self.checked: Mapping[str, object] | None = None
 
@@ -68,8 +79,10 @@ class KeptTable:
         """
         self._table = None
         with self.translated("open"):
-            self._table = table = DeltaTable(self.url, storage_options=self.storage_options)
-            return table
+            table = DeltaTable(self.url, storage_options=self.storage_options)
+        self._seen = table.version(), self._digest_of(table.version())
+        self._table = table
+        return table
 
     def current(self) -> DeltaTable:
         """Return the table with all that was committed to it."""
@@ -80,6 +93,47 @@ class KeptTable:
         with self.translated("read"):
             table.update_incremental()
             return table
+
+    def require_same(self) -> None:
+        """Check that no other table was made in the place of the one that this process has opened.
+
+        What is read later begins after the versions that are known, whose table it is: so a known one is read again.
+
+        Raises
+        ------
+        StateLostError
+            The table is gone, or another one.
+        """
+        table, (version, digest) = self._table, self._seen
+        if table is None or (digest is not None and self._digest_of(version) == digest):
+            return
+        known = table.metadata().id
+        try:
+            found = self.open().metadata().id
+        except NotFoundError as exc:
+            raise StateLostError(
+                "the Delta table was dropped or moved while the query was running: bring it back as it was, or give "
+                "the sink another name to begin anew",
+                table=self.url,
+            ) from exc
+        if found != known:
+            self._table = None
+            raise StateLostError(
+                "the Delta table was dropped while the query was running, and another one was made in its place, which "
+                "does not show what was committed: bring the first one back, or give the sink another name to begin "
+                "anew",
+                table=self.url,
+                was=known,
+                there=found,
+            )
+
+    def _digest_of(self, version: int) -> str | None:
+        """Return the digest of a commit in the log; None if it was cleaned up, or is too large to be looked at."""
+        try:
+            data = storage_of(self.url, self._options).get(f"_delta_log/{version:020}.json")
+        except (NotFoundError, CorruptionError):
+            return None
+        return xxhash.xxh3_128(data).hexdigest()
 
     def sync(self, table: DeltaTable, since: int) -> None:
         """Make what was committed since a version survive a crash of the machine, where it is on a local disk."""

@@ -13,7 +13,7 @@ until version 4. With its topic, the mark goes, too.
 
 from __future__ import annotations
 
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, StateLostError
 from holdfast.spark_integration.sinks.kafka.wire import requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
 from holdfast.spark_integration.sinks.kafka.wire.requests import Mark
@@ -49,10 +49,29 @@ class Marks:
         self._write(query, 0)
         return -1
 
+    def require(self, batch_id: int) -> None:
+        """Check that there still is a mark, of whichever query: it goes with its topic.
+
+        Raises
+        ------
+        StateLostError
+            There is none.
+        """
+        if self._read() is None:
+            raise StateLostError(
+                "the topic no longer has the sink's mark: it was deleted, and perhaps made anew, so that results are "
+                "gone from it; or somebody has deleted the consumer group. Bring the topic back, or give the sink "
+                "another name to begin anew",
+                sink=self._sink,
+                topic=self._topic,
+                group=self._group,
+                batch=batch_id,
+            )
+
     def put(self, query: SinkQuery, batch_id: int) -> None:
         """Show a micro-batch, unless the query has been replaced meanwhile, or a later one is shown."""
         mark = self._read()
-        if mark is None or (mark.text == query.query_id and mark.offset <= batch_id):
+        if mark is not None and mark.text == query.query_id and mark.offset <= batch_id:
             self._write(query, batch_id + 1)
 
     def shows(self, query: SinkQuery, batch_id: int) -> bool:

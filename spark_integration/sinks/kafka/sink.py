@@ -109,6 +109,8 @@ class KafkaSink(TwoPhaseSink):
     def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         wanted = prepared.with_rows(handles)
         with self._cluster(self._options(query)) as cluster:
+            if self.topic is not None:
+                Marks(cluster, self.name, self.topic).require(batch_id)
             known = _described(cluster, wanted)
         gone = [one for one in wanted if not one.is_open(known.get(one.transactional_id))]
         if gone:
@@ -124,13 +126,15 @@ class KafkaSink(TwoPhaseSink):
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         wanted = prepared.with_rows(handles)
         with self._cluster(self._options(query)) as cluster:
+            marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
+            if marks is not None:
+                marks.require(batch_id)
             known = _described(cluster, wanted)
             committed = [one for one in wanted if one.is_committed(known.get(one.transactional_id))]
             alive = committed + [one for one in wanted if one.is_open(known.get(one.transactional_id))]
             # If nothing is visible yet, a part of the micro-batch shall not become so.
             if len(alive) == len(wanted) or committed:
                 alive = [one for one in alive if prepared.commit(cluster, one)]
-            marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
             if len(alive) == len(wanted):
                 prepared.wait_until_visible(cluster, wanted)
                 prepared.fence_others(cluster, self._prefix(query.query_id), batch_id, wanted)

@@ -101,7 +101,9 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
         .applyInArrowWithState(add_up, "key string, n long", "n long", "update", name="counts")
     )
     writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query")).start().awaitTermination()
+    query = writer.option("checkpointLocation", str(folder / "query")).start()
+    query.awaitTermination()
+    metrics = [row.asDict() for row in holdfast.metrics(query).drop("timestamp").collect()]
     state = holdfast.read_state(spark, folder / "query", "counts")
     as_frame = holdfast.state(spark, folder / "query", "counts", columns=["key", "n"]).toArrow()
     assert sorted(map(str, as_frame.to_pylist())) == sorted(map(str, state.to_pylist()))
@@ -145,6 +147,7 @@ def by_each_api(spark: SparkSession, folder: Path) -> dict[str, Any]:
     writer.option("checkpointLocation", str(folder / "query-begun")).start().awaitTermination()
     begun_state = holdfast.read_state(spark, folder / "query-begun", "begun", table="v.n")
     return {
+        "metrics": metrics,
         "begun": sorted(begun_state.to_pylist(), key=repr),
         "refused": refused(spark, events),
         "state": sorted(state.to_pylist(), key=repr),

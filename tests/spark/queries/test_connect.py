@@ -25,6 +25,8 @@ def require_each_api(found: dict[str, Any]) -> None:
     assert all(row["n"] >= 1 for row in found["woken"]), "each timer was due after the first micro-batch"
     assert [row["key"] for row in found["woken"]] == ["a", "b", None]
     assert found["batch"] == [{"key": "a", "n": 2}]
+    measured = [(row["operator"], row["batchId"], row["rows"], row["keys_new"]) for row in found["metrics"]]
+    assert measured == [("counts", 0, 3, 3), ("counts", 1, 1, 0)]
 
 
 def require_any_evaluation(found: dict[str, Any]) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
+from holdfast.errors import InvalidArgumentError
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.state import GroupState
 
 pytestmark = pytest.mark.spark
 
@@ -39,9 +46,92 @@ def test_progress_has_what_each_micro_batch_has_done(lab: Lab, transport: str) -
     lab.feed(FIRST)
     lab.feed(SECOND)
     query = ended(lab, lab.totals())
-    for p in query.recentProgress:
-        print(p.batchId, p.observedMetrics)
+    [first, _] = [p["observedMetrics"]["holdfast.totals"] for p in query.recentProgress if p["numInputRows"]]
+    assert (first["shards"], first["calls"], first["rows"], first["state_rows"]) == (2, 2, 4, 3)
     assert shown(query, "operator", "batchId", "rows", "keys", "keys_new", "keys_removed", "state_rows_put") == [
         ("totals", 0, 4, 3, 3, 0, 3),
         ("totals", 1, 4, 4, 2, 0, 4),
     ]
+
+
+def counted(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    n = sum(map(len, frames)) + (state.getOption or (0,))[0]
+    state.update((n,))
+    yield pd.DataFrame({"key": [key[0]], "n": [n], "parts": [[{"at": [n]}]]})
+
+
+class Counting(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._n = handle.getValueState("n", "n long")
+        self._seen = handle.getListState("seen", "v long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        values = [row["v"] for row in rows]
+        n = len(values) + (self._n.get() or (0,))[0]
+        self._n.update((n,))
+        self._seen.appendList([(value,) for value in values])
+        yield Row(key=key[0], n=n)
+
+
+def by_processor(lab: Lab, name: str = "counting") -> DataFrame:
+    grouped = holdfast.stream(lab.source()).groupBy("key")
+    return grouped.transformWithState(Counting(), "key string, n long", "update", "None", name=name)
+
+
+def test_output_that_is_nested_and_never_null_has_metrics_beside_it(lab: Lab) -> None:
+    parts = "array<struct<at: array<bigint> not null>>"
+    output = T.StructType.fromDDL(f"key string, n long not null, parts {parts} not null")
+    lab.feed(FIRST)
+    frame = holdfast.stream(lab.source()).groupBy("key")
+    query = ended(lab, frame.applyInPandasWithState(counted, output, "n long", "update", "NoTimeout", "counted"))
+    assert shown(query, "rows", "keys", "keys_new", "state_rows", "timers_due") == [(4, 3, 3, 3, 0)]
+
+
+@pytest.mark.usefixtures("state_store")
+def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
+    lab.feed(FIRST)
+    lab.feed(SECOND)
+    query = ended(lab, by_processor(lab))
+    assert shown(query, "keys", "keys_new", "state_rows_put", "state_rows") == [
+        (3, 3 + 4, 3 + 4, 3 + 4),
+        (4, 2, 4 + 4, 5 + 4 + 4),
+    ]
+
+
+@pytest.mark.usefixtures("state_store")
+@pytest.mark.parametrize("step", ["vectorised", "processor"])
+def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: str) -> None:
+    """One that was begun before there were any is one without."""
+    found = []
+    for batch, in_progress in enumerate(["false", "true", "false", "true"]):
+        lab.configure({"metrics.inProgress": in_progress})
+        lab.feed([("a", batch), (None, batch)])
+        query = ended(lab, lab.totals() if step == "vectorised" else by_processor(lab))
+        found.append(shown(query, "rows", "keys_new"))
+    assert found == [[], [(2, 0)], [], [(2, 0)]]
+
+
+def test_a_micro_batch_counts_once_however_often_it_is_evaluated(lab: Lab) -> None:
+    lab.feed([(str(i), i) for i in range(100)])
+    seen = []
+
+    def each(rows: DataFrame, batch_id: int) -> None:
+        seen.append((rows.count(), rows.count(), rows.filter("n > 0").count()))
+
+    writer = lab.totals().writeStream.foreachBatch(each).outputMode("update").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(lab.folder / "query")).start()
+    query.awaitTermination()
+    assert seen == [(100, 100, 100)]
+    assert shown(query, "shards", "rows", "keys_new", "state_rows_put") == [(2, 100, 100, 100)]
+
+
+@pytest.mark.usefixtures("state_store")
+def test_two_operators_of_a_query_have_metrics_of_their_own(lab: Lab) -> None:
+    lab.feed(FIRST)
+    query = ended(lab, by_processor(lab, "one").union(by_processor(lab, "two")))
+    assert shown(query, "operator", "rows") == [("one", 4), ("two", 4)]
+
+
+def test_what_is_no_query_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"metrics are those of a streaming query.*DataFrame"):
+        holdfast.metrics(pd.DataFrame())  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,47 +28,13 @@ from holdfast.spark_integration.sinks.delta import commits
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import storage_options
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
-
-SCHEMA = pa.schema([("key", pa.int64()), ("word", pa.string())])
-
-
-class Writer:
-    """A query that writes to a table."""
-
-    def __init__(self, sink: DeltaSink) -> None:
-        self.sink = sink
-        self.query = SinkQuery(sink.name, clock.new_uuid())
-
-    def prepared(self, batch_id: int, rows: Mapping[int | None, str | None], partition: int = 0) -> Handle:
-        """Write and prepare rows."""
-        attempt = SinkAttempt(self.query, batch_id, partition, clock.new_id() + clock.new_id())
-        transaction = self.sink.begin(attempt, SCHEMA)
-        transaction.write(pa.record_batch([list(rows), list(rows.values())], schema=SCHEMA))
-        return transaction.prepare()
-
-    def write(self, batch_id: int, rows: Mapping[int | None, str | None]) -> Handle:
-        """Write, prepare and commit rows."""
-        handle = self.prepared(batch_id, rows)
-        self.sink.confirm(self.query, batch_id, [handle])
-        self.sink.commit(self.query, batch_id, [handle])
-        return handle
-
-    def shown(self) -> list[tuple[Any, ...]]:
-        """What any Delta reader sees."""
-        rows = DeltaTable(self.sink.url).to_pyarrow_table().select(SCHEMA.names).to_pylist()
-        return sorted((tuple(row.values()) for row in rows), key=str)
+from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery
+from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, Writer, opened
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return str(tmp_path / "table")
-
-
-def opened(sink: DeltaSink) -> Writer:
-    writer = Writer(sink)
-    writer.sink.open(writer.query, SCHEMA)
-    return writer
 
 
 def test_without_deltalake_the_start_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,33 +152,6 @@ def test_other_writers_of_the_table_disturb_nothing(url: str) -> None:
     for batch in (0, 3):  # long compacted, and the newest
         with pytest.raises(StateLostError):
             writer.sink.commit(writer.query, batch, [writer.prepared(batch, {9: "another attempt"})])
-
-
-def _overwrite(url: str) -> None:
-    write_deltalake(url, pa.table({"key": ["a"]}), mode="overwrite", schema_mode="overwrite")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "settings"),
-        (_overwrite, "columns"),
-    ],
-)
-@pytest.mark.parametrize("keys", [None, ["key"]])
-def test_a_table_that_others_change_meanwhile_is_checked_again(
-    url: str, change: Callable[[str], None], what: str, keys: list[str] | None
-) -> None:
-    """Rows that it would refuse at a start are not decided; the next start says why."""
-    writer = opened(DeltaSink("out", url, keys, create=True))
-    writer.write(0, {1: "a"})
-    change(url)
-    before = DeltaTable(url).version()
-    with pytest.raises(UnavailableError, match=f"changed=.*{what}"):
-        writer.write(1, {-1: "b"})
-    assert DeltaTable(url).version() == before
-    with pytest.raises(HoldfastError, match=r"CHECK|no such column"):
-        writer.sink.open(writer.query, SCHEMA)
 
 
 def test_a_log_that_is_gone_is_an_error_of_ours(url: str) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -178,6 +179,7 @@ def test_keys_go_to_the_partitions_that_kafkas_own_clients_choose(kafka: Kafka) 
     lab.topic = kafka.add_topic(10)
     sink = KafkaSink(lab.sink.name, lab.topic)
     schema = pa.schema({"key": pa.string(), "value": pa.string()})
+    sink.open(lab.query, schema)
     transaction = sink.begin(SinkAttempt(lab.query, 0, 0, clock.new_id() + clock.new_id()), schema)
     transaction.write(pa.record_batch([["a", "b", "holdfast"], ["x", "x", "x"]], schema=schema))
     sink.commit(lab.query, 0, [transaction.prepare()])
@@ -247,6 +249,35 @@ def test_what_the_mark_shows_was_committed_where_coordinators_have_forgotten_a_p
         lab.sink.commit(lab.query, 0, [handle, lost])
 
 
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_made_anew: bool) -> None:
+    """What it showed is gone: before the decision and after it the query stops, also where another topic is there."""
+    lab.sink.open(lab.query, _SCHEMA)
+    handle = lab.prepare("0")
+    lab.sink.confirm(lab.query, 0, [handle])
+    lab.sink.commit(lab.query, 0, [handle])
+    handle = lab.prepare("1", batch_id=1)
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    # A broker takes a moment to delete a topic, and another one for the offsets of groups at it.
+    end_s = time.monotonic() + 20
+    with suppress(StateLostError):
+        while time.monotonic() < end_s:
+            lab.sink.confirm(lab.query, 1, [handle])
+            time.sleep(0.05)
+    if is_made_anew:
+        admin.create_topics([kafka_admin.NewTopic(lab.topic, 1, 1)])[lab.topic].result(30)
+    for step in (lab.sink.confirm, lab.sink.commit, lab.sink.commit):
+        with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+            step(lab.query, 1, [handle])
+    if is_made_anew:
+        assert lab.sink.open(lab.query, _SCHEMA) == -1, "by which the next start knows"
+        assert lab.shown() == []
+    else:
+        with pytest.raises(InvalidArgumentError, match="no such topic"):
+            lab.sink.open(lab.query, _SCHEMA)
+
+
 def test_a_longer_time_than_the_broker_allows_is_refused(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "900001"})
     for step in (lambda: lab.sink.open(lab.query, _SCHEMA), lab.begin):
@@ -256,6 +287,7 @@ def test_a_longer_time_than_the_broker_allows_is_refused(kafka: Kafka) -> None:
 
 @pytest.mark.parametrize("has_written", [True, False])
 def test_a_zombie_that_was_ended_cannot_write_any_more(lab: Lab, has_written: bool) -> None:
+    lab.sink.open(lab.query, _SCHEMA)
     zombie = lab.begin()
     rows = pa.record_batch({"value": pa.array(["zombie"])})
     if has_written:
@@ -302,6 +334,7 @@ def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
 @pytest.mark.turn(1, 2)
 def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=1)
+    lab.sink.open(lab.query, _SCHEMA)
     handle = lab.prepare("a")
     kafka.broker.kill()
     try:

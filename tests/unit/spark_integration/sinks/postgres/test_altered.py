@@ -208,3 +208,38 @@ def test_what_somebody_ends_between_the_look_and_the_commit_is_lost(
     with pytest.raises(StateLostError):
         either.commit(handle)
     assert either.open() == -1
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "kind"),
+    [
+        ("ALTER TABLE {} DROP COLUMN n", "ALTER TABLE {} ADD n bigint", SchemaMismatchError),
+        ("ALTER TABLE {} RENAME n TO m", "ALTER TABLE {} RENAME m TO n", SchemaMismatchError),
+        ("ALTER TABLE {} ALTER n TYPE int", "ALTER TABLE {} ALTER n TYPE bigint", SchemaMismatchError),
+        ("ALTER TABLE {} DROP CONSTRAINT results_pkey", "ALTER TABLE {} ADD PRIMARY KEY (k)", InvalidArgumentError),
+        ("ALTER TABLE {} ADD CONSTRAINT c CHECK (n < 0)", "ALTER TABLE {} DROP CONSTRAINT c", InvalidArgumentError),
+        ("ALTER TABLE {} ADD x int NOT NULL", "ALTER TABLE {} DROP x", SchemaMismatchError),
+        ("DROP TABLE {}", "CREATE TABLE {} (k text PRIMARY KEY, n bigint)", InvalidArgumentError),
+    ],
+)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_table_that_is_altered_after_the_decision_shows_all_of_it_later_or_nothing(
+    updating: Case, change: str, back: str, kind: type[HoldfastError], is_known: bool
+) -> None:
+    """The decision stands and its rows stay staged: they are shown when the table is as it was."""
+    updating.open()
+    handles = [updating.prepared((str(place), 2**40), partition=place) for place in range(2)]
+    updating.confirm(*handles)
+    updating.sql(change.replace("{}", updating.sink.table))
+    if not is_known:
+        connecting.close_idle()
+    for _ in range(2):
+        with pytest.raises(kind, match=r"while a micro-batch is committed|no such table"):
+            updating.commit(*handles)
+    updating.sql(back.replace("{}", updating.sink.table))
+    connecting.close_idle()
+    assert updating.rows() == []
+    assert sorted(map(str, updating.leftovers())) == sorted(map(str, handles))
+    updating.open()
+    updating.commit(*handles)
+    assert updating.rows() == [("0", 2**40), ("1", 2**40)]

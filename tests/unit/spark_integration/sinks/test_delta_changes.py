@@ -1,0 +1,131 @@
+"""A Delta table that others drop, make anew or alter under a running query: noticed, and nothing is lost unsaid."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.delta.sink import DeltaSink
+from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def _overwrite(url: str) -> None:
+    write_deltalake(url, pa.table({"key": ["a"]}), mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda url: DeltaTable(url).alter.add_constraint({"positive": "key > 0"}), "settings"),
+        (_overwrite, "columns"),
+    ],
+)
+@pytest.mark.parametrize("keys", [None, ["key"]])
+def test_a_table_that_others_change_meanwhile_is_checked_again(
+    url: str, change: Callable[[str], None], what: str, keys: list[str] | None
+) -> None:
+    """Rows that it would refuse at a start are not decided; the next start says why."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {1: "a"})
+    change(url)
+    before = DeltaTable(url).version()
+    with pytest.raises(UnavailableError, match=f"changed=.*{what}"):
+        writer.write(1, {-1: "b"})
+    assert DeltaTable(url).version() == before
+    with pytest.raises(HoldfastError, match=r"CHECK|no such column"):
+        writer.sink.open(writer.query, SCHEMA)
+
+
+def _remake(url: str, versions: int, *, all_files: bool) -> None:
+    """Make another table in the place of one."""
+    shutil.rmtree(url if all_files else Path(url, "_delta_log"))
+    DeltaTable.create(url, SCHEMA)
+    for i in range(versions):
+        write_deltalake(url, pa.table([[100 + i], ["of another"]], schema=SCHEMA), mode="append")
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+@pytest.mark.parametrize("all_files", [True, False])
+@pytest.mark.parametrize("versions", [0, 9])
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_table_that_was_dropped_and_made_anew_is_not_taken_for_the_first_one(
+    url: str, keys: list[str] | None, all_files: bool, versions: int, is_decided: bool
+) -> None:
+    """With fewer versions or with more: it lacks what was committed, and gets nothing that looks as if it did not."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    for batch in range(3):
+        writer.write(batch, {batch: "a"})
+    handle = writer.prepared(3, {3: "b"})
+    if is_decided:
+        writer.sink.confirm(writer.query, 3, [handle])
+    _remake(url, versions, all_files=all_files)
+    shown = writer.shown()
+    step = writer.sink.commit if is_decided else writer.sink.confirm
+    with pytest.raises(HoldfastError, match=r"another one was made in its place|gone that were just written"):
+        step(writer.query, 3, [handle])
+    assert writer.shown() == shown
+    assert writer.sink.open(writer.query, SCHEMA) == -1, "by which the next start knows"
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+def test_a_table_that_was_dropped_is_said_to_be_gone(url: str, keys: list[str] | None) -> None:
+    """Before the decision and after it; no log is begun in its place."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    handle = writer.prepared(1, {1: "b"})
+    writer.sink.confirm(writer.query, 1, [handle])
+    kept = Path(url, "_delta_log").rename(f"{url}_log")
+    for step in (writer.sink.confirm, writer.sink.commit):
+        with pytest.raises(StateLostError, match="dropped or moved"):
+            step(writer.query, 1, [handle])
+        assert not Path(url, "_delta_log").exists()
+        # Who learnt that it is gone asks anew.
+        kept.rename(Path(url, "_delta_log"))
+        writer.sink.open(writer.query, SCHEMA)
+        kept = Path(url, "_delta_log").rename(f"{url}_log")
+    kept.rename(Path(url, "_delta_log"))
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.shown() == [(0, "a"), (1, "b")]
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_fit(
+    url: str, keys: list[str] | None
+) -> None:
+    """The decision stands: the rows come when the table is as it was."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    handle = writer.prepared(1, {1: "b"})
+    writer.sink.confirm(writer.query, 1, [handle])
+    version = DeltaTable(url).version()
+    _overwrite(url)
+    with pytest.raises(UnavailableError, match=r"changed=columns"):
+        writer.sink.commit(writer.query, 1, [handle])
+    with pytest.raises(SchemaMismatchError, match="no such column"):
+        writer.sink.open(writer.query, SCHEMA)
+    DeltaTable(url).restore(version)
+    writer.sink.open(writer.query, SCHEMA)
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.shown() == [(0, "a"), (1, "b")]
+
+
+def test_a_log_that_was_cleaned_up_is_the_same_table(url: str) -> None:
+    """The commit by which the table is known may go after a month."""
+    writer = opened(DeltaSink("out", url, create=True))
+    for batch in range(2):
+        writer.write(batch, {batch: "a"})
+    DeltaTable(url).create_checkpoint()
+    Path(url, "_delta_log", f"{0:020}.json").unlink()
+    writer.write(2, {2: "a"})
+    assert writer.shown() == [(batch, "a") for batch in range(3)]
