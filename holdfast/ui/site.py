@@ -29,6 +29,20 @@ _METADATA_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
+class NamedQuery:
+    """A query whose checkpoint location was named.
+
+    Attributes
+    ----------
+    location : str
+    stored : StoredQuery
+    """
+
+    location: str
+    stored: StoredQuery
+
+
+@dataclass(frozen=True)
 class Directory:
     """A checkpoint directory.
 
@@ -42,7 +56,7 @@ class Directory:
     surveyor : Surveyor
     growth : GrowthReader
     rows : RowCounter
-    queries : tuple of StoredQuery
+    queries : tuple of NamedQuery
         Those whose state lies here, as far as they were named.
     """
 
@@ -52,7 +66,7 @@ class Directory:
     surveyor: Surveyor
     growth: GrowthReader
     rows: RowCounter
-    queries: tuple[StoredQuery, ...] = ()
+    queries: tuple[NamedQuery, ...] = ()
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
@@ -63,9 +77,9 @@ class Directory:
     def query_of(self, directory: str) -> tuple[StoredQuery, str] | None:
         """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""
         for query in self.queries:
-            for operator in query.operators():
+            for operator in query.stored.operators():
                 if directory in operator.pointers:
-                    return query, operator.name
+                    return query.stored, operator.name
         return None
 
 
@@ -140,7 +154,7 @@ def open_site(
     directories = [Directory.of(place, one, requests, surveys) for place, (_, one) in enumerate(places)]
     for directory in directories:
         directory.surveyor.latest()
-    queries: list[list[StoredQuery]] = [[] for _ in places]
+    queries: list[list[NamedQuery]] = [[] for _ in places]
     for location in locations:
         opened = [stack.enter_context(open_query(location, url, options)) for url, _ in places]
         fitting = [place for place, query in enumerate(opened) if _lies_in(query, directories[place])]
@@ -152,7 +166,7 @@ def open_site(
                 given=", ".join(url for url, _ in places),
             )
         for place in fitting:
-            queries[place].append(opened[place])
+            queries[place].append(NamedQuery(location, opened[place]))
     shown = tuple(replace(one, queries=tuple(queries[one.place])) for one in directories)
     return Site(shown, Live(partial(recent_batches, local_dir)))
 

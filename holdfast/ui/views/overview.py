@@ -13,7 +13,7 @@ from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.ui.site import Directory
+from holdfast.ui.site import Directory, NamedQuery
 from holdfast.ui.survey import Dated, OperatorSurvey
 from holdfast.ui.words import count, duration, percent, size, times
 
@@ -76,6 +76,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class QueryRow:
+    """A query in a table: which micro-batch it has committed last; or why that cannot be said."""
+
+    location: str
+    query_id: str = ""
+    batch_id: int = 0
+    batch_ms: int = 0
+    retained: int = 0
+    operators: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class ShownDirectory:
     """A directory, its largest operators, and sinks; or why it cannot be shown."""
 
@@ -85,6 +98,7 @@ class ShownDirectory:
     rows: list[OperatorRow]
     sinks: tuple[StoredSink, ...]
     error: HoldfastError | None
+    queries: tuple[QueryRow, ...] = ()
     operator_count: int = 0
 
 
@@ -122,10 +136,23 @@ def overview(directories: Iterable[Directory]) -> Overview:
                 rows[:_ROWS_MAX],
                 dated.survey.sinks[:_ROWS_MAX],
                 None,
+                tuple(_query(one) for one in directory.queries),
                 len(rows),
             )
         )
     return Overview(shown, _answers(found) if found else [])
+
+
+def _query(query: NamedQuery) -> QueryRow:
+    try:
+        operators, batches = query.stored.operators(), query.stored.batches()
+        planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
+        names = ", ".join(sorted(one.name for one in operators))
+        return QueryRow(
+            query.location, query.stored.query_id, batches[-1], max(planned, default=0), len(batches), names
+        )
+    except HoldfastError as exc:
+        return QueryRow(query.location, error=str(exc))
 
 
 def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:

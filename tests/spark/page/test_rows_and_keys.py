@@ -152,6 +152,14 @@ def test_a_running_query_is_seen_live(query: Lab) -> None:
         assert "The last micro-batches" not in page.get(f"/{TOKEN}/0/totals/").text
 
 
+def test_the_overview_says_where_the_query_is(page: FlaskClient) -> None:
+    """Its location, its last micro-batch, and how many it could return to."""
+    text = page.get(f"/{TOKEN}/").text
+    found = [row for row in cells(text) if len(row) == 5]
+    assert [row[1] for row in found] == ["last committed micro-batch", "3"]
+    assert found[1][3:] == ["4 micro-batches", "totals"]
+
+
 def test_what_is_lost_is_an_error(query: Lab, page: FlaskClient) -> None:
     """State that somebody has deleted: the page names it, and the other views still work."""
     for path in (query.folder / "durable").glob("totals/operator"):
