@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.decisions import StoredSink
+from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -24,6 +24,8 @@ _LAG_BEHIND = 2 * _LAG
 _HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
+#: Sinks whose newest decision is read.
+_DECISIONS_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class QueryRow:
 
 
 @dataclass(frozen=True)
+class SinkRow:
+    """A sink in a table, with its newest decision; rows and parts are None where that was not read."""
+
+    stored: StoredSink
+    rows: int | None = None
+    parts: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class ShownDirectory:
     """A directory, its largest operators, and sinks; or why it cannot be shown."""
 
@@ -96,7 +108,7 @@ class ShownDirectory:
     url: str
     dated: Dated | None
     rows: list[OperatorRow]
-    sinks: tuple[StoredSink, ...]
+    sinks: tuple[SinkRow, ...]
     error: HoldfastError | None
     queries: tuple[QueryRow, ...] = ()
     operator_count: int = 0
@@ -134,13 +146,29 @@ def overview(directories: Iterable[Directory]) -> Overview:
                 directory.storage.url,
                 dated,
                 rows[:_ROWS_MAX],
-                dated.survey.sinks[:_ROWS_MAX],
+                _sinks(directory.storage, dated.survey.sinks[:_ROWS_MAX]),
                 None,
                 tuple(_query(one) for one in directory.queries),
                 len(rows),
             )
         )
     return Overview(shown, _answers(found) if found else [])
+
+
+def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
+    return tuple(_sink(storage, one) if place < _DECISIONS_MAX else SinkRow(one) for place, one in enumerate(stored))
+
+
+def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkRow:
+    if not stored.decided:
+        return SinkRow(stored)
+    try:
+        newest = Decisions(storage, stored.sink, stored.query_id).read(stored.decided[-1])
+    except NotFoundError:  # deleted since it was listed
+        return SinkRow(stored)
+    except CorruptionError as exc:
+        return SinkRow(stored, error=str(exc))
+    return SinkRow(stored, newest.rows, len(newest.handles))
 
 
 def _query(query: NamedQuery) -> QueryRow:

@@ -172,7 +172,8 @@ def test_in_a_browser(query: Lab) -> None:
     """The views of rows, for everybody; the slider and the keyboard lead there."""
     with downloads.skipped_where_missing():
         downloads.chromium()
-    with served(query.folder / "durable", query.folder / "query") as address, chromium() as browser:
+    places = query.folder / "durable", query.folder / "query"
+    with served(*places, local_dir=str(query.local)) as address, chromium() as browser:
         rows = f"{address}0/totals/rows"
         for view in (
             "",
@@ -182,6 +183,9 @@ def test_in_a_browser(query: Lab) -> None:
             "?text=nowhere",
             "?batch=99",
             "?table=x",
+            "/../",
+            "/../../../",
+            "/../?measure=rows",
         ):
             for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):
                 with shown(browser, rows + view, width, scheme) as it:

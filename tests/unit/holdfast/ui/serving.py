@@ -31,10 +31,10 @@ def opened(*locations: Path, local_dir: str | None = None) -> Iterator[FlaskClie
 
 
 @contextmanager
-def served(*locations: Path) -> Iterator[str]:
+def served(*locations: Path, local_dir: str | None = None) -> Iterator[str]:
     """Serve the page of some directories; yields its address."""
     with ExitStack() as stack:
-        site = _site(stack, locations)
+        site = _site(stack, locations, local_dir)
         server = make_server(site, TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run)
         thread.start()
