@@ -104,6 +104,22 @@ def test_rows_make_a_map(query: Lab, page: FlaskClient) -> None:
     assert len(numbers) == int(query.spark.conf.get("spark.sql.shuffle.partitions", "0"))
 
 
+def test_rows_of_large_shards_are_estimated(lab: Lab) -> None:
+    """Where a thousand of a shard's rows end tells how many it has, to a few percent; few rows are counted."""
+    lab.feed([(f"key-{n}", n) for n in range(20_000)])
+    lab.run(lab.totals())
+    shards = lab.spark.conf.get("spark.sql.shuffle.partitions", "0")
+    rows = [
+        row.asDict()
+        for row in holdfast.state(lab.spark, lab.folder / "query", "totals").groupBy("shard").count().collect()
+    ]
+    with holdfast.open_query(lab.folder / "query", lab.folder / "durable") as query:
+        found = {shard: query.row_count("totals", "state", shard) for shard in range(int(shards or 0))}
+        exact = {shard: query.row_count("totals", "state", shard, read=100_000) for shard in found}
+    assert exact == {row["shard"]: row["count"] for row in rows}
+    assert all(abs(found[shard] / exact[shard] - 1) < 0.15 for shard in exact)
+
+
 def test_values_are_text_whatever_they_are(lab: Lab) -> None:
     """Markup, control characters, formulas and texts that run backwards are shown, found and looked up."""
     lab.feed([(key, place) for place, key in enumerate(HOSTILE)] + [(None, 9)])
