@@ -141,6 +141,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
             windows=WINDOWS,
             growth=directory.growth.growth(found),
             troubles=troubles(directory.storage, found),
+            live=site.live.of_operator(found.query_id, operator),
             width=WIDTH,
             height=HEIGHT,
         )

@@ -32,8 +32,20 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     metavar="NAME",
     help="A further name under which browsers ask for it, as of a proxy; repeatable.",
 )
+@click.option(
+    "--local-dir",
+    metavar="PATH",
+    help="What queries on this machine set as spark.holdfast.local.dir: their last micro-batches are shown live.",
+)
 @storage_option
-def ui(locations: tuple[str, ...], host: str, port: int, also: tuple[str, ...], options: tuple[str, ...]) -> None:
+def ui(
+    locations: tuple[str, ...],
+    host: str,
+    port: int,
+    also: tuple[str, ...],
+    local_dir: str | None,
+    options: tuple[str, ...],
+) -> None:
     """Show state as a web page, read-only, on this machine.
 
     LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir, or the checkpointLocation of a query whose
@@ -47,7 +59,7 @@ def ui(locations: tuple[str, ...], host: str, port: int, also: tuple[str, ...], 
         console = Console(stderr=True)
         # What is wrong with a location is better told here than on a page.
         with console.status("listing …") if console.is_terminal else ExitStack():
-            site = open_site(locations, named_options(options), requests, surveys, stack)
+            site = open_site(locations, named_options(options), requests, surveys, stack, local_dir=local_dir)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)

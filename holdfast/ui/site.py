@@ -18,12 +18,28 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.client.recent import recent_batches
 from holdfast.spark_integration.lookup.stored_query import StoredQuery, open_query
 from holdfast.ui.survey import Surveyor, survey
 from holdfast.ui.views.growth import GrowthReader
+from holdfast.ui.views.live import Live
 from holdfast.ui.views.row_counts import RowCounter
 
 _METADATA_BYTES_MAX = 1 << 16
+
+
+@dataclass(frozen=True)
+class NamedQuery:
+    """A query whose checkpoint location was named.
+
+    Attributes
+    ----------
+    location : str
+    stored : StoredQuery
+    """
+
+    location: str
+    stored: StoredQuery
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Directory:
     surveyor : Surveyor
     growth : GrowthReader
     rows : RowCounter
-    queries : tuple of StoredQuery
+    queries : tuple of NamedQuery
         Those whose state lies here, as far as they were named.
     """
 
@@ -50,7 +66,7 @@ class Directory:
     surveyor: Surveyor
     growth: GrowthReader
     rows: RowCounter
-    queries: tuple[StoredQuery, ...] = ()
+    queries: tuple[NamedQuery, ...] = ()
 
     @classmethod
     def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
@@ -61,9 +77,9 @@ class Directory:
     def query_of(self, directory: str) -> tuple[StoredQuery, str] | None:
         """Return the query whose pointers name an operator's directory, and what it calls the operator; or None."""
         for query in self.queries:
-            for operator in query.operators():
+            for operator in query.stored.operators():
                 if directory in operator.pointers:
-                    return query, operator.name
+                    return query.stored, operator.name
         return None
 
 
@@ -74,9 +90,11 @@ class Site:
     Attributes
     ----------
     directories : tuple of Directory
+    live : Live
     """
 
     directories: tuple[Directory, ...]
+    live: Live
 
     def directory(self, place: int) -> Directory:
         """Return a directory.
@@ -92,7 +110,13 @@ class Site:
 
 
 def open_site(
-    urls: Iterable[str], options: Mapping[str, str], requests: Executor, surveys: Executor, stack: ExitStack
+    urls: Iterable[str],
+    options: Mapping[str, str],
+    requests: Executor,
+    surveys: Executor,
+    stack: ExitStack,
+    *,
+    local_dir: str | None = None,
 ) -> Site:
     """Open what was named, and list each checkpoint directory.
 
@@ -106,6 +130,8 @@ def open_site(
         For requests side by side, and for listings, which may wait for such requests.
     stack : contextlib.ExitStack
         Closes what was opened.
+    local_dir : str, optional
+        Where queries on this machine have their local state, if that is set.
 
     Raises
     ------
@@ -128,7 +154,7 @@ def open_site(
     directories = [Directory.of(place, one, requests, surveys) for place, (_, one) in enumerate(places)]
     for directory in directories:
         directory.surveyor.latest()
-    queries: list[list[StoredQuery]] = [[] for _ in places]
+    queries: list[list[NamedQuery]] = [[] for _ in places]
     for location in locations:
         opened = [stack.enter_context(open_query(location, url, options)) for url, _ in places]
         fitting = [place for place, query in enumerate(opened) if _lies_in(query, directories[place])]
@@ -140,8 +166,9 @@ def open_site(
                 given=", ".join(url for url, _ in places),
             )
         for place in fitting:
-            queries[place].append(opened[place])
-    return Site(tuple(replace(one, queries=tuple(queries[one.place])) for one in directories))
+            queries[place].append(NamedQuery(location, opened[place]))
+    shown = tuple(replace(one, queries=tuple(queries[one.place])) for one in directories)
+    return Site(shown, Live(partial(recent_batches, local_dir)))
 
 
 def is_query(storage: ObjectStorage) -> bool:

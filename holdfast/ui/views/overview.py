@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.decisions import StoredSink
+from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.ui.site import Directory
+from holdfast.ui.site import Directory, NamedQuery
 from holdfast.ui.survey import Dated, OperatorSurvey
 from holdfast.ui.words import count, duration, percent, size, times
 
@@ -24,6 +24,8 @@ _LAG_BEHIND = 2 * _LAG
 _HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
+#: Sinks whose newest decision is read.
+_DECISIONS_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,29 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class QueryRow:
+    """A query in a table: which micro-batch it has committed last; or why that cannot be said."""
+
+    location: str
+    query_id: str = ""
+    batch_id: int = 0
+    batch_ms: int = 0
+    retained: int = 0
+    operators: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SinkRow:
+    """A sink in a table, with its newest decision; rows and parts are None where that was not read."""
+
+    stored: StoredSink
+    rows: int | None = None
+    parts: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class ShownDirectory:
     """A directory, its largest operators, and sinks; or why it cannot be shown."""
 
@@ -83,8 +108,9 @@ class ShownDirectory:
     url: str
     dated: Dated | None
     rows: list[OperatorRow]
-    sinks: tuple[StoredSink, ...]
+    sinks: tuple[SinkRow, ...]
     error: HoldfastError | None
+    queries: tuple[QueryRow, ...] = ()
     operator_count: int = 0
 
 
@@ -120,12 +146,41 @@ def overview(directories: Iterable[Directory]) -> Overview:
                 directory.storage.url,
                 dated,
                 rows[:_ROWS_MAX],
-                dated.survey.sinks[:_ROWS_MAX],
+                _sinks(directory.storage, dated.survey.sinks[:_ROWS_MAX]),
                 None,
+                tuple(_query(one) for one in directory.queries),
                 len(rows),
             )
         )
     return Overview(shown, _answers(found) if found else [])
+
+
+def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
+    return tuple(_sink(storage, one) if place < _DECISIONS_MAX else SinkRow(one) for place, one in enumerate(stored))
+
+
+def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkRow:
+    if not stored.decided:
+        return SinkRow(stored)
+    try:
+        newest = Decisions(storage, stored.sink, stored.query_id).read(stored.decided[-1])
+    except NotFoundError:  # deleted since it was listed
+        return SinkRow(stored)
+    except CorruptionError as exc:
+        return SinkRow(stored, error=str(exc))
+    return SinkRow(stored, newest.rows, len(newest.handles))
+
+
+def _query(query: NamedQuery) -> QueryRow:
+    try:
+        operators, batches = query.stored.operators(), query.stored.batches()
+        planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
+        names = ", ".join(sorted(one.name for one in operators))
+        return QueryRow(
+            query.location, query.stored.query_id, batches[-1], max(planned, default=0), len(batches), names
+        )
+    except HoldfastError as exc:
+        return QueryRow(query.location, error=str(exc))
 
 
 def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:

@@ -104,6 +104,22 @@ def test_rows_make_a_map(query: Lab, page: FlaskClient) -> None:
     assert len(numbers) == int(query.spark.conf.get("spark.sql.shuffle.partitions", "0"))
 
 
+def test_rows_of_large_shards_are_estimated(lab: Lab) -> None:
+    """Where a thousand of a shard's rows end tells how many it has, to a few percent; few rows are counted."""
+    lab.feed([(f"key-{n}", n) for n in range(20_000)])
+    lab.run(lab.totals())
+    shards = lab.spark.conf.get("spark.sql.shuffle.partitions", "0")
+    rows = [
+        row.asDict()
+        for row in holdfast.state(lab.spark, lab.folder / "query", "totals").groupBy("shard").count().collect()
+    ]
+    with holdfast.open_query(lab.folder / "query", lab.folder / "durable") as query:
+        found = {shard: query.row_count("totals", "state", shard) for shard in range(int(shards or 0))}
+        exact = {shard: query.row_count("totals", "state", shard, read=100_000) for shard in found}
+    assert exact == {row["shard"]: row["count"] for row in rows}
+    assert all(abs(found[shard] / exact[shard] - 1) < 0.15 for shard in exact)
+
+
 def test_values_are_text_whatever_they_are(lab: Lab) -> None:
     """Markup, control characters, formulas and texts that run backwards are shown, found and looked up."""
     lab.feed([(key, place) for place, key in enumerate(HOSTILE)] + [(None, 9)])
@@ -140,6 +156,26 @@ def test_it_follows_a_running_query(query: Lab, page: FlaskClient) -> None:
     assert query.state()["ann"] == (4, 107)
 
 
+def test_a_running_query_is_seen_live(query: Lab) -> None:
+    """State servers on this machine tell of the last micro-batches; without their directory nothing is shown."""
+    places = query.folder / "durable", query.folder / "query"
+    with opened(*places, local_dir=str(query.local)) as page:
+        text = page.get(f"/{TOKEN}/0/totals/").text
+        found = [row for row in cells(text) if len(row) == 13]
+        assert [row[0] for row in found[1:]] == ["3", "2", "1", "0"]
+        assert [int(row[2]) for row in found[1:]] == [33, 32, 34, 34]
+    with opened(*places, local_dir=str(query.folder)) as page:
+        assert "The last micro-batches" not in page.get(f"/{TOKEN}/0/totals/").text
+
+
+def test_the_overview_says_where_the_query_is(page: FlaskClient) -> None:
+    """Its location, its last micro-batch, and how many it could return to."""
+    text = page.get(f"/{TOKEN}/").text
+    found = [row for row in cells(text) if len(row) == 5]
+    assert [row[1] for row in found] == ["last committed micro-batch", "3"]
+    assert found[1][3:] == ["4 micro-batches", "totals"]
+
+
 def test_what_is_lost_is_an_error(query: Lab, page: FlaskClient) -> None:
     """State that somebody has deleted: the page names it, and the other views still work."""
     for path in (query.folder / "durable").glob("totals/operator"):
@@ -152,7 +188,8 @@ def test_in_a_browser(query: Lab) -> None:
     """The views of rows, for everybody; the slider and the keyboard lead there."""
     with downloads.skipped_where_missing():
         downloads.chromium()
-    with served(query.folder / "durable", query.folder / "query") as address, chromium() as browser:
+    places = query.folder / "durable", query.folder / "query"
+    with served(*places, local_dir=str(query.local)) as address, chromium() as browser:
         rows = f"{address}0/totals/rows"
         for view in (
             "",
@@ -162,6 +199,9 @@ def test_in_a_browser(query: Lab) -> None:
             "?text=nowhere",
             "?batch=99",
             "?table=x",
+            "/../",
+            "/../../../",
+            "/../?measure=rows",
         ):
             for width, scheme in ((PHONE, "dark"), (DESKTOP, "light")):
                 with shown(browser, rows + view, width, scheme) as it:

@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui.app import make_app
 from holdfast.ui.site import Directory, Site
+from holdfast.ui.views.live import Live
 from tests.unit.holdfast.ui import sample_state
 
 TOKEN = "0123456789abcdef"
@@ -32,7 +33,7 @@ def open_page() -> Iterator[Callable[..., FlaskClient]]:
             requests = stack.enter_context(ThreadPoolExecutor(4))
             surveys = stack.enter_context(ThreadPoolExecutor(2))
             storages = [stack.enter_context(open_storage(str(root))) for root in roots]
-            site = Site(tuple(Directory.of(n, one, requests, surveys) for n, one in enumerate(storages)))
+            site = Site(tuple(Directory.of(n, one, requests, surveys) for n, one in enumerate(storages)), Live(list))
             return make_app(site, TOKEN, ["localhost"]).test_client()
 
         yield opened

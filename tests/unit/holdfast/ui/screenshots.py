@@ -19,7 +19,7 @@ from tests.unit.holdfast.ui.serving import served
 OPERATOR = "0/flight_totals/"
 #: By name: the view, its width and height in pixels, and the scheme.
 PICTURES = {
-    "overview": ("", 1120, 420, "light"),
+    "overview": ("", 1120, 580, "light"),
     "operator": (f"{OPERATOR}?measure=written", 1120, 1120, "light"),
     "rows": (f"{OPERATOR}rows?key.kind=carrier&key.name=UA", 1120, 900, "light"),
     "phone": (OPERATOR, PHONE, 760, "dark"),

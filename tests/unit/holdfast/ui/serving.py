@@ -17,24 +17,24 @@ from holdfast.ui.site import Site, open_site
 TOKEN = "00112233445566778899aabbccddeeff"
 
 
-def _site(stack: ExitStack, locations: Iterable[Path]) -> Site:
+def _site(stack: ExitStack, locations: Iterable[Path], local_dir: str | None = None) -> Site:
     requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(4))
-    return open_site([str(one) for one in locations], {}, requests, surveys, stack)
+    return open_site([str(one) for one in locations], {}, requests, surveys, stack, local_dir=local_dir)
 
 
 @contextmanager
-def opened(*locations: Path) -> Iterator[FlaskClient]:
+def opened(*locations: Path, local_dir: str | None = None) -> Iterator[FlaskClient]:
     """Open the page of some directories and queries; yields what asks for it, below `TOKEN`."""
     with ExitStack() as stack:
-        site = _site(stack, locations)
+        site = _site(stack, locations, local_dir)
         yield make_app(site, TOKEN, ["localhost"]).test_client()
 
 
 @contextmanager
-def served(*locations: Path) -> Iterator[str]:
+def served(*locations: Path, local_dir: str | None = None) -> Iterator[str]:
     """Serve the page of some directories; yields its address."""
     with ExitStack() as stack:
-        site = _site(stack, locations)
+        site = _site(stack, locations, local_dir)
         server = make_server(site, TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run)
         thread.start()

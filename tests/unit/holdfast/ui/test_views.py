@@ -34,6 +34,14 @@ def test_one_look_answers_the_questions(page: FlaskClient) -> None:
     assert "Does anything fail? Yes 1 report" in shown
 
 
+def test_sinks_are_shown_with_their_newest_decision(open_page: OpenPage, sample: Path, tmp_path: Path) -> None:
+    """Which micro-batch it shows, how many rows and parts; a damaged decision is told."""
+    assert re.search(r"invoices micro-batch 9 1,000 2 .* 2 [\d.]+ k?B", text(open_page(sample)))
+    root = shutil.copytree(sample, tmp_path / "state")
+    (root / f"_sinks/invoices/{sample_state.QUERY}/decided-9").write_bytes(b"?")
+    assert "not a whole holdfast file" in text(open_page(root))
+
+
 def test_an_upload_that_is_behind_is_told(open_page: OpenPage, tmp_path: Path) -> None:
     """More than twice as many commits wait as are wanted: the page says so, and links to the shard."""
     from tests.model.shard_history import ShardHistory
