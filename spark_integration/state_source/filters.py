@@ -89,6 +89,8 @@ def wanted_hashes(filters: Iterable[Filter], key: pa.Schema) -> frozenset[int] |
     key : pyarrow.Schema
         The columns that hashes are of, in storage types.
     """
+    if any(pa.types.is_nested(field.type) for field in key):
+        return None  # Spark decides what is equal there
     named: dict[str, list[pa.Scalar]] = {}
     for one in map(_without_not, filters):
         name, *further = getattr(one, "attribute", ("",))
