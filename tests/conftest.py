@@ -198,7 +198,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        markers = {mark.name for item in session.items for mark in item.iter_markers()}
+        run = [item for item in session.items if not item.get_closest_marker("skip")]
+        markers = {mark.name for item in run for mark in item.iter_markers()}
         downloads.prefetch(markers)
         if "spark" in markers:
             _archive.append(spark_classes.use_archive())
