@@ -136,8 +136,7 @@ class Coordinator:
 
     def resume(self) -> None:
         """Go on with a run that another process has started, which left nothing half-done."""
-        batches = self._decisions.batches()
-        self._newest = self._decisions.read(batches[-1]) if batches else None
+        self._newest = _newest(self._decisions)
         self._is_settled = True
 
     def is_decided(self, batch_id: int) -> bool:
@@ -233,8 +232,7 @@ class Coordinator:
     def _settle_replaced(self, decisions: Decisions) -> None:
         """Commit what the replaced query decided last, and abort what else it prepared."""
         query = replace(self._query, query_id=decisions.query_id, replaces=None)
-        batches = decisions.batches()
-        newest = decisions.read(batches[-1]) if batches else None
+        newest = _newest(decisions)
         if newest is not None:
             try:
                 self._sink.commit(query, newest.batch_id, newest.handles)
@@ -287,10 +285,18 @@ class Coordinator:
             _log.info("sink %r no longer knows micro-batch %d: %s", decision.sink, decision.batch_id, exc)
 
     def _abort_leftovers(self) -> None:
-        left = _but(self._sink.leftovers(self._query), self._newest)
+        left = self._sink.leftovers(self._query)
+        if left:
+            # Read after them: another driver of the query may have decided some of them meanwhile.
+            left = _but(left, _newest(self._decisions))
         if left:
             _log.info("sink %r: %d parts of attempts that did not count are given up", self._query.sink, len(left))
             self._sink.abort(self._query, left)
+
+
+def _newest(decisions: Decisions) -> Decision | None:
+    batches = decisions.batches()
+    return decisions.read(batches[-1]) if batches else None
 
 
 def _but(handles: Sequence[Handle], decision: Decision | None) -> list[Handle]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RETURNED = "partition int, stage int, repeated boolean, rows long, handle string"
+# How far the tracker of stages may lag behind.
+_TRACKER_MS = 2000
 _RETURNED_ARROW = pa.schema(
     {
         "partition": pa.int32(),
@@ -187,15 +189,29 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
 
 
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
-    """Tell whether a stage was begun again, as where shuffle files were lost: its tasks count their attempts from 0.
+    """Tell whether a stage may have been begun again, as where shuffle files were lost: tasks then count from 0 anew.
 
     Those of the first time go on meanwhile, and prepare too. Over Connect nothing tells: the next start aborts those.
     """
-    if not is_classic(session):
-        return False
-    tracker = session.sparkContext.statusTracker()
-    found = [tracker.getStageInfo(stage) for stage in stages]
-    return any(stage is None or stage.currentAttemptId > 0 for stage in found)
+    return is_classic(session) and not all(_ended_at_once(session, stage) for stage in stages)
+
+
+def _ended_at_once(session: SparkSession, stage: int) -> bool:
+    """Tell whether all tasks of a stage are known to have ended well the first time it was begun.
+
+    What Spark's tracker knows comes by events, which lag behind, and of which a busy driver drops some. So that it
+    shows no second time is no proof. But the first time never is complete where there was a second.
+    """
+    tracker, end_ms = session.sparkContext.statusTracker(), clock.monotonic_ms() + _TRACKER_MS
+    while True:
+        found = tracker.getStageInfo(stage)
+        if found is not None and found.currentAttemptId > 0:
+            return False
+        if found is not None and found.numCompletedTasks >= found.numTasks:
+            return True
+        if clock.monotonic_ms() > end_ms:
+            return False
+        clock.sleep_ms(1)
 
 
 class Part(Protocol):

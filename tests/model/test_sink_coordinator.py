@@ -27,6 +27,7 @@ from holdfast.errors import (
     StateLostError,
     UnavailableError,
 )
+from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
@@ -358,6 +359,23 @@ def test_a_twin_that_prepares_late_is_aborted_in_the_same_run(url: str) -> None:
     target.prepared |= {"late": 1, "next": 2}
     run.finish(2, Prepared(({"id": "next"},), 1))
     assert not target.prepared
+
+
+def test_a_driver_that_wakes_late_ends_nothing_that_its_successor_has_decided(url: str) -> None:
+    """Cluster managers start a second driver where the first one is only silent: it may fail between two requests."""
+    target = Target(has_mark=False)
+    late = show(url, target, QUERY, 0)
+    target.prepared["late"] = 1
+    successor = coordinator(url, target, QUERY)
+    successor.start(1, SCHEMA)
+    target.prepared["decided"] = 1
+    Decisions(open_storage(url), "model", "query-1").put(Decision("model", "query-1", 1, 1, ({"id": "decided"},)))
+    with pytest.raises(UnavailableError):
+        late.finish(1, Prepared(({"id": "late"},), 1))
+    late.give_up()
+    assert target.prepared == {"decided": 1}
+    coordinator(url, target, QUERY).start(1, SCHEMA)
+    assert set(target.visible) == {"query-1-0", "decided"}
 
 
 class _Broken(ModelSink):

@@ -64,7 +64,7 @@ class KeptTable:
         self.storage_options = storage_options(url, options)
         self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
         self._table: DeltaTable | None = None
-        #: Of the newest commit when the table was opened: its version, and the digest of its bytes if they are there.
+        #: Of the newest commit that is known: its version, and the digest of its bytes if they are there.
         self._seen: tuple[int, str | None] = (0, None)
         #: What the table asked of its writers when they were last checked.
         self.checked: Mapping[str, object] | None = None
@@ -92,39 +92,47 @@ class KeptTable:
             return self.open()
         with self.translated("read"):
             table.update_incremental()
-            return table
+        if table.version() != self._seen[0]:
+            self._seen = table.version(), self._digest_of(table.version())
+        return table
 
     def require_same(self) -> None:
-        """Check that no other table was made in the place of the one that this process has opened.
+        """Check that the table is the one that this process knows, and still has all that was committed to it.
 
-        What is read later begins after the versions that are known, whose table it is: so a known one is read again.
+        What is read later begins after the versions that are known, whatever they have become: so the newest of them is
+        read again.
 
         Raises
         ------
         StateLostError
-            The table is gone, or another one.
+            The table is gone, another one, or was set back.
         """
         table, (version, digest) = self._table, self._seen
-        if table is None or (digest is not None and self._digest_of(version) == digest):
+        if table is None:
+            return
+        there = self._digest_of(version)
+        if digest is not None and there == digest:
             return
         known = table.metadata().id
         try:
-            found = self.open().metadata().id
+            found = self.open()
         except NotFoundError as exc:
             raise StateLostError(
                 "the Delta table was dropped or moved while the query was running: bring it back as it was, or give "
                 "the sink another name to begin anew",
                 table=self.url,
             ) from exc
-        if found != known:
+        is_another = found.metadata().id != known
+        # A commit that is gone was cleaned up, if there are later ones.
+        if is_another or found.version() < version or None not in (digest, there):
             self._table = None
+            what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
-                "the Delta table was dropped while the query was running, and another one was made in its place, which "
-                "does not show what was committed: bring the first one back, or give the sink another name to begin "
-                "anew",
+                f"while the query was running the Delta table was {what}, which does not show what was committed: "
+                "bring the first one back, or give the sink another name to begin anew",
                 table=self.url,
-                was=known,
-                there=found,
+                was=f"{known} at {version}",
+                there=f"{found.metadata().id} at {found.version()}",
             )
 
     def _digest_of(self, version: int) -> str | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from holdfast.examples.sinks.csv_folder import CsvFolder
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkQuery, SinkTransaction
@@ -50,9 +53,20 @@ class NotingSpares(LosingShuffles):
         return sorted((json.loads(path.read_text()) for path in Path(self.folder).glob("noted-*")), key=str)
 
 
-def main(folder: Path, *spares: str) -> None:
+def stop_status(spark: SparkSession, lost: Path) -> None:
+    """Let Spark's status learn nothing more once shuffles are lost, as a busy driver drops events."""
+    while not lost.exists():
+        time.sleep(0.005)
+    # Spark begins a stage again after 200 ms.
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().removeListener(context.statusStore().listener().get())
+
+
+def main(folder: Path, way: str, *spares: str) -> None:
     spark = start_spark(folder)
     sink, schema = NotingSpares(str(folder)), pa.schema({"id": pa.int64()})
+    if way == "without events":
+        threading.Thread(target=stop_status, args=(spark, folder / "lost"), daemon=True).start()
     frame = spark.range(1000).repartition(3, "id")
     task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, schema, [{"file": spare} for spare in spares])
     prepared, given = [], []

@@ -120,12 +120,41 @@ def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_
     assert writer.shown() == [(0, "a"), (1, "b")]
 
 
+@pytest.mark.parametrize("keys", [None, ["key"]])
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize("versions", [0, 1, 9])
+def test_a_table_that_was_set_back_gets_no_rows_behind_the_gap(
+    url: str, keys: list[str] | None, is_decided: bool, versions: int
+) -> None:
+    """From a backup of its files, after which others may go on: it is the same table, and lacks what was committed."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    shutil.copytree(url, f"{url}-backup")
+    for batch in (1, 2):
+        writer.write(batch, {batch: "a"})
+    handle = writer.prepared(3, {3: "b"})
+    if is_decided:
+        writer.sink.confirm(writer.query, 3, [handle])
+    shutil.rmtree(Path(url, "_delta_log"))
+    shutil.copytree(Path(f"{url}-backup", "_delta_log"), Path(url, "_delta_log"))
+    for i in range(versions):
+        write_deltalake(url, pa.table([[100 + i], ["of others"]], schema=SCHEMA), mode="append")
+    shown = writer.shown()
+    step = writer.sink.commit if is_decided else writer.sink.confirm
+    with pytest.raises(StateLostError, match="set back to an older version"):
+        step(writer.query, 3, [handle])
+    assert writer.shown() == shown
+    assert writer.sink.open(writer.query, SCHEMA) == 0, "by which the next start knows"
+
+
 def test_a_log_that_was_cleaned_up_is_the_same_table(url: str) -> None:
-    """The commit by which the table is known may go after a month."""
+    """The newest commit that the query knows may go after a month, where others went on."""
     writer = opened(DeltaSink("out", url, create=True))
     for batch in range(2):
         writer.write(batch, {batch: "a"})
+    write_deltalake(url, pa.table([[2], ["a"]], schema=SCHEMA), mode="append")
     DeltaTable(url).create_checkpoint()
-    Path(url, "_delta_log", f"{0:020}.json").unlink()
-    writer.write(2, {2: "a"})
-    assert writer.shown() == [(batch, "a") for batch in range(3)]
+    for version in range(3):
+        Path(url, "_delta_log", f"{version:020}.json").unlink()
+    writer.write(2, {3: "a"})
+    assert writer.shown() == [(key, "a") for key in range(4)]
