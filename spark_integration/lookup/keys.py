@@ -232,5 +232,8 @@ def _is_of_type(value: object, t: pa.DataType) -> bool:
         return isinstance(value, dt.datetime) and (value.tzinfo is None) == (t.tz is None)
     if types.is_date(t):
         return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
-    kinds = {types.is_large_string: str, types.is_large_binary: (bytes, bytearray), types.is_duration: dt.timedelta}
-    return any(is_such(t) and isinstance(value, kind) for is_such, kind in kinds.items())
+    if types.is_large_string(t):
+        return isinstance(value, str)
+    if types.is_large_binary(t):
+        return isinstance(value, bytes | bytearray)
+    return types.is_duration(t) and isinstance(value, dt.timedelta)
