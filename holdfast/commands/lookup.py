@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import datetime as dt
 import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any
 
 import click
@@ -23,7 +25,7 @@ from holdfast.spark_integration.lookup.stored_query import open_query
 
 _Command = Callable[..., None]
 #: A cell that begins with one of these is a formula to a spreadsheet.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa: RUF001
 _CELL_MAX = 200
 
 
@@ -74,7 +76,7 @@ def get(
     with open_query(location, checkpoint_dir, named_options(options)) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
     if as_csv:
-        _print_csv(found)
+        print_csv(found)
     elif as_json:
         click.echo(json.dumps({"operator": operator, "tables": _documents(found)}, indent=2))
     else:
@@ -177,7 +179,8 @@ def _pairs(values: Mapping[str, Any] | None) -> str:
     return "nothing" if values is None else ", ".join(f"{plain(name)}={_cell(value)}" for name, value in values.items())
 
 
-def _print_csv(tables: Mapping[str, pa.Table]) -> None:
+def print_csv(tables: Mapping[str, pa.Table]) -> None:
+    """Print one table; raises InvalidArgumentError if there are several."""
     if len(tables) != 1:
         raise InvalidArgumentError("CSV has one table: choose it by --table", tables=", ".join(tables))
     out = io.StringIO()
@@ -190,9 +193,10 @@ def _print_csv(tables: Mapping[str, pa.Table]) -> None:
 
 def _harmless(value: object) -> object:
     """Return a value as a cell that no spreadsheet takes for a formula, and that does nothing to a terminal."""
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    if value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
         return value
-    text = value if isinstance(value, str) else json.dumps(json_value(value))
+    found = json_value(value)
+    text = found if isinstance(found, str) else json.dumps(found)
     text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
@@ -207,13 +211,13 @@ def _changes(one: TableChanges) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value of state as JSON has it: times, decimals and binaries as text."""
+    """Return a value of state as JSON has it: times, decimals and binaries as text, as keys are given."""
     if isinstance(value, Mapping):
         return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [json_value(inner) for inner in value]
     if isinstance(value, bytes):
-        return value.hex()
+        return base64.b64encode(value).decode()
     if isinstance(value, dt.date | dt.time):  # and dt.datetime
         return value.isoformat()
     if isinstance(value, float) and not float("-inf") < value < float("inf"):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -185,14 +185,55 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _scalar(name: str, value: object, t: pa.DataType) -> pa.Scalar:
-    types = pa.types
     try:
-        if types.is_large_binary(t) and isinstance(value, str):
-            return pa.scalar(base64.b64decode(value, validate=True), t)
-        if isinstance(value, str) and not types.is_large_string(t):
-            return pa.scalar(value).cast(t)
-        if isinstance(value, bool) != types.is_boolean(t) and value is not None:
-            raise TypeError("a truth value")
-        return pa.scalar(value, t)
+        return pa.scalar(_storable(value, t), t)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, binascii.Error) as exc:
         raise InvalidArgumentError(f"the key's {name!r} is not of its type: {exc}", type=t) from exc
+
+
+def _storable(value: object, t: pa.DataType) -> object:
+    """Return a value as Arrow takes it without a change; raises TypeError, ValueError and Arrow's own errors.
+
+    Arrow would cut off digits, times and zones, and leave out fields: that finds another key than the one asked for.
+    """
+    types = pa.types
+    if value is None:
+        return None
+    if types.is_struct(t):
+        fields = [t.field(place) for place in range(t.num_fields)]
+        if not isinstance(value, Mapping) or set(value) != {field.name for field in fields}:
+            raise TypeError(f"not a value for each of {', '.join(field.name for field in fields)}")
+        return {field.name: _storable(value[field.name], field.type) for field in fields}
+    if types.is_large_list(t):
+        if not isinstance(value, list | tuple):
+            raise TypeError("not a list")
+        return [_storable(inner, t.value_type) for inner in value]
+    if isinstance(value, str) and types.is_large_binary(t):
+        return base64.b64decode(value, validate=True)
+    if isinstance(value, str) and not types.is_large_string(t):
+        return pa.scalar(value).cast(t).as_py()
+    if not _is_of_type(value, t):
+        raise TypeError(f"not of type {type(value).__name__}")
+    return value
+
+
+def _is_of_type(value: object, t: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_boolean(t) or isinstance(value, bool):
+        return types.is_boolean(t) and isinstance(value, bool)
+    if types.is_integer(t):
+        return isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    if types.is_floating(t):
+        return isinstance(value, Real)
+    if types.is_decimal(t):
+        return isinstance(value, Integral | Decimal)
+    if types.is_timestamp(t):
+        # A time without a zone is another one in each zone.
+        return isinstance(value, dt.datetime) and (value.tzinfo is None) == (t.tz is None)
+    if types.is_date(t):
+        return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    if types.is_large_string(t):
+        return isinstance(value, str)
+    if types.is_large_binary(t):
+        return isinstance(value, bytes | bytearray)
+    return types.is_duration(t) and isinstance(value, dt.timedelta)

@@ -9,8 +9,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.query_pointers import Held, QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
-from holdfast.spark_integration.lookup.stored_operator import Key, StoredOperator
-from holdfast.spark_integration.processor.state.variables import grouping_columns
+from holdfast.spark_integration.lookup.stored_operator import Key, StoredOperator, grouping_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time
@@ -38,9 +37,9 @@ class QueryOperators:
         record = self._readers.record(name)
         if record is not None and record.query_id == self._pointers.query_id and keys:
             schemas = self._readers.tables(name).latest
-            shown = [table for table in schemas if not is_by_time(schemas[table])]
-            grouping = next(filter(None, (grouping_columns(schemas, table) for table in shown)), tuple(keys[0]))
-            wanted = set(shards_of(keys_of(schemas[shown[0]], grouping, keys).hashes, record.shards).tolist())
+            shown = {table: schema for table, schema in schemas.items() if not is_by_time(schema)}
+            hashes = keys_of(next(iter(shown.values())), grouping_of(shown), keys).hashes
+            wanted = set(shards_of(hashes, record.shards).tolist())
             for held in self._pointers.of_shards(batch_id, wanted):
                 for found in self._of(batch_id, held):
                     if found.name == name and found.shards == record.shards and wanted <= set(found.places):

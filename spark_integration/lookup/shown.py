@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
+from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema
 
@@ -34,3 +35,13 @@ def as_table(schema: TableSchema, runs: Sequence[Run]) -> pa.Table:
     columns = shown_columns(schema)
     batches = [pa.RecordBatch.from_arrays([*r.keys.columns, *r.values.columns], schema=columns) for r in runs]
     return pa.Table.from_batches(batches, schema=columns)
+
+
+def same_rows(one: Mapping[str, pa.Table], other: Mapping[str, pa.Table]) -> bool:
+    """Tell whether tables hold the same values in the same order: NaN, which Arrow finds unequal to itself, is."""
+    return one.keys() == other.keys() and all(_content(one[name]).equals(_content(other[name])) for name in one)
+
+
+def _content(table: pa.Table) -> pa.Array:
+    columns = [column.combine_chunks() for column in table.columns]
+    return encode_values(pa.RecordBatch.from_arrays(columns, schema=table.schema))

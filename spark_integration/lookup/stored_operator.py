@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends.run import TableSchema
-from holdfast.spark_integration.processor.state.variables import grouping_columns
+from holdfast.spark_integration.processor.state.variables import grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.tables.key_timers import TIMERS
 
 Key = Mapping[str, Any]
 """A value for each column that the operator is grouped by: ``{"user": "ann"}``."""
@@ -49,21 +50,25 @@ class StoredOperator:
 
     @cached_property
     def grouping(self) -> tuple[str, ...]:
-        """The key columns that the operator is grouped by; none where that is not certain."""
-        return next(filter(None, (grouping_columns(self.tables, table) for table in self.tables)), ())
+        """The key columns that the operator is grouped by."""
+        return grouping_of(self.tables)
 
     @cached_property
     def places(self) -> dict[int, tuple[str, PointerRow]]:
         """By shard its directory and its pointer; of those that were read."""
         return {row.shard: (directory, row) for directory, rows in self.pointers.items() for row in rows}
 
-    def grouping_of(self, table: str, keys: Sequence[Key]) -> tuple[str, ...]:
-        """Return the columns of a table that keys are given by: where it is not certain, those that the keys name."""
-        names = self.tables[table].key.names
-        if self.grouping and names[: len(self.grouping)] == list(self.grouping):
-            return self.grouping
-        given = names[: len(keys[0])] if keys else names
-        return tuple(given)
+
+def grouping_of(tables: Mapping[str, TableSchema]) -> tuple[str, ...]:
+    """Return the key columns that an operator with these tables, those that users see, is grouped by."""
+    if certain := next(filter(None, (grouping_columns(tables, name) for name in tables)), ()):
+        return certain
+    # A processor with maps only, or none but timers: each has key columns of its own behind those of the group.
+    if TIMERS in tables:
+        return tuple(tables[TIMERS].key.names[:-1])
+    names: list[str] = next((schema.key.names for schema in tables.values()), [])
+    own = (place for place, name in enumerate(names) if place and is_of_entry(name))
+    return tuple(names[: next(own, len(names))])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,7 @@ from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.query_operators import QueryOperators
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
-from holdfast.spark_integration.lookup.shown import as_table
+from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
 from holdfast.spark_integration.processor.state.variables import find_shown
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
@@ -166,7 +166,7 @@ class StoredQuery:
                 if not _is_gone(exc):
                     raise
                 break
-            if found != held:
+            if not same_rows(found, held):
                 yield KeyVersion(since, self._planned_ms(since), False, held)
                 held = found
             since = number
@@ -195,7 +195,7 @@ class StoredQuery:
             raise InvalidArgumentError("a page has some rows", limit=limit, most=_PAGE_ROWS_MAX)
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
-        if not 0 <= shard < found.shards:
+        if type(shard) is not int or not 0 <= shard < found.shards:
             raise InvalidArgumentError("the operator has no such shard", shard=shard, shards=found.shards)
         name, places = find_shown(found.tables, table), found.places
         first_hash, skipped = _read_place(after)
@@ -203,6 +203,8 @@ class StoredQuery:
             return Page(as_table(found.tables[name], []), None)
         directory, row = places[shard]
         stored, schema = self._readers.tables(directory), found.tables[name]
+        if name not in stored.held:  # only the state in another directory of the operator's has it
+            return Page(as_table(schema, []), None)
         runs = self._readers.first_rows(directory, row, stored, schema, first_hash, skipped + limit + 1)
         hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
         rows = as_table(schema, runs).slice(skipped, limit)
@@ -300,7 +302,7 @@ class StoredQuery:
         return {one: self._rows(operator, operator.tables[one], keys) for one in wanted}
 
     def _rows(self, operator: StoredOperator, table: TableSchema, keys: Sequence[Key]) -> pa.Table:
-        prefixes = keys_of(table, operator.grouping_of(table.name, keys), keys)
+        prefixes = keys_of(table, operator.grouping, keys)
         of_shard = shards_of(prefixes.hashes, operator.shards)
         runs = []
         for shard in np.unique(of_shard).tolist():
@@ -337,7 +339,7 @@ class StoredQuery:
 
 def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
     """Return some keys as a list; raises InvalidArgumentError if they are none, or too many."""
-    found = [keys] if isinstance(keys, Mapping) else list(keys)
+    found = [keys] if isinstance(keys, Mapping) or not isinstance(keys, Iterable) else list(keys)
     if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
         raise InvalidArgumentError('keys are as {"user": "ann"}, one or a list', most=KEYS_MAX)
     return found

@@ -112,11 +112,13 @@ def _database(partition: ObjectStorage, at: Named) -> tuple[Rows, dict[str, int]
     source = f"{partition.url}/{at}.zip"
     with tempfile.TemporaryDirectory(prefix="holdfast-spark-state-") as folder:
         tables, families = _unpack(bytes(partition.get(f"{at}.zip", FILE_BYTES_MAX)), Path(folder), source)
+        left_bytes = FILE_BYTES_MAX
         for local, stored in tables.items():
             try:
-                data = partition.get(f"SSTs/{stored}", FILE_BYTES_MAX)
+                data = partition.get(f"SSTs/{stored}", left_bytes)
             except NotFoundError as exc:
                 raise NotFoundError("Spark has purged this version of its state", file=source, table=stored) from exc
+            left_bytes -= len(data)
             Path(folder, local).write_bytes(data)
         return _rows_of(folder, source), families
 
@@ -129,8 +131,15 @@ def _rows_of(folder: str, source: str) -> Rows:
             following = database.iter()
             following.seek_to_first()
             rows: Rows = {}
+            left_bytes = FILE_BYTES_MAX
             while following.valid():
-                rows[following.key()] = following.value()
+                key, value = following.key(), following.value()
+                rows[key] = value
+                left_bytes -= len(key) + len(value)
+                if left_bytes < 0:
+                    raise CorruptionError(
+                        f"{source} holds more than Spark would have stored there", limit_bytes=FILE_BYTES_MAX
+                    )
                 following.next()
             following.status()
             del following
@@ -160,6 +169,8 @@ def _unpack(data: bytes, folder: Path, source: str) -> tuple[dict[str, str], dic
             _checked(_TABLE, file["localFileName"]): _checked(_STORED_TABLE, file["dfsSstFileName"])
             for file in metadata["sstFiles"]
         }
+        if len(set(tables.values())) < len(metadata["sstFiles"]):
+            raise ValueError("it names a table twice")
         return tables, {str(name): _number(number) for name, number in metadata.get("columnFamilyMapping", {}).items()}
     except _NO_ARCHIVE as exc:
         raise CorruptionError(f"{source} is no database of Spark's: {exc!r}") from exc

@@ -168,6 +168,28 @@ def test_a_stream_that_claims_too_much_is_not_unpacked() -> None:
     assert {"lz4", "zstd"} == compressed.CODECS
 
 
+def test_a_database_that_grows_when_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are compressed, and metadata may name one a thousand times: neither fills memory or the disk."""
+    database(tmp_path, "1", {b"%d" % n: bytes(1000) for n in range(100)}, {})
+    with LocalStorage(str(tmp_path)) as partition:
+        assert len(rocksdb_files.read_rows(partition, Named(1), "lz4", None)) == 100
+        stored_bytes = max(path.stat().st_size for path in tmp_path.rglob("*.*"))
+        assert stored_bytes < 50_000
+        monkeypatch.setattr(rocksdb_files, "FILE_BYTES_MAX", 50_000)
+        with pytest.raises(CorruptionError, match="more than"):
+            rocksdb_files.read_rows(partition, Named(1), "lz4", None)
+    with zipfile.ZipFile(tmp_path / "1.zip") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    metadata = json.loads(content["metadata"].removeprefix(b"v1\n"))
+    metadata["sstFiles"] += [{**metadata["sstFiles"][0], "localFileName": "900000.sst"}]
+    content["metadata"] = b"v1\n" + json.dumps(metadata).encode()
+    with zipfile.ZipFile(tmp_path / "1.zip", "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="twice"):
+        rocksdb_files.read_rows(partition, Named(1), "lz4", None)
+
+
 @pytest.mark.parametrize(
     "metadata",
     [
