@@ -1,15 +1,29 @@
-"""The metrics of a query's micro-batches as a DataFrame, from the query's own progress."""
+"""The metrics of a query's micro-batches as a DataFrame.
+
+::
+
+    the query's own progress          complete, wherever the executors are    only if the query was defined so
+    state servers of this machine     what they remember                      always, where executors run here
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.transport.observed_metrics import OBSERVATION, OBSERVED, of_each_shard_once
+from holdfast.settings import PREFIX
+from holdfast.spark_integration.client.recent import over_executors, recent_batches
+from holdfast.spark_integration.transport.observed_metrics import (
+    OBSERVATION,
+    OBSERVED,
+    is_observed,
+    of_each_shard_once,
+    of_remembered,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,8 +51,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         The columns ``operator``, ``batchId`` and ``timestamp`` (when the micro-batch began), then those that
-        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted. No
-        rows if the query was defined without ``spark.holdfast.metrics.inProgress``.
+        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted.
 
     Raises
     ------
@@ -47,31 +60,64 @@ def metrics(query: StreamingQuery) -> DataFrame:
 
     Notes
     -----
-    Cost: one request to the query; the micro-batches are those that Spark keeps:
-    ``spark.sql.streaming.numRecentProgressUpdates``, 100 by default. What is returned does not change any more.
+    Sources: the query's progress, if the query was defined with ``spark.holdfast.metrics.inProgress``. It has all
+    metrics, of all executors, of the micro-batches that Spark keeps:
+    ``spark.sql.streaming.numRecentProgressUpdates``, 100 by default.
+
+    For micro-batches that the progress has no metrics of, the state servers that run on this machine under this user,
+    below the session's ``spark.holdfast.local.dir``: the last 128 of each executor, runs before a restart included.
+    An executor's first micro-batch is missing, as its server starts then.
+    They know nothing of executors on other machines or that have ended, nor of a clone by its own id, and count those
+    shards of a running micro-batch that are done. What only the progress has is null: ``calls``, ``call_seconds_max``,
+    ``rows_max``, ``rows_max_shard``, ``snapshot_lag_seconds_max``, ``snapshot_bytes``, ``snapshot_failures`` and
+    ``servers_unanswered``.
+
+    Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. What
+    is returned does not change any more.
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(
             "metrics are those of a streaming query: pass what writeStream…start() returned",
             given=type(query).__name__,
         )
-    rows: dict[tuple[int, str], tuple[Any, ...]] = {}
+    session = SparkSession.active()
+    rows = _remembered(str(query.id), session.conf.get(f"{PREFIX}local.dir", None))
     for progress in query.recentProgress:
         # As Spark writes it: 2026-11-25T02:15:47.412Z
         began = datetime.fromisoformat(progress["timestamp"])
         for name, observed in (progress["observedMetrics"] or {}).items():
-            if name.startswith(OBSERVATION):
-                operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(by_name(observed))
+            if name.startswith(OBSERVATION) and is_observed(named := by_name(observed)):
+                operator, values = name.removeprefix(OBSERVATION), of_each_shard_once(named)
                 # A trigger without data repeats the number of the micro-batch before, and has observed nothing.
                 if values["shards"] or (progress["batchId"], operator) not in rows:
-                    shown = [values[metric.name] for metric in OBSERVED]
-                    rows[progress["batchId"], operator] = (operator, progress["batchId"], began, *shown)
-    return SparkSession.active().createDataFrame(list(rows.values()), _SCHEMA)
+                    rows[progress["batchId"], operator] = _row(operator, progress["batchId"], began, values)
+    ordered = sorted(rows.values(), key=lambda row: (row[1], row[0]))
+    return session.createDataFrame(ordered, _SCHEMA)
 
 
-def by_name(observed: Row) -> dict[str, Any]:
+_Rows = dict[tuple[int, str], tuple[Any, ...]]
+
+
+def _remembered(query_id: str, local_dir: str | None) -> _Rows:
+    """Return what the state servers of this machine remember, by micro-batch and operator."""
+    wanted = (batch for batch in recent_batches(local_dir) if batch.query == query_id and batch.batch_id is not None)
+    rows: _Rows = {}
+    # The newest of a number comes last: a restarted query repeats the last one.
+    for batch in reversed(over_executors(wanted)):
+        assert batch.batch_id is not None
+        operator = batch.operator.removesuffix(f"@{query_id}")  # its directory, where another query has the name
+        began = datetime.fromtimestamp(batch.batch_ms / 1_000, UTC)
+        rows[batch.batch_id, operator] = _row(operator, batch.batch_id, began, of_remembered(batch))
+    return rows
+
+
+def _row(operator: str, batch_id: int, began: datetime, values: dict[str, Any]) -> tuple[Any, ...]:
+    return (operator, batch_id, began, *(values[metric.name] for metric in OBSERVED))
+
+
+def by_name(observed: Row | None) -> dict[str, Any]:
     """Return observed metrics by name: classic Spark has them as columns, Spark Connect as values and their schema."""
-    found: dict[str, Any] = observed.asDict()
+    found: dict[str, Any] = observed.asDict() if observed is not None else {}
     if found.keys() == {"values", "schema"}:
         names = [column["name"] for column in found["schema"]["fields"]]
         return dict(zip(names, found["values"], strict=True))

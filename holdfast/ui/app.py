@@ -37,7 +37,9 @@ from holdfast.ui.views.upkeep import upkeep
 
 FOLLOW_S = 5
 _STATUS = ((NotFoundError, 404), (InvalidArgumentError, 400), (UnavailableError, 503))
-_NUMBER_MAX = 10**12
+_NUMBER_DIGITS_MAX = 12
+#: What a link to the same page keeps, with a key's columns. Others could be arguments of `url_for` itself.
+_KEPT = frozenset(["after", "batch", "check", "first", "follow", "last", "measure", "shard", "table", "text", "window"])
 
 
 def make_app(
@@ -90,9 +92,9 @@ def make_app(
 
 def _here(**changes: object) -> str:
     """Return the URL of this page with other parameters; None takes one away."""
-    wanted = {**request.args.to_dict(), **changes}
+    kept = {name: value for name, value in request.args.items() if name in _KEPT or name.startswith("key.")}
     assert request.endpoint is not None
-    url: str = url_for(request.endpoint, **{**(request.view_args or {}), **wanted})
+    url: str = url_for(request.endpoint, **{**kept, **(request.view_args or {}), **changes})
     return url
 
 
@@ -217,6 +219,6 @@ def _number(name: str, default: Any) -> Any:
     value = request.args.get(name)
     if value is None:
         return default
-    if not (value.isascii() and value.isdigit()) or int(value[:13]) > _NUMBER_MAX:
+    if not (value.isascii() and value.isdigit() and len(value) <= _NUMBER_DIGITS_MAX):
         raise InvalidArgumentError(f"{name} must be a whole number", given=value[:40])
     return int(value)

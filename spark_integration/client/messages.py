@@ -276,8 +276,13 @@ class Committed:
             upload_bandwidth_bytes=_number_field(message, "upload_bandwidth_bytes"),
             measured=MeasuredBatch.read(message),
             metrics_port=_number_field(message, "metrics_port"),
-            metrics_address=field(message, "metrics_address", str),
+            metrics_address=_metrics_address(message),
         )
+
+
+def _metrics_address(message: Message) -> str:
+    # Workers of an earlier release do not name it.
+    return field(message, "metrics_address", str) if "metrics_address" in message else Committed.metrics_address
 
 
 def encode_error(error: HoldfastError) -> bytes:

@@ -6,13 +6,14 @@ For who looks at a query from outside of it, without Spark. A server that does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.measures import LARGEST
 from holdfast.spark_integration.client.messages import Message, field
 from holdfast.spark_integration.executor import local_dirs
 
@@ -48,6 +49,46 @@ class RecentBatch:
     batch_ms: int
     shards: int
     values: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class OperatorBatch:
+    """One micro-batch of one operator, over all executors that were asked.
+
+    Attributes
+    ----------
+    query, operator : str
+    batch_id : int or None
+    batch_ms : int
+    shards : int
+    values : dict of str to int
+        All as in `RecentBatch`.
+    """
+
+    query: str
+    operator: str
+    batch_id: int | None
+    batch_ms: int
+    shards: int
+    values: dict[str, int]
+
+    def ms(self, name: str) -> float:
+        """Return a time by its name without the unit, in ms."""
+        return self.values.get(f"{name}_us", 0) / 1_000
+
+
+def over_executors(batches: Iterable[RecentBatch]) -> list[OperatorBatch]:
+    """Return the micro-batches of operators, each once, newest first."""
+    found: dict[tuple[str, str, int, int | None], OperatorBatch] = {}
+    for one in batches:
+        place = (one.query, one.operator, one.batch_ms, one.batch_id)
+        so_far = found.get(place, OperatorBatch(one.query, one.operator, one.batch_id, one.batch_ms, 0, {}))
+        values = dict(so_far.values)
+        for name, value in one.values.items():
+            before = values.get(name, 0)
+            values[name] = max(before, value) if name in LARGEST else before + value
+        found[place] = replace(so_far, shards=so_far.shards + one.shards, values=values)
+    return sorted(found.values(), key=lambda one: (one.batch_ms, one.batch_id or 0), reverse=True)
 
 
 def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:

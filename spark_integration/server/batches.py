@@ -97,7 +97,12 @@ class OperatorTotals:
     def recent(self) -> list[dict[str, Any]]:
         """Return the last micro-batches as JSON values, oldest first."""
         return [
-            {"batch_id": batch.batch_id, "batch_ms": batch_ms, "shards": len(batch.shards), "values": batch.values}
+            {
+                "batch_id": batch.batch_id,
+                "batch_ms": batch_ms,
+                "shards": len(batch.shards),
+                "values": dict(batch.values),
+            }
             for batch_ms, batch in self._batches.items()
         ]
 

@@ -7,6 +7,8 @@ none is free, or ``prometheus-client`` is not installed, the server says so in i
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -150,11 +152,16 @@ class Exposition:
         Where it answers.
     failures : int
         How often no port was found.
+
+    Notes
+    -----
+    Threads: any; while one of them looks for a port, the others do not wait.
     """
 
     def __init__(self, collector: ServerMetrics, monotonic_ms: Callable[[], int] = clock.monotonic_ms) -> None:
         self._collector = collector
         self._monotonic_ms = monotonic_ms
+        self._looking = threading.Lock()
         self._server: Any = None
         self._retry_ms: int | None = None
         self.port: int | None = None
@@ -162,11 +169,16 @@ class Exposition:
 
     def announce(self, message: Committed) -> None:
         """Begin to answer if the announcement names a port, and nothing answers yet."""
-        if message.metrics_port is None or self.port is not None:
+        if message.metrics_port is None or not self._looking.acquire(blocking=False):
             return
-        if self._retry_ms is not None and self._monotonic_ms() < self._retry_ms:
-            return
-        problem = self._begin(message.metrics_address, message.metrics_port)
+        try:
+            if self.port is None and (self._retry_ms is None or self._monotonic_ms() >= self._retry_ms):
+                self._look(message.metrics_address, message.metrics_port)
+        finally:
+            self._looking.release()
+
+    def _look(self, address: str, first_port: int) -> None:
+        problem = self._begin(address, first_port)
         if problem is not None:
             self._retry_ms = self._monotonic_ms() + RETRY_AFTER_MS
             self.failures += 1
@@ -179,12 +191,16 @@ class Exposition:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
             return "prometheus-client is not installed on this executor: pip install 'holdfast[metrics]'"
+        try:  # once, not for each port: a name server may take seconds
+            host = str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+        except (OSError, UnicodeError) as exc:
+            return f"spark.holdfast.metrics.address={address!r} is no address of this machine: {exc}"
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._collector)
         problem = ""
         for port in range(first_port, min(first_port + PORTS, 1 << 16)):
             try:
-                self._server, _ = start_http_server(port, address, registry)
+                self._server, _ = start_http_server(port, host, registry)
             except OSError as exc:
                 problem = f"no port from {first_port} to {port} of {address!r} is free: {exc}"
                 continue

@@ -126,9 +126,10 @@ class StateService(flight.FlightServerBase):
         if kind == "committed":
             committed = Committed.decode(body)
             self._housekeeping.announce(committed)
+            news = self._snapshotting.announce(committed)
             self._batches.announce(committed)
-            self._exposition.announce(committed)
-            return asdict(self._snapshotting.announce(committed))
+            self._exposition.announce(committed)  # last: it may wait for a name to be resolved
+            return asdict(news)
         if kind == "recent":
             return self._batches.recent()
         if kind == "snapshot":

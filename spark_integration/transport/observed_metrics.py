@@ -17,9 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType, DoubleType, LongType
 
 from holdfast.spark_integration.client.measures import MEASURES
+from holdfast.spark_integration.client.recent import OperatorBatch
 
 #: What the name of an observation begins with; the operator's name follows.
 OBSERVATION = "holdfast."
+#: Spark's bitmap has no more, and fails a query that sets another.
+_BITS = 1 << 15
 _US = 1_000_000
 _MS = 1_000
 
@@ -49,8 +52,12 @@ def _calls(measures: Mapping[str, Column]) -> Column:
 
 
 def _shards(measures: Mapping[str, Column]) -> Column:
-    """Return the number of shards, whichever were called twice; once only, as its buffer has 4 KB in each task."""
-    return F.bitmap_count(F.bitmap_construct_agg(measures["shard"]))
+    """Return the number of shards, whichever were called twice; once only, as its buffer has 4 KB in each task.
+
+    With more shards than it has bits, it is the number of calls, as if none were called twice.
+    """
+    distinct = F.bitmap_count(F.bitmap_construct_agg(measures["shard"] % _BITS))
+    return F.when(F.max(measures["shard"]) >= _BITS, _calls(measures)).otherwise(distinct)
 
 
 def _total(measure: str, unit: int = 1) -> Callable[[Mapping[str, Column]], Column]:
@@ -100,6 +107,31 @@ OBSERVED: Sequence[ObservedMetric] = (
     ObservedMetric("snapshot_failures", _LONG, _total("snapshot_failures"), is_total=True),
     ObservedMetric("servers_unanswered", _LONG, _total("unanswered"), is_total=True),
 )
+
+
+#: By metric, what state servers remember it by, and in which unit: what they add up over an executor's shards.
+_REMEMBERED: Mapping[str, tuple[str, int]] = {
+    "call_seconds": ("call_us", _US),
+    "look_up_seconds": ("look_up_us", _US),
+    "commit_seconds": ("commit_us", _US),
+    "snapshot_lag_versions_max": ("snapshot_lag_versions", 1),
+    **{name: (name, 1) for name in ("rows", "keys", "keys_new", "keys_removed", "state_rows_put", "timers_due")},
+    **{name: (name, 1) for name in ("state_rows_deleted", "commit_bytes", "stored_bytes", "state_rows", "state_bytes")},
+}
+
+
+def is_observed(values: Mapping[str, Any]) -> bool:
+    """Tell whether observed values are ours: a query may observe something of its own under such a name."""
+    return all(metric.name in values for metric in OBSERVED)
+
+
+def of_remembered(batch: OperatorBatch) -> dict[str, Any]:
+    """Return the metrics of a micro-batch as state servers remember it; null what only Spark's progress has."""
+    found: dict[str, Any] = {metric.name: None for metric in OBSERVED}
+    for metric, (measure, unit) in _REMEMBERED.items():
+        value = batch.values.get(measure)
+        found[metric] = value / unit if value is not None and unit != 1 else value
+    return found | {"shards": batch.shards}
 
 
 def observed_columns(row: Column) -> list[Column]:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.client.connection import StateClient
+from holdfast.spark_integration.client.measures import MEASURES
+from holdfast.spark_integration.transport.observed_metrics import observed_columns
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
 
@@ -107,13 +111,51 @@ def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
 @pytest.mark.parametrize("step", ["vectorised", "processor"])
 def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: str) -> None:
     """One that was begun before there were any is one without."""
-    found = []
     for batch, in_progress in enumerate(["false", "true", "false", "true"]):
         lab.configure({"metrics.inProgress": in_progress})
         lab.feed([("a", batch), (None, batch)])
         query = ended(lab, lab.totals() if step == "vectorised" else by_processor(lab))
-        found.append(shown(query, "rows", "keys_new"))
-    assert found == [[], [(2, 0)], [], [(2, 0)]]
+        assert any(progress["observedMetrics"] for progress in query.recentProgress) == (in_progress == "true")
+        if in_progress == "true":
+            assert shown(query, "batchId", "rows", "keys_new")[-1] == (batch, 2, 0)
+
+
+def test_without_metrics_in_the_progress_state_servers_are_asked(lab: Lab) -> None:
+    """What nobody asked for costs nothing, and yet somebody who asks later sees what this machine remembers."""
+    lab.configure({"metrics.inProgress": "false"})
+    lab.feed(FIRST)
+    ended(lab, lab.totals())
+    for executor in lab.local.glob("holdfast-*/executor-*"):
+        StateClient(executor).require_server()
+    lab.feed(SECOND)
+    query = ended(lab, lab.totals())
+    assert not query.lastProgress["observedMetrics"]
+    of_second = [row for row in holdfast.metrics(query).collect() if row["batchId"] == 1]
+    assert [(row["operator"], row["shards"], row["rows"], row["keys"], row["keys_new"]) for row in of_second] == [
+        ("totals", 2, 4, 4, 2)
+    ]
+    assert of_second[0]["call_seconds"] > 0
+    assert of_second[0]["calls"] is None
+    lab.configure({"metrics.inProgress": "true"})
+    lab.feed([("a", 1)])
+    both = {row["batchId"]: row["calls"] for row in holdfast.metrics(ended(lab, lab.totals())).collect()}
+    assert (both[1], both[2]) == (None, 1)
+
+
+def test_an_observation_of_the_users_own_is_left_alone(lab: Lab) -> None:
+    lab.feed(FIRST)
+    query = ended(lab, lab.totals().observe("holdfast.mine", F.count("*").alias("rows")))
+    assert query.recentProgress[0]["observedMetrics"]["holdfast.mine"]["rows"] == 3
+    assert shown(query, "operator") == [("totals",)]
+
+
+@pytest.mark.parametrize("shards", [7, 32_768, 40_000])
+def test_however_many_shards_there_are_no_query_fails(lab: Lab, shards: int) -> None:
+    """Spark's bitmap has 32,768 bits, and its aggregate fails beyond them."""
+    row = F.array(F.col("id"), *[F.lit(1).cast("long")] * (len(MEASURES) - 1))
+    observed = lab.spark.range(shards, numPartitions=1).select(row.alias("row")).agg(*observed_columns(F.col("row")))
+    [found] = observed.collect()
+    assert (found["shards"], found["calls"], found["rows"]) == (shards, shards, shards)
 
 
 def test_a_micro_batch_counts_once_however_often_it_is_evaluated(lab: Lab) -> None:

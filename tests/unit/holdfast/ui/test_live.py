@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.spark_integration.client.recent import RecentBatch
-from holdfast.ui.views.live import BATCHES_MAX, SHOWN_MS, Live, merged
+from holdfast.spark_integration.client.recent import RecentBatch, over_executors
+from holdfast.ui.views.live import BATCHES_MAX, SHOWN_MS, Live
 
 
 def batch(number: int, executor: str = "executor-1", query: str = "q", **values: int) -> RecentBatch:
@@ -12,7 +12,7 @@ def batch(number: int, executor: str = "executor-1", query: str = "q", **values:
 
 def test_executors_are_added_up_and_lags_are_not() -> None:
     """Rows of all executors count; the largest lag is the operator's."""
-    found = merged(
+    found = over_executors(
         [
             batch(7, rows=10, snapshot_lag_versions=3),
             batch(7, "executor-2", rows=5, snapshot_lag_versions=9, commit_us=1_500),
@@ -26,7 +26,7 @@ def test_executors_are_added_up_and_lags_are_not() -> None:
 
 def test_the_last_ones_are_kept() -> None:
     """However many a server remembers, the page shows the newest."""
-    found = merged(batch(n) for n in range(100))
+    found = Live(lambda: [batch(n) for n in range(100)]).of_operator("q", "totals")
     assert [one.batch_id for one in found] == list(range(99, 99 - BATCHES_MAX, -1))
 
 

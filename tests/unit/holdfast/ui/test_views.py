@@ -187,3 +187,22 @@ def test_following_is_kept_from_view_to_view(page: FlaskClient) -> None:
     assert 'data-follow="5"' in shown
     assert f'href="/{TOKEN}/0/totals/?follow=1"' in shown
     assert 'data-follow="0"' in page.get(f"/{TOKEN}/").text
+
+
+@pytest.mark.parametrize(
+    "given", ["endpoint=x", "_method=POST", "_external=1&_scheme=javascript", "place=7", "token=x"]
+)
+def test_parameters_that_are_none_of_the_page_change_no_link(page: FlaskClient, given: str) -> None:
+    """What stands behind the question mark reaches links as a value or not at all."""
+    answer = page.get(f"/{TOKEN}/0/totals/?measure=lag&{given}")
+    assert answer.status_code == 200
+    assert f"/{TOKEN}/0/totals/?measure=lag&amp;follow=1" in answer.text
+    assert "javascript:" not in answer.text
+
+
+@pytest.mark.parametrize("digits", ["9" * 13, "0" * 13 + "9" * 40, "0" * 13 + "9" * 5_000])
+def test_a_number_of_any_length_is_refused_with_words(page: FlaskClient, digits: str) -> None:
+    """Neither numpy nor Python's limit of digits meets it."""
+    answer = page.get(f"/{TOKEN}/0/totals/?first={digits}")
+    assert answer.status_code == 400
+    assert "first must be a whole number" in answer.text
