@@ -10,7 +10,7 @@ from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.query_pointers import Held, QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.stored_operator import Key, StoredOperator, grouping_of
-from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.spark_integration.shard.operator_directory import operator_of, own_directory
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.timers import is_by_time
 from holdfast.spark_integration.transport.routes import shards_of
@@ -72,6 +72,14 @@ class QueryOperators:
         }
         return StoredOperator(name, batch_id, held.operator.number, held.operator.host, shards, tables, ordered)
 
+    def _without_rows(self, name: str, batch_id: int, held: Held) -> StoredOperator | None:
+        """Return an operator that had no rows yet after a micro-batch; None unless the query has made it since."""
+        for directory in (name, own_directory(name, self._pointers.query_id)):
+            record = self._readers.record(directory)
+            if record is not None and record.query_id == self._pointers.query_id:
+                return self._operator(name, batch_id, held, {directory: []})
+        return None
+
     def one(self, name: str, batch_id: int) -> StoredOperator:
         """Return one operator.
 
@@ -82,10 +90,14 @@ class QueryOperators:
         InvalidArgumentError, CorruptionError, UnavailableError
             As of `QueryPointers.held`.
         """
-        operators = self.all(batch_id)
+        all_held = self._pointers.held(batch_id)
+        operators = [found for held in all_held for found in self._of(batch_id, held)]
         for operator in operators:
             if operator.name == name:
                 return operator
+        for held in all_held:
+            if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
+                return found
         raise NotFoundError(
             "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
             "the operator has had rows",

@@ -197,6 +197,21 @@ def test_what_a_key_held(lab: Lab) -> None:
         assert sorted(map(repr, pages)) == sorted(map(repr, by_batch[7].values()))
 
 
+def test_an_operator_that_had_no_rows_yet(lab: Lab) -> None:
+    """Its state after such a micro-batch is empty, as in a full read: it is not lost, and nothing was purged."""
+    lab.feed(pa.table({"key": pa.array([], pa.string()), "v": pa.array([], pa.int64())}))
+    lab.feed([("a", 1)])
+    lab.run(lab.totals())
+    with holdfast.open_query(lab.folder / "query", lab.folder / "durable") as query:
+        assert query.get("totals", {"key": "a"}, batch_id=0)["state"].num_rows == 0
+        versions = list(query.history("totals", {"key": "a"}))
+        assert [(one.batch_id, one.tables["state"].num_rows) for one in versions] == [(1, 1), (0, 0)]
+        (changes,) = query.diff("totals", 0, 1)
+        assert (changes.added, changes.changed, changes.removed) == (1, 0, 0)
+        with pytest.raises(NotFoundError, match="operators=none"):
+            query.get("others", {"key": "a"}, batch_id=0)
+
+
 NESTED = {
     "array<string>": [["a", None, ""], []],
     "struct<x:double,y:array<int>>": [{"x": -0.0, "y": [1, None]}, {"x": math.nan, "y": None}],
