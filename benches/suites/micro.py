@@ -11,7 +11,6 @@ _MODULES = (
     ("run", "What do the steps of a vectorised shard call cost?", 0.3),
     ("keyed", "What do the steps of a loop over keys cost?", 0.3),
     ("run_files", "What does a commit cost beside many shards, and a freeze?", 0.4),
-    ("lookup", "What does it cost to look up a key among ten million on S3?", 9.0),
     ("state_table", "How fast does Spark read state as a table, beside Parquet?", 1.5),
 )
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.commands.log import _describe
+from holdfast.commands.log import describe
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.claims import Claimant, Claims
@@ -155,7 +155,7 @@ def verify(shard: Shard) -> None:
 def log(shard: Shard) -> None:
     objects = PrefixedStorage(shard.storage, SHARD)
     for stored in list_shard(objects).versions:
-        _describe(Headers(objects), stored)
+        describe(Headers(objects), stored)
 
 
 def look_at_the_rest(shard: Shard) -> None:
@@ -247,7 +247,7 @@ def test_a_commit_that_lies_is_named_by_whoever_reads_it(shard: Shard, lie: Chan
     report = verify_shard(objects, listing, shard.threads, 100)
     assert shard.newest in {damage.key for damage in report.damages}
     newest = listing.objects[shard.newest.removeprefix(f"{SHARD}/")]
-    assert shard.newest in _describe(Headers(objects), newest)["error"]
+    assert shard.newest in describe(Headers(objects), newest)["error"]
 
 
 def test_a_lie_about_sizes_is_no_lack_of_space(shard: Shard, tmp_path: Path) -> None:
