@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -125,7 +126,16 @@ def _how_to_look(job: Job, *, keep: bool) -> str:
     # By name only: a value may be a secret.
     options = [key.removeprefix(STORAGE_PREFIX) for key in sorted(job.configuration) if key.startswith(STORAGE_PREFIX)]
     given = "".join(f" --option {name}=…" for name in options)
-    return f"look into its state: holdfast ui {shlex.quote(job.checkpoint)} {shlex.quote(str(job.query))}{given}"
+    places = f"{shlex.quote(job.checkpoint)} {shlex.quote(str(job.query))}"
+    return f"look into its state: {_program()} ui {places}{given}"
+
+
+def _program() -> str:
+    """Return what a shell finds this program by: its name, or else where it is, as when ``make`` has called it."""
+    called = Path(sys.argv[0])
+    if called.name != "holdfast" or shutil.which("holdfast"):
+        return "holdfast"
+    return shlex.quote(str(called.absolute()))
 
 
 def _job(folder: Path, durable: str, settings: dict[str, str], restarts: int) -> Job:

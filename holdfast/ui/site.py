@@ -175,7 +175,7 @@ def is_query(storage: ObjectStorage) -> bool:
     """Tell whether a directory is Spark's checkpoint location of a query, which says the query's id."""
     try:
         found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
-    except (NotFoundError, ValueError):
+    except (NotFoundError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and isinstance(found.get("id"), str)
 

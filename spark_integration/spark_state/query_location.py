@@ -210,7 +210,7 @@ class QueryLocation:
     def _log_offset(self, offset: str) -> int | None:
         try:
             found = json.loads(offset)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         number = found.get("logOffset") if isinstance(found, dict) else None
         return number if type(number) is int else None

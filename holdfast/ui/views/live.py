@@ -14,6 +14,8 @@ from holdfast.spark_integration.client.recent import OperatorBatch, RecentBatch,
 
 SHOWN_MS = 1_000
 BATCHES_MAX = 12
+#: A server that hangs holds pages up for one part in so many of the time.
+_REST = 10
 
 
 class Live:
@@ -42,9 +44,10 @@ class Live:
     def of_operator(self, query_id: str, directory: str) -> list[OperatorBatch]:
         """Return the last micro-batches of an operator of a query, newest first."""
         with self._lock:
-            if self._monotonic_ms() >= self._due_ms:
+            if (begun_ms := self._monotonic_ms()) >= self._due_ms:
                 self._latest = self._read()
-                self._due_ms = self._monotonic_ms() + SHOWN_MS
+                now_ms = self._monotonic_ms()
+                self._due_ms = now_ms + max(SHOWN_MS, _REST * (now_ms - begun_ms))
             found = self._latest
         wanted = (one for one in found if (one.query, one.operator) == (query_id, directory))
         return over_executors(wanted)[:BATCHES_MAX]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from holdfast import clock
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.client.messages import Committed, MeasuredBatch, SnapshotNews
 from holdfast.spark_integration.client.recent import recent_batches
+from holdfast.spark_integration.executor import local_dirs, server_files
 from holdfast.spark_integration.server import batches
 from holdfast.spark_integration.server.exposition import PORTS
 from tests.faults.executor_process import Executor, eventually
@@ -174,6 +176,20 @@ def test_recent_micro_batches_are_those_of_all_servers_that_live(executor: Execu
     shard.client.launch.process.wait()
     assert recent_batches(str(executor.root)) == []
     assert recent_batches(str(executor.root / "nowhere")) == []
+
+
+def test_servers_that_hang_hold_nobody_up_for_long(tmp_path: Path) -> None:
+    """Each costs a part of what is waited for all of them."""
+    with ExitStack() as stack:
+        for number in range(4):
+            directory = tmp_path / local_dirs.user_name() / f"executor-{number}"
+            directory.mkdir(parents=True)
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.bind(str(server_files.socket_path(directory)))
+            silent.listen()
+        begun_ms = clock.monotonic_ms()
+        assert recent_batches(str(tmp_path)) == []
+        assert clock.monotonic_ms() - begun_ms < 6_000
 
 
 def test_an_answer_of_nonsense_is_an_error_of_ours() -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.flights import data, report
-from holdfast.examples.flights.command import demo
+from holdfast.examples.flights.command import _how_to_look, demo
+from holdfast.examples.flights.query import Job
 
 FLIGHTS = pd.DataFrame(
     {
@@ -91,3 +92,14 @@ def test_a_work_dir_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(result.exception, InvalidArgumentError)
     assert "must be empty" in str(result.exception)
     assert (tmp_path / "mine").exists()
+
+
+def test_the_command_that_opens_the_page_works_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``make demo`` calls the program by its path: a shell may not find it by name."""
+    job = Job("/work dir", "/work dir/state", {"spark.holdfast.storage.secret": "hunter2"}, 0)
+    monkeypatch.setattr("sys.argv", ["/opt/my venv/bin/holdfast", "demo"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    shown = _how_to_look(job, keep=True)
+    assert "'/opt/my venv/bin/holdfast' ui '/work dir/state' '/work dir/query' --option secret=…" in shown
+    monkeypatch.setattr("sys.argv", ["/usr/lib/python/pytest"])
+    assert ": holdfast ui " in _how_to_look(job, keep=True)

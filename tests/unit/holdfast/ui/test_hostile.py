@@ -14,6 +14,7 @@ from holdfast.snapshotter.storage.opening import open_storage
 from tests.model.shard_history import ShardHistory
 from tests.unit.holdfast.commands.checkpoint import put_record
 from tests.unit.holdfast.ui.conftest import TOKEN
+from tests.unit.holdfast.ui.serving import TOKEN as SERVED_TOKEN
 from tests.unit.holdfast.ui.serving import opened
 
 VIEWS = ("", "0/totals/", "0/totals/?measure=lag", "0/totals/shard/3", "0/totals/rows", "0/totals/upkeep")
@@ -102,3 +103,12 @@ def test_a_directory_of_foreign_files(open_page: Callable[..., FlaskClient], tmp
     assert "holds no state of holdfast" in answer.text
     with pytest.raises(HoldfastError), opened(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("text", [b"[" * 60_000, b'{"id":' * 10_000, b'{"id": ' + b"9" * 5_000 + b"}", b"\x00", b"[]"])
+def test_a_file_that_looks_like_a_querys_makes_no_directory_one(whole: Path, tmp_path: Path, text: bytes) -> None:
+    """Whatever stands under the name by which queries are told apart, the page starts, and shows the directory."""
+    root = shutil.copytree(whole, tmp_path / "state")
+    (root / "metadata").write_bytes(text)
+    with opened(root) as page:
+        assert "totals" in page.get(f"/{SERVED_TOKEN}/").text

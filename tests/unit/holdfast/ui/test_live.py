@@ -44,3 +44,21 @@ def test_servers_are_asked_now_and_then() -> None:
     assert [one.batch_id for one in live.of_operator("q", "totals")] == [2]
     assert live.of_operator("q", "other") == []
     assert len(asked) == 2
+
+
+def test_servers_that_answer_late_are_asked_less_often() -> None:
+    """One that hangs holds up a page now and then, not each."""
+    asked, now = [], [0]
+
+    def read() -> list[RecentBatch]:
+        asked.append(now[0])
+        now[0] += 2_000
+        return []
+
+    live = Live(read, lambda: now[0])
+    for _ in range(20):
+        live.of_operator("q", "totals")
+        now[0] += 1_000
+    assert asked == [0]
+    live.of_operator("q", "totals")
+    assert asked == [0, 22_000]

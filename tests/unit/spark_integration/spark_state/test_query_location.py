@@ -65,6 +65,8 @@ def test_named_sources(root: Path, location: QueryLocation) -> None:
 def test_a_source_keeps_files_up_to_its_offset(root: Path, location: QueryLocation) -> None:
     assert location.source_logs("0", '{"logOffset":11}') == ["9.compact", "10", "11"]
     assert location.source_logs("1", "-") == []
+    for nonsense in ("[" * 60_000, '{"logOffset":' * 10_000, '{"logOffset":true}'):
+        assert set(location.source_logs("0", nonsense)) == {"9.compact", "10", "11", "12"}
     assert bytes(location.source_log("0", "9.compact")) == b"v1"
     (root / "sources/2/_schema_log").mkdir(parents=True)
     for name in ("0", "shards-7", "_schema_log/3", "_schema_log/.3.crc", "1.tmp"):
