@@ -12,10 +12,12 @@ their pointers say; names and settings of the session say nothing.
 
 from __future__ import annotations
 
+import json
 import re
 import string
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError, NotFoundError
@@ -24,6 +26,7 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.shard.timeout import TimeMode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +41,12 @@ _POINTERS_IN = {
 #: Spark's operators that may be hosts.
 HOSTS = frozenset(_POINTERS_IN)
 _TIMEOUT = "timeoutTimestamp"
+_TIME_MODES: Mapping[str, TimeMode] = {
+    "notime": "None",
+    "none": "None",
+    "processingtime": "ProcessingTime",
+    "eventtime": "EventTime",
+}
 _NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 #: What stands in a URL as it is, below 128: Spark's source of state takes a location with others for another one.
 _AS_IT_IS = frozenset(string.ascii_letters + string.digits + "/-_.!~'()*:@&=+$,;")
@@ -59,6 +68,8 @@ class StatefulStep:
         Whether Spark keeps a timeout beside each.
     pointers : mapping of str to list of PointerRow
         By the directory that they name; shards that never had rows have none.
+    properties : mapping
+        What Spark keeps of ``transformWithState``: modes, and variables.
     """
 
     number: int
@@ -66,6 +77,21 @@ class StatefulStep:
     is_ours: bool
     has_timeout: bool
     pointers: dict[str, list[PointerRow]]
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
+    """Return ``timeMode`` and ``outputMode`` of a ``transformWithState``, as an operator's record has them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It has another time mode.
+    """
+    modes = {name: str(properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
+    if modes["timeMode"] not in _TIME_MODES:
+        raise InvalidArgumentError("Spark's metadata has a time mode that no release has", number=number, **modes)
+    return modes | {"timeMode": _TIME_MODES[modes["timeMode"]]}
 
 
 def configured(spark: SparkSession) -> tuple[Settings, dict[str, object]]:
@@ -106,8 +132,8 @@ def stateful_steps(spark: SparkSession, query_checkpoint: str, batch_id: int | N
     return [_step(spark, query_checkpoint, batch_id, *step) for step in _hosts(spark, query_checkpoint)]
 
 
-def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, bool]]:
-    """Return number and name of Spark's operators, and whether they may hold pointers."""
+def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, str]]:
+    """Return number, name and properties of Spark's operators; the latter are JSON, or empty."""
     from pyspark.errors import PySparkException
 
     try:
@@ -117,7 +143,7 @@ def _hosts(spark: SparkSession, query_checkpoint: str) -> list[tuple[int, str, b
         raise no_query(query_checkpoint) from exc
     if not known:
         raise no_query(query_checkpoint)
-    return sorted({(number, host, _may_hold_pointers(host, str(properties))) for number, host, properties in known})
+    return sorted({(number, host, str(properties or "")) for number, host, properties in known})
 
 
 def _may_hold_pointers(host: str, properties: str) -> bool:
@@ -161,11 +187,11 @@ def no_query(query_checkpoint: str) -> InvalidArgumentError:
 
 
 def _step(
-    spark: SparkSession, query_checkpoint: str, batch_id: int | None, number: int, host: str, may_be_ours: bool
+    spark: SparkSession, query_checkpoint: str, batch_id: int | None, number: int, host: str, properties: str
 ) -> StatefulStep:
     from pyspark.errors import PySparkException
 
-    if not may_be_ours:
+    if not _may_hold_pointers(host, properties):
         return StatefulStep(number, host, False, False, {})
     columns, variable = _POINTERS_IN[host]
     source = spark.read.format("statestore").option("operatorId", number)
@@ -192,4 +218,4 @@ def _step(
     pointers: dict[str, list[PointerRow]] = {}
     for row in map(PointerRow.read, map(tuple, found)):
         pointers.setdefault(row.directory or "", []).append(row)
-    return StatefulStep(number, host, True, has_timeout, pointers)
+    return StatefulStep(number, host, True, has_timeout, pointers, json.loads(properties or "{}"))

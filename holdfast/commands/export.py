@@ -1,9 +1,8 @@
-"""``holdfast export``: a state table as Parquet or CSV files, written by Spark."""
+"""``holdfast export``: a state table as Parquet or CSV files, written by Spark, or as a Delta table."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,11 +15,12 @@ from holdfast.commands.own_spark import CONF, started_spark
 from holdfast.commands.target import on_storage
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.settings import PREFIX
+from holdfast.spark_integration.sinks.extras import needs_extra
+from holdfast.spark_integration.state_source.reading import said_by_holdfast
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_SAID = re.compile(r"holdfast\.errors\.\w+: (.*)")
 # Types that a line of text cannot hold, as Spark's JSON names them.
 _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 
@@ -28,8 +28,8 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.command()
 @on_storage
 @click.argument("location")
-@click.option("--to", "target", required=True, metavar="URL", help="A new directory, which Spark can write to.")
-@click.option("--format", "kind", type=click.Choice(["parquet", "csv"]), default="parquet", show_default=True)
+@click.option("--to", "target", required=True, metavar="URL", help="A new directory.")
+@click.option("--format", "kind", type=click.Choice(["parquet", "csv", "delta"]), default="parquet", show_default=True)
 @click.option("--operator", metavar="NAME", help="Needed for a query, and where a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
@@ -49,7 +49,7 @@ def export(
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write a table of a savepoint, or of a query's state, as Parquet or CSV files.
+    """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
 
     LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir it is a query's
     checkpointLocation; the query may be running. Starts a Spark, on this machine unless --conf says otherwise.
@@ -86,8 +86,17 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
     Raises
     ------
     InvalidArgumentError
-        It has a column that a CSV file cannot hold.
+        It has a column that a CSV file cannot hold, or the package for Delta is missing.
+    SchemaMismatchError
+        It has a column that Delta does not know.
+    ConflictError
+        The directory of a Delta table holds something.
     """
+    if kind == "delta":
+        with needs_extra("delta"):
+            from holdfast.spark_integration.sinks.delta.exporting import export_table
+        export_table(frame, target)
+        return
     if kind == "csv":
         nested = [field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV]
         if nested:
@@ -107,6 +116,5 @@ def errors_of_spark() -> Iterator[None]:
     try:
         yield
     except PySparkException as exc:
-        said = _SAID.findall(str(exc))
-        text = said[-1] if said else str(exc).partition("\n")[0]
-        raise (InvalidArgumentError if isinstance(exc, AnalysisException) else UnavailableError)(text) from exc
+        kind = InvalidArgumentError if isinstance(exc, AnalysisException) else UnavailableError
+        raise (said_by_holdfast(exc) or kind(str(exc).partition("\n")[0])) from exc

@@ -297,6 +297,8 @@ def _print(made: Savepoint, as_json: bool) -> None:
     for operator in made.operators:
         for name, rows in operator.rows.items():
             shown.add_row(plain(operator.name), f"{operator.shards}", plain(name), f"{rows:,}")
+        if operator.is_unnamed:
+            shown.add_row(plain(operator.name), "", "no rows yet: --rename says its name", "")
     console.print(shown)
     for source in made.query.sources:
         console.print(f"source {plain(source.name)} at {plain(source.offset)}")

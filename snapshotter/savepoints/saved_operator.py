@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.snapshotter.storage.keys import key_problem
 KEY = "savepoint"
 #: Names of savepoints, operators and hosts.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_UNNAMED = re.compile(r"unnamed-[0-9]{1,9}-*")
 _HASH = re.compile(r"[0-9a-f]{16}")
 #: Of shards: fewer than these.
 SHARDS_LIMIT = 1 << 31
@@ -115,6 +116,7 @@ class SavedOperator:
     Attributes
     ----------
     name : str
+        That the query calls it; see `is_unnamed`.
     number : int
         Of Spark's operator in the query, from 0.
     host : str
@@ -201,6 +203,11 @@ class SavedOperator:
                 fields.refuse("names pieces that do not ascend", piece=piece.key)
 
     @property
+    def is_unnamed(self) -> bool:
+        """Whether it had had no rows, so that nothing told what the query calls it, nor which tables it has."""
+        return not self.tables and _UNNAMED.fullmatch(self.name) is not None
+
+    @property
     def rows(self) -> dict[str, int]:
         """Rows by table."""
         counts = dict.fromkeys(self.tables, 0)
@@ -216,6 +223,14 @@ class SavedOperator:
     def of_table(self, table: str) -> Iterator[Piece]:
         """Yield the pieces of a table, shard by shard."""
         return (piece for piece in self.pieces if piece.table == table)
+
+
+def unnamed(number: int, taken: Collection[str]) -> str:
+    """Return what to call an operator of which only Spark's number is known, besides others with these names."""
+    name = f"unnamed-{number}"
+    while name in taken:
+        name += "-"
+    return name
 
 
 def _tables(fields: Fields, name: str) -> dict[str, TableSchema]:

@@ -54,7 +54,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     logs = [info.key for folder in ("offsets/", "commits/") for info in source.list(folder)]
     logs = [key for key in logs if (found := _LOG.fullmatch(key)) and int(found[2]) <= batch.batch_id]
     logs += [f"sources/{name}/{log}" for name, offset in batch.sources for log in query.source_logs(name, offset)]
-    vanished = set(_copy_all(source, target, state)) | set(_copy_all(source, target, logs))
+    vanished = set(_copy_all(source, target, state, query)) | set(_copy_all(source, target, logs, query))
     needed = {f"offsets/{batch.batch_id}", f"commits/{batch.batch_id}"}
     needed |= {key for key in logs if key.startswith("sources/")}
     # What Spark deletes meanwhile is older than what it keeps, as long as it keeps the micro-batch.
@@ -75,12 +75,13 @@ def _is_of(key: str, batch_id: int) -> bool:
     return version is None or int(version[1]) <= batch_id + 1
 
 
-def _copy_all(source: ObjectStorage, target: ObjectStorage, keys: Iterable[str]) -> list[str]:
+def _copy_all(source: ObjectStorage, target: ObjectStorage, keys: Iterable[str], query: QueryLocation) -> list[str]:
     """Copy files, and return those that are gone."""
 
     def copy(key: str) -> str | None:
+        folder, _, below = key.partition("/")
         try:
-            data = source.get(key, _FILE_BYTES_MAX)
+            data = query.source_log(*below.split("/", 1)) if folder == "sources" else source.get(key, _FILE_BYTES_MAX)
         except NotFoundError:
             return key
         target.put(key, seeding.moved(key, data, target.url))

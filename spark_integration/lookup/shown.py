@@ -12,13 +12,14 @@ from holdfast.backends.schema import TableSchema
 
 
 def shown_columns(schema: TableSchema) -> pa.Schema:
-    """Return the columns of a table as users see them: a value's whose name is taken is called ``value.<name>``.
+    """Return the columns of a table as users see them: one whose name is taken is called ``key.…`` or ``value.…``.
 
     A name is taken by one that differs only in case, too: Spark, SQL and files of tables do not tell them apart.
     """
-    names: list[str] = list(schema.key.names)
-    for name in schema.value.names:
-        names.append(free_name(name, names, "value."))
+    names: list[str] = []
+    for side, prefix in ((schema.key, "key."), (schema.value, "value.")):
+        for name in side.names:
+            names.append(free_name(name, names, prefix))
     return pa.schema([f.with_name(n) for f, n in zip([*schema.key, *schema.value], names, strict=True)])
 
 

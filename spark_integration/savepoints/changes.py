@@ -88,7 +88,7 @@ class Plan:
         In the new query.
     shards : int
     is_reset : bool
-        Whether it begins without state.
+        Whether it begins without state, by choice or because it had none.
     migrations : mapping of str to Migration
         By table what gives it other columns.
     """
@@ -132,6 +132,13 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     kept = [operator for operator in operators if operator.name not in changes.skip]
     if not kept:
         raise InvalidArgumentError("no operator is left to restore", skip=", ".join(sorted(changes.skip)))
+    nameless = [operator.name for operator in kept if operator.is_unnamed and operator.name not in changes.rename]
+    if nameless:
+        raise InvalidArgumentError(
+            "an operator of the query had had no rows when it was saved, so that nothing told its name: say what the "
+            f"query calls it, as in --rename {nameless[0]}=alerts, or skip it if the new query does not have it",
+            operators=", ".join(nameless),
+        )
     for operator in kept:
         modes = [operator.configuration.get(name, default) for name, default in _MODES.items()]
         if operator.host not in HOSTS or any(mode.lower() not in _KNOWN_MODES for mode in modes):
@@ -141,7 +148,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
             of,
             changes.rename.get(of.name, of.name),
             changes.shards or of.shards,
-            of.name in changes.reset,
+            of.name in changes.reset or of.is_unnamed,
             migrations_of(of, changes.migrate[of.name]) if of.name in changes.migrate else {},
         )
         for of in kept

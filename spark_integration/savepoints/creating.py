@@ -35,17 +35,24 @@ from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
 from holdfast.snapshotter.savepoints.manifest import SavedSource, Savepoint
-from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
+from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
 from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
+from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import StatefulStep, configured, stateful_steps
+from holdfast.spark_integration.stored_pointers import (
+    STATE_VARIABLES,
+    StatefulStep,
+    configured,
+    modes_of,
+    stateful_steps,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,16 +189,23 @@ class _Making:
         steps, left_out = self._steps(batch.batch_id, without)
         assert self.settings.checkpoint_dir is not None
         with open_storage(self.settings.checkpoint_dir, self.options) as storage:
-            known = {name: self._described(storage, name, step) for name, step in steps.items()}
+            known = {
+                name: self._described(storage, name, step) if step.pointers else _without_rows(name, step, batch)
+                for name, step in steps.items()
+            }
         pieces = self._saved(known)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
         return operators, left_out, saved_sources(self.location, batch, folder)
 
     def _steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""
-        found, left_out = {}, []
-        for step in stateful_steps(self.spark, self.query_checkpoint, batch_id):
-            for name in _names_of(step):
+        found: dict[str, StatefulStep] = {}
+        left_out: list[str] = []
+        steps = stateful_steps(self.spark, self.query_checkpoint, batch_id)
+        names = {step.number: _names_of(step) for step in steps}
+        named = {name for of in names.values() for name in of}
+        for step in steps:
+            for name in names[step.number] or [unnamed(step.number, named)]:
                 if name in without:
                     left_out.append(name)
                 elif step.is_ours:
@@ -289,20 +303,32 @@ class _Known:
     stored: Mapping[str, StoredNames]
 
 
+def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
+    """Return an operator that has had no rows yet: it is saved as empty, without a name of its own."""
+    _log.warning(
+        "operator %d of the query has had no rows, so that nothing tells its name: it is saved as %r, without state, "
+        "and a restore asks for its name",
+        step.number,
+        name,
+    )
+    partitions = int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
+    modes = modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
+    operator = SavedOperator(name, step.number, step.host, step.has_timeout, partitions, {}, {}, True, modes, (), ())
+    return _Known(operator, [], {})
+
+
 def _both(one: TableSchema, other: TableSchema) -> TableSchema:
     """Return the table that holds what a table holds in two directories of an operator."""
     return replace(evolved(one, other), not_null=one.not_null & other.not_null)
 
 
 def _names_of(step: StatefulStep) -> list[str]:
-    """Return the operators that a step of the query is: holdfast's by name, Spark's own by Spark's name of it."""
+    """Return the operators that a step of the query is: holdfast's by name, Spark's own by Spark's name of it.
+
+    Nothing tells the name of one of holdfast's that has had no rows yet: its record is written with its first state.
+    """
     if not step.is_ours:
         return [step.host]
-    if not step.pointers:
-        raise InvalidArgumentError(
-            "an operator of the query has had no rows yet, so that nothing says its name: wait for its first rows",
-            number=step.number,
-        )
     if "" in step.pointers:
         raise InvalidArgumentError(
             "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir: a savepoint "

@@ -65,7 +65,7 @@ class Migration:
         shown, n = shown_columns(before), len(before.key)
         values = [run.values.column(field.name) for field in before.value]
         returned = _called(self.function, from_columns([*run.keys.columns, *values], shown, len(run)), before)
-        if sorted(returned.schema.names) != sorted([*before.key.names, *self.returned]):
+        if sorted(returned.schema.names) != sorted([*shown.names[:n], *self.returned]):
             raise _wrong(before, "it returned other columns than for no rows", columns=returned.schema.names)
         if any(not returned.column(name).equals(run.keys.column(i)) for i, name in enumerate(shown.names[:n])):
             raise _wrong(before, "it returned other keys, or the same in another order")
@@ -146,7 +146,7 @@ def _after(function: Migrate, table: TableSchema, is_expiring: bool) -> tuple[Ta
     before = _seen(table, is_expiring)
     shown = shown_columns(before)
     returned = _called(function, from_columns([pa.array([], field.type) for field in shown], shown, 0), before)
-    keys = before.key.names
+    keys = shown.names[: len(before.key)]
     if missing := [name for name in keys if name not in returned.schema.names]:
         raise _wrong(before, "it returned no key columns", missing=missing)
     names = dict(zip(shown.names[len(keys) :], before.value.names, strict=True))

@@ -1,4 +1,4 @@
-"""Sinks whose client is a package that not everybody has."""
+"""Features whose client is a package that not everybody has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def needs_extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         raise InvalidArgumentError(
-            f"this sink needs a package that is not installed: pip install 'holdfast[{name}]', on the driver and the "
+            f"this needs a package that is not installed: pip install 'holdfast[{name}]', on the driver and the "
             "executors",
             missing=exc.name,
         ) from exc

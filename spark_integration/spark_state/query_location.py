@@ -27,12 +27,11 @@ from typing import Any
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.spark_state import file_source_log
 
 _LOG_BYTES_MAX = 256 << 20
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _VERSION = re.compile(r"v[0-9]{1,3}")
-_COMPACT = ".compact"
-_FILE_LOG = re.compile(rf"([0-9]{{1,18}})({re.escape(_COMPACT)})?")
 # Checksums, and files that were being written.
 _LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
@@ -159,6 +158,8 @@ class QueryLocation:
     def source_logs(self, source: str, offset: str) -> list[str]:
         """Return the files that a source keeps, up to an offset, by their paths below its folder.
 
+        What Spark has compacted since is among them: `source_log` makes it again.
+
         Parameters
         ----------
         source : str
@@ -179,10 +180,11 @@ class QueryLocation:
         end = self._log_offset(offset)
         if end is None:
             return names
-        found = {name: int(match[1]) for name in names if (match := _FILE_LOG.fullmatch(name))}
+        found = {name: number for name in names if (number := file_source_log.number_of(name)) is not None}
         wanted = {name: number for name, number in found.items() if number <= end}
-        compacted = max((number for name, number in wanted.items() if name.endswith(_COMPACT)), default=-1)
-        missing = set(range(compacted + 1, end + 1)) - set(wanted.values())
+        compacted = file_source_log.compacted(found)
+        newest = max((number for number in compacted if number <= end), default=-1)
+        missing = set(range(newest + 1, end + 1)) - set(wanted.values())
         if missing and not names and self._has_named_sources():
             raise InvalidArgumentError(
                 "the query's sources have names, but its log of micro-batches does not: Spark 4.2 writes them with "
@@ -190,6 +192,8 @@ class QueryLocation:
                 source=source,
                 location=self._storage.url,
             )
+        if missing and compacted and compacted[-1] > end:
+            return file_source_log.names_up_to(end, compacted)
         if missing:
             raise UnavailableError(
                 "what Spark keeps of a source has a gap: if the query runs, try again",
@@ -200,8 +204,27 @@ class QueryLocation:
         return sorted(wanted, key=lambda name: (wanted[name], name))
 
     def source_log(self, source: str, name: str) -> memoryview:
-        """Return a file that a source keeps; raises NotFoundError if Spark has replaced it by a newer one."""
-        return self._storage.get(f"sources/{source}/{name}", _LOG_BYTES_MAX)
+        """Return a file that a source keeps, or kept until Spark compacted it.
+
+        Raises
+        ------
+        NotFoundError
+            There is none, and no newer one holds it.
+        CorruptionError
+            The newer one is damaged.
+        """
+        folder = f"sources/{source}/"
+        try:
+            return self._storage.get(folder + name, _LOG_BYTES_MAX)
+        except NotFoundError:
+            number = file_source_log.number_of(name)
+            there = (info.key.removeprefix(folder) for info in self._storage.list(folder))
+            later = [one for one in file_source_log.compacted(there) if number is not None and one > number]
+            if not later:
+                raise
+            key = f"{folder}{later[0]}{file_source_log.COMPACT}"
+            data = self._storage.get(key, _LOG_BYTES_MAX)
+            return memoryview(file_source_log.cut(data, name, f"{self._storage.url}/{key}"))
 
     def _has_named_sources(self) -> bool:
         folders = {info.key.split("/")[1] for info in self._storage.list("sources/")}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast import errors
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.settings import STORAGE_PREFIX
 from holdfast.snapshotter.ownership.operator_record import read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
@@ -22,7 +24,11 @@ from holdfast.spark_integration.state_source.source import NAME, StateSource
 from holdfast.spark_integration.stored_pointers import configured
 
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
+
+# What a source says in the process where Spark plans it stands in the middle of Spark's own words.
+_SAID = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 
 def state(
@@ -77,10 +83,8 @@ def state(
         No checkpoint directory is configured, `query_checkpoint` holds no query with state, or arguments do not go
         together.
     NotFoundError
-        There is no such operator, or the query cannot return to the micro-batch any more. Or a change feed begins
-        before the oldest commit that is kept: the message says with which micro-batch it may begin.
-    pyspark.errors.AnalysisException
-        There is no such table or column; the message says what there is.
+        There is no such operator, table or column, or the query cannot return to the micro-batch any more. Or a change
+        feed begins before the oldest commit that is kept: the message says with which micro-batch it may begin.
 
     Notes
     -----
@@ -128,8 +132,12 @@ def load(
 
     Raises
     ------
-    pyspark.errors.AnalysisException
+    NotFoundError
         There is no such savepoint, operator, table or column; the message says what there is.
+    InvalidArgumentError
+        An argument is wrong.
+    CorruptionError
+        The savepoint's manifest is damaged.
     """
     given = {"table": table} | ({} if operator is None else {"operator": operator})
     return _frame(spark, f"{target}/{name}", given, columns, key, shards)
@@ -154,6 +162,8 @@ def _frame(
     key: Mapping[str, object] | None,
     shards: Collection[int] | None,
 ) -> DataFrame:
+    from pyspark.errors import PySparkException
+
     register(spark)
     set_names = {k: v for k, v in dict(spark.conf.getAll).items() if k.startswith(STORAGE_PREFIX)}
     storage = storage_options({k.removeprefix(STORAGE_PREFIX): v for k, v in set_names.items()})
@@ -164,7 +174,25 @@ def _frame(
         reader = reader.option("key", key_option(key))
     if shards is not None:
         reader = reader.option("shards", shards_option(shards))
-    return reader.load(path)
+    try:
+        return reader.load(path)
+    except PySparkException as exc:
+        said = said_by_holdfast(exc)
+        if said is None:
+            raise
+        raise said from exc
+
+
+def said_by_holdfast(error: PySparkException) -> HoldfastError | None:
+    """Return the error of holdfast that Spark has wrapped in its own; None if it is Spark's."""
+    found = _SAID.findall(str(error))
+    if not found:
+        return None
+    name, message = found[-1]
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, HoldfastError):
+        return kind(message)
+    return InvalidArgumentError(message)
 
 
 def _stored_read(

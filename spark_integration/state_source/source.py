@@ -54,8 +54,14 @@ class StateSource(DataSource):
         table: ReadableTable = SavedTable.find(options) if options.read is None else QueryTable.find(options)
         return table, ShownTable.of(table.schema, options.columns, changes=options.changes_from is not None)
 
+    @cached_property
+    def _lookup(self) -> Lookup | None:
+        table, key = self._table[0], self._parsed.key
+        return Lookup.of(table.schema, table.grouping, key) if key else None
+
     def schema(self) -> StructType:
         """Return the key columns, the value columns, and ``shard``; before them, those of a change feed."""
+        _ = self._lookup  # Spark asks for the columns first: what is wrong with the key is said then
         return self._table[1].struct
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -68,8 +74,7 @@ class StateSource(DataSource):
             )
         # Where the session does not allow it, Spark refuses a reader that can take filters.
         kind = FilteringReader if options.pushdown else TableReader
-        lookup = Lookup.of(table.schema, table.grouping, options.key) if options.key else None
-        return kind(table, shown, options.shards, lookup)
+        return kind(table, shown, options.shards, self._lookup)
 
 
 class TableReader(DataSourceReader):

@@ -18,7 +18,7 @@ import holdfast
 from tests.spark.application import start_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def add_up(batch: holdfast.ShardBatch) -> pa.Table:
@@ -32,6 +32,12 @@ def add_up(batch: holdfast.ShardBatch) -> pa.Table:
 def main(folder: Path, backend: str, *more: str) -> None:
     settings = {"spark.holdfast.backend": backend, "spark.holdfast.commit.carriedBytes": "0"}
     spark = start_spark(folder, settings | dict(setting.split("=") for setting in more))
+    print("RESULT", json.dumps(outputs(spark, folder, "query")))
+    spark.stop()
+
+
+def outputs(spark: SparkSession, folder: Path, query: str) -> list[list[Any]]:
+    """Run a query on what it has not read yet, and return its output by micro-batch."""
     batches: list[list[Any]] = []
 
     def collect(rows: DataFrame, _: int) -> None:
@@ -44,9 +50,8 @@ def main(folder: Path, backend: str, *more: str) -> None:
         .applyInArrowWithState(add_up, "key string, n long, total long", "n long, total long", "update", name="totals")
     )
     writer = totals.writeStream.foreachBatch(collect).outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(folder / "query")).start().awaitTermination()
-    print("RESULT", json.dumps(batches))
-    spark.stop()
+    writer.option("checkpointLocation", str(folder / query)).start().awaitTermination()
+    return batches
 
 
 if __name__ == "__main__":

@@ -49,7 +49,13 @@ from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
-from holdfast.spark_integration.stored_pointers import GROUP_STATE, STATE_VARIABLES, no_query, require_readable
+from holdfast.spark_integration.stored_pointers import (
+    GROUP_STATE,
+    STATE_VARIABLES,
+    modes_of,
+    no_query,
+    require_readable,
+)
 from holdfast.spark_integration.tables.key_rows import index_of
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
 
@@ -59,12 +65,6 @@ if TYPE_CHECKING:
 #: Spark's operators that keep what a function of the user's declares, in Python.
 _PROCESSORS = ("transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS: Mapping[str, Kind] = {"ValueState": "value", "ListState": "list", "MapState": "map"}
-_TIME_MODES: Mapping[str, TimeMode] = {
-    "notime": "None",
-    "none": "None",
-    "processingtime": "ProcessingTime",
-    "eventtime": "EventTime",
-}
 _NO_TIMEOUT = -1
 
 
@@ -239,7 +239,8 @@ def _saved(
         empty = without_rows(name, step.number, GROUP_STATE, shards, has_timeout=has_timeout)
     else:
         tables = list(_processor(step))
-        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=_configuration(step))
+        modes = modes_of(step.properties, step.number)
+        empty = without_rows(name, step.number, STATE_VARIABLES, shards, configuration=modes)
     return writer.written(empty, tables)
 
 
@@ -272,14 +273,6 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     return tables, has_timeout
 
 
-def _configuration(step: _Step) -> dict[str, str]:
-    """Return what `TransformWithState` keeps of a processor's modes."""
-    modes = {name: str(step.properties.get(name, "")).lower() for name in ("timeMode", "outputMode")}
-    if modes["timeMode"] not in _TIME_MODES:
-        raise InvalidArgumentError("Spark's metadata has a time mode that no release has", number=step.number, **modes)
-    return modes | {"timeMode": _TIME_MODES[modes["timeMode"]]}
-
-
 def _processor(step: _Step) -> Iterator[TableRows]:
     """Yield the tables of a processor: one for each variable, and timers."""
     declared = [(one["stateName"], one["stateVariableType"], one["ttlEnabled"]) for one in step.variables]
@@ -290,7 +283,7 @@ def _processor(step: _Step) -> Iterator[TableRows]:
         if kind in _KINDS:
             keys, table = _variable(step, name, _KINDS[kind], has_ttl=has_ttl)
             yield table
-    time_mode: TimeMode = _configuration(step)["timeMode"]  # type: ignore[assignment]
+    time_mode: TimeMode = modes_of(step.properties, step.number)["timeMode"]  # type: ignore[assignment]
     if time_mode == "None":
         return
     rows = step.read(readRegisteredTimers="true")

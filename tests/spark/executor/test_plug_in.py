@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.repetitions import sample
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
 from tests.spark.programs.test_demo import require_right_totals, run_demo
 
 PROGRAM = Path(__file__).parents[1] / "local_query.py"
+MOVED = Path(__file__).parents[1] / "moved_query.py"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "parquet_backend"
 
 pytestmark = pytest.mark.slow
@@ -66,6 +68,29 @@ def test_a_query_runs_on_it(environment: dict[str, str], tmp_path: Path) -> None
     option = "spark.holdfast.parquet.compression=snappy"
     shown, _ = run_program(PROGRAM, tmp_path, "parquet", option, environment=environment)
     assert json.loads(shown) == [[["a", n, n], ["b", n, 2 * n]] for n in (1, 2)]
+
+
+PAIRS = [pair for name in ("memory", "filesystem", "rocksdb") for pair in (("parquet", name), (name, "parquet"))]
+
+
+@pytest.mark.spark
+@pytest.mark.slow(60)
+@pytest.mark.timeout(900)
+@pytest.mark.turn(0, 2)
+@pytest.mark.parametrize(("before", "after"), sample([*PAIRS, ("parquet", "parquet")]))
+def test_a_savepoint_moves_a_query_to_it_and_away(
+    environment: dict[str, str], tmp_path: Path, before: str, after: str
+) -> None:
+    """It opens what every backend has saved, into another number of shards, and each opens what it has saved."""
+    lab = Lab(None, tmp_path, tmp_path / "local")  # type: ignore[arg-type]
+    for number in range(4):
+        lab.feed([("a", 1), ("b", number), (None, 3)])
+    (tmp_path / "later").mkdir()
+    for name in ("002.parquet", "003.parquet"):
+        (tmp_path / "input" / name).rename(tmp_path / "later" / name)
+    shown, _ = run_program(MOVED, tmp_path, before, after, environment=environment)
+    original, again = json.loads(shown)
+    assert original == again == [[["a", n, n], ["b", n, sum(range(n))], [None, n, 3 * n]] for n in (3, 4)]
 
 
 @pytest.mark.spark

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
@@ -67,7 +68,7 @@ class Restarting(StatefulProcessor):
     def handleInputRows(self, key: tuple[Any, ...], rows: Any, timerValues: Any) -> Iterator[Any]:
         found = [row.do for row in rows] if self._api == "row" else [do for frame in rows for do in frame["do"]]
         for do in ";".join(found).split(";"):
-            yield as_output(self._api, what=do, shown=repr(eval(do, dict(self._states))))
+            yield as_output(self._api, what=do, shown=repr(eval(do, {"Row": Row, **self._states})))
 
 
 def settings_of(engine: ProcessorEngine) -> dict[str, str]:
@@ -176,6 +177,35 @@ def test_e6_e3_variables_and_columns_come_and_go(engine: ProcessorEngine, run_on
             "(5, 'five')",
         ]
         assert engine.is_spark or servers <= servers_below(local_state), "other servers than before"
+
+
+# By variable: its columns at the first start and at the second, what is written first, and what is found then.
+EVOLUTION = {
+    "added": ("n int, s string", "n int, s string, x double", "(1, 'a')", "(1, 'a', None)"),
+    "dropped": ("n int, s string", "n int", "(1, 'a')", "(1,)"),
+    "moved": ("n int, s string", "s string, n int", "(1, 'a')", "('a', 1)"),
+    "longer": ("n int", "n long", "(-1,)", "(-1,)"),
+    "doubled": ("n int", "n double", "(2147483647,)", "(2147483647.0,)"),
+    "wider": ("f float", "f double", "(0.5,)", "(0.5,)"),
+    "nested": ("p struct<x: int>", "p struct<x: int, y: string>", "(Row(x=1),)", "(Row(x=1, y=None),)"),
+    "renamed": ("n int, s string", "n int, s string", "(1, 'a')", "(1, 'a')"),
+}
+
+
+@by_engine([*sample(SPARK), *sample(OURS)])
+def test_e3_each_change_of_columns_side_by_side(engine: ProcessorEngine, run_on: Open) -> None:
+    """E3: the same is found. But Spark takes a column that is renamed for a new one, and loses what it held: Q."""
+    before, after = ({name: ("value", of[start]) for name, of in EVOLUTION.items()} for start in (0, 1))
+    renamed = {**after, "renamed": ("value", "m int, s string")}
+    with run_on(engine, **settings_of(engine)) as on:
+        restart(on, engine, before, ";".join(f"{name}.update({of[2]})" for name, of in EVOLUTION.items()))
+        found = restart(on, engine, after, ";".join(f"{name}.get()" for name in EVOLUTION))
+        assert found == {f"{name}.get()": of[3] for name, of in EVOLUTION.items()}
+        if engine.is_spark:
+            assert restart(on, engine, renamed, "renamed.get()") == {"renamed.get()": "(None, 'a')"}
+        else:
+            text = text_of(on.failure(define(on, engine, renamed, "1"), "append"))
+            assert "to rename, give stateChanges={'renamed': {'rename': {'n': 'm'}}}" in text
 
 
 _VALUE = "[STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION] Schema evolution is not possible"

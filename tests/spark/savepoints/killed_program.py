@@ -1,7 +1,8 @@
 """An application that makes a savepoint beside its query, or restores one, and is made to be killed.
 
 Started as a program with a folder, what to do, and the settings of its Spark as JSON. The folder holds ``input``, and
-the query's ``query`` and ``durable``. It prints ``BEGIN`` and ``END`` around what it is to do.
+the query's ``query`` and ``durable``. It prints ``BEGIN`` and ``END`` around what it is to do;
+before the latter it leaves a file ``ended``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tests.spark.application import start_spark
 from tests.spark.savepoints.totals import start
 
 SHARDS = 3
+ENDED = "ended"
 
 
 def main(folder: Path, what: str, settings: str) -> None:
@@ -33,6 +35,7 @@ def main(folder: Path, what: str, settings: str) -> None:
     else:
         spark.conf.set("spark.holdfast.checkpoint.dir", str(folder / "durable-again"))
         savepoints.restore(spark, target, "one", folder / "again", shards=SHARDS)
+    (folder / ENDED).touch()
     print("END", flush=True)
     if query is not None and query.isActive:
         query.processAllAvailable()

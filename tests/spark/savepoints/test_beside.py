@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from holdfast import savepoints
 from holdfast.errors import HoldfastError, NotFoundError
@@ -15,7 +17,11 @@ from holdfast.spark_integration.savepoints import creating
 from tests.repetitions import repetitions, sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.totals import feed, saved, start
+from tests.spark.savepoints.queries import restored
+from tests.spark.savepoints.totals import expected, feed, saved, start, totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -109,3 +115,34 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
         with pytest.raises(NotFoundError, match="purged"):
             create(lab, "two", batchId=query.lastProgress["batchId"])
     assert not [found for found in savepoints.listed(lab.folder / "savepoints") if found.savepoint]
+
+
+@pytest.mark.parametrize("batch_id", sample([1, 4]))
+def test_sparks_log_of_files_was_compacted_since(lab: Lab, batch_id: int) -> None:
+    """Spark keeps fewer micro-batches than before, and is stopped when it has cleaned up one of its logs of two."""
+
+    def fail(_rows: DataFrame, _batch_id: int) -> None:
+        raise RuntimeError("the sink is away")
+
+    feed(lab, 8)
+    with configured(lab.spark, SHORT | {"spark.sql.streaming.minBatchesToRetain": "100"}):
+        lab.run(totals(lab.spark, lab.folder))
+    feed(lab, 1)
+    logs = ("offsets", "commits")
+    for name in logs:
+        shutil.copytree(lab.folder / "query" / name, lab.folder / name)
+    with configured(lab.spark, SHORT):
+        writer = totals(lab.spark, lab.folder).writeStream.foreachBatch(fail).outputMode("update")
+        query = writer.option("checkpointLocation", str(lab.folder / "query")).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match="the sink is away"):
+            query.awaitTermination()
+    for name in logs:  # it cleans these up next
+        shutil.copytree(lab.folder / name, lab.folder / "query" / name, dirs_exist_ok=True)
+    left = {path.name for path in (lab.folder / "query/sources/0").iterdir() if path.suffix != ".crc"}
+    assert left == {"5.compact", "6", "7", "8.compact"}
+    made = create(lab, "one", batchId=batch_id)
+    assert made.query.batch_id == batch_id
+    assert saved(lab) == expected(range(batch_id + 1))
+    restored(lab)
+    lab.run(totals(lab.spark, lab.folder), "again")
+    assert lab.state(query="again") == expected(range(lab.files))

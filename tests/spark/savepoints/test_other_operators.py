@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -15,10 +16,11 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from tests.repetitions import sample
 from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
-from tests.spark.savepoints.queries import CASES, UNCHECKED, counts, restored, saved, totals
+from tests.spark.processors.engines import NEEDED
+from tests.spark.savepoints.queries import CASES, UNCHECKED, Appending, counts, restored, saved, totals
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.spark
 
@@ -82,6 +84,57 @@ def test_an_operator_that_is_gone_can_be_left_behind(lab: Lab, kept: str) -> Non
     else:  # it counted micro-batches of pairs, and now counts rows
         assert all(row["n"] > seen([later], "origin")[row["origin"]] for row in batch)
     assert len(list((lab.folder / "durable-again").glob("*/operator"))) == 1
+
+
+def appended_if(frame: DataFrame, condition: str) -> DataFrame:
+    """Count rows, and append to a list those for which something holds: the second operator is a processor."""
+    counted = counts(frame, ["carrier", "seq"], "pairs").where(condition)
+    counted = counted.withColumn("seq", counted["seq"].cast("long"))
+    grouped = holdfast.stream(counted).groupBy("carrier")
+    return grouped.transformWithState(Appending(), "carrier string, seen string", "update", "None", name="alerts")
+
+
+def counted_if(frame: DataFrame, condition: str) -> DataFrame:
+    counted = counts(frame, ["carrier", "origin"], "pairs").where(condition)
+    return counts(counted, ["carrier"], "alerts")
+
+
+QUIET = {"vectorised": (counted_if, UNCHECKED), "processor": (appended_if, {**NEEDED, **UNCHECKED})}
+
+
+@pytest.mark.parametrize("kind", sample(sorted(QUIET), quick=1))
+def test_an_operator_without_rows_is_saved_as_empty(lab: Lab, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing tells its name: a restore asks for it, and then knows it from a misspelt one."""
+    query, settings = QUIET[kind]
+    schema = "carrier string, origin string, seq string"
+    files = [
+        file.cast(pa.schema([(n, pa.string()) for n in ("carrier", "origin", "seq")]))
+        for file in (file.select(["carrier", "origin", "seq"]) for file in ONE.files()[:3])
+    ]
+    with configured(lab.spark, settings):
+        lab.feed(files[0])
+        lab.run(query(lab.source(schema), "n < 0"))
+        with caplog.at_level(logging.WARNING):
+            made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
+        assert "it is saved as 'unnamed-0'" in caplog.text
+        assert {of.name: (of.number, sum(of.rows.values()) > 0) for of in made.operators} == {
+            "unnamed-0": (0, False),
+            "pairs": (1, True),
+        }
+        assert savepoints.verify(lab.folder / "savepoints", "one") == []
+        with pytest.raises(InvalidArgumentError, match="--rename unnamed-0="):
+            restored(lab)
+        assert not list(lab.folder.glob("again*"))
+        restored(lab, rename={"unnamed-0": "alerts"}, shards=3)
+        lab.feed(files[1])
+        lab.run(query(lab.source(schema), "n < 0"), "again")  # it is quiet still
+        lab.feed(files[2])
+        (batch,) = lab.run(query(lab.source(schema), "n > 0"), "again")
+        assert {row["carrier"] for row in batch} == set(files[2]["carrier"].to_pylist())
+        assert sum(n_of(lab, "again", "pairs")) == sum(file.num_rows for file in files)
+        restored(lab, "misspelt", rename={"unnamed-0": "alarms"})
+        with pytest.raises(StreamingQueryException, match=r"no state of this operator.*operator=alerts restored=pairs"):
+            lab.run(query(lab.source(schema), "n > 0"), "misspelt")
 
 
 def test_state_of_sparks_own_that_was_left_out_can_be_skipped(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 
 import holdfast
 from holdfast import savepoints
@@ -103,9 +103,9 @@ def test_a_savepoint_is_a_table_in_spark(lab: Lab) -> None:
     assert found.columns == ["carrier", "n", "shard"]
     assert sorted(map(repr, found.drop("shard").toArrow().to_pylist())) == sorted(map(repr, expected.to_pylist()))
     assert {row["shard"] for row in found.select("shard").distinct().collect()} == {0, 1}
-    with pytest.raises(AnalysisException, match="no such table"):
+    with pytest.raises(NotFoundError, match=r"^no such table"):
         savepoints.load(lab.spark, lab.folder / "savepoints", "one", table="timers")
-    with pytest.raises(AnalysisException, match="no savepoint of this name"):
+    with pytest.raises(NotFoundError, match=r"^no savepoint of this name"):
         savepoints.load(lab.spark, lab.folder / "savepoints", "two")
 
 

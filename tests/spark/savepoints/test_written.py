@@ -185,6 +185,20 @@ def test_columns_that_are_called_as_ours_are_edited(lab: Lab) -> None:
 
 
 @pytest.mark.turn(1, 2)
+def test_key_columns_that_differ_only_in_case_are_told_apart(lab: Lab) -> None:
+    """By Spark as it is by default, which could not name either of two columns ``a`` and ``A``."""
+    with configured(lab.spark, {"spark.sql.caseSensitive": "true"}):
+        frame = lab.spark.createDataFrame([("x", "y", 5), ("y", "x", 6)], "a string, A string, n long")
+        written(lab, frame, keys=["a", "A"])
+    found = savepoints.load(lab.spark, lab.folder / "savepoints", "one")
+    assert found.columns == ["a", "key.A", "n", "shard"]
+    assert [tuple(row) for row in found.where("a = 'x'").select("`key.A`", "n").collect()] == [("y", 5)]
+    key = savepoints.load(lab.spark, lab.folder / "savepoints", "one", key={"a": "y", "A": "x"})
+    assert [row["n"] for row in key.collect()] == [6]
+    savepoints.edit(found.where("n = 5"), lab.folder / "savepoints", "one", "edited")
+    assert [row["n"] for row in contents(lab, "totals", "state", "edited")] == [5]
+
+
 def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     saved(lab, TOTALS)
     target = lab.folder / "savepoints"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 import holdfast
 from holdfast.commands.export import errors_of_spark, write
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, SchemaMismatchError, UnavailableError
+from holdfast.spark_integration.sinks.delta import exporting
 from tests.spark.conftest import Lab
 
 pytestmark = pytest.mark.spark
@@ -36,6 +39,65 @@ def test_parquet_and_csv_hold_the_state(lab: Lab) -> None:
         write(state, str(lab.folder / "csv"), "csv")
 
 
+def test_a_delta_table_holds_the_state(lab: Lab) -> None:
+    """In one transaction, with what lets readers pass over files; a directory that holds something is left alone."""
+    lab.feed([("a,b", 1), ("two\nlines", -3), (None, 4)])
+    lab.run(lab.totals())
+    state = holdfast.state(lab.spark, lab.folder / "query", "totals")
+    where = lab.folder / "delta"
+    write(state, str(where), "delta")
+    expected = holdfast.read_state(lab.spark, lab.folder / "query", "totals").to_pylist()
+    table = DeltaTable(str(where))
+    shown = pa.table(table.to_pyarrow_table()).drop_columns(["shard"])
+    assert sorted(map(repr, shown.to_pylist())) == sorted(map(repr, expected))
+    assert table.version() == 0
+    described = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert sum(file["num_records"] for file in described) == 3
+    assert min(file["min.n"] for file in described) == 1
+    before = sorted(where.rglob("*"))
+    with pytest.raises(ConflictError, match="holds something"):
+        write(state, str(where), "delta")
+    assert sorted(where.rglob("*")) == before
+
+
+def test_a_delta_table_of_no_rows_and_of_every_type(lab: Lab) -> None:
+    """A reader finds the columns even where there is no file."""
+    frame = lab.spark.sql(
+        "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map('k', 2) AS by, X'00' AS raw, "
+        "timestamp'2026-01-01 00:00:00' AS at, timestamp_ntz'2026-01-01 00:00:00' AS clock, 1.5BD AS amount"
+    )
+    write(frame, str(lab.folder / "typed"), "delta")
+    write(frame.where("n > 1"), str(lab.folder / "empty"), "delta")
+    typed, empty = (DeltaTable(str(lab.folder / name)) for name in ("typed", "empty"))
+    assert typed.schema() == empty.schema()
+    assert (empty.file_uris(), len(typed.file_uris())) == ([], 1)
+    (row,) = pa.table(typed.to_pyarrow_table()).to_pylist()
+    (sparks,) = frame.toArrow().to_pylist()
+    assert repr(row) == repr(sparks)
+
+
+def test_an_export_that_fails_takes_its_files_away(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its table is there, because only the reply to the commit was lost."""
+    frame, make = lab.spark.range(3), exporting.create_table_with_add_actions
+
+    def lose(*given: object, **options: object) -> None:
+        if where.name == "made":
+            make(*given, **options)  # type: ignore[arg-type]
+        raise OSError("the connection was closed")
+
+    monkeypatch.setattr(exporting, "create_table_with_add_actions", lose)
+    where = lab.folder / "failed"
+    with pytest.raises(UnavailableError, match="the connection was closed"):
+        write(frame, str(where), "delta")
+    assert not list(where.rglob("*.parquet"))
+    where = lab.folder / "made"
+    write(frame, str(where), "delta")
+    assert DeltaTable(str(where)).to_pyarrow_table().num_rows == 3
+    with pytest.raises(SchemaMismatchError, match="column=d type=duration"):
+        write(lab.spark.sql("SELECT interval '1' day AS d"), str(lab.folder / "typed"), "delta")
+    assert not (lab.folder / "typed").exists()
+
+
 def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
     frame = lab.spark.sql(
         "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map(1, 2) AS by, X'00' AS raw"
@@ -46,5 +108,5 @@ def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
 
 
 def test_errors_say_what_holdfast_said(lab: Lab) -> None:
-    with pytest.raises(InvalidArgumentError, match="no savepoint of this name is here"), errors_of_spark():
+    with pytest.raises(NotFoundError, match=r"^no savepoint of this name is here"), errors_of_spark():
         lab.spark.read.format("holdfast").load(str(lab.folder / "nothing"))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from holdfast import savepoints
+from holdfast.commands.export import write
+from holdfast.errors import ConflictError, InvalidArgumentError
+from holdfast.spark_integration.sinks.delta.tables import storage_options
 from tests.repetitions import sample
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET, SECRET_KEY, Versitygw
@@ -31,6 +37,22 @@ def run(lab: Lab, case: Case, location: str, checkpoint_dir: str) -> list[list[s
     return rows(batches)
 
 
+def copied(lab: Lab, case: Case, places: Mapping[str, str], how: str) -> list[list[str]]:
+    """Run a query over the first files, clone or rescale it, and return what the original makes of the others."""
+    files = case.files()
+    for file in files[:2]:
+        lab.feed(file)
+    run(lab, case, places["query"], places["state"])
+    if how == "clone":
+        savepoints.clone(lab.spark, places["query"], places["again"], to_checkpoint_dir=places["state-again"])
+    else:
+        options = {"shards": 3, "to_checkpoint_dir": places["state-again"]}
+        savepoints.rescale(lab.spark, places["query"], places["again"], **options)
+    for file in files[2:]:
+        lab.feed(file)
+    return run(lab, case, places["query"], places["state"])
+
+
 def saved(lab: Lab, case: Case, location: str, checkpoint_dir: str, target: str) -> list[list[str]]:
     """Run a query over the first files, save it, and return what it makes of the others."""
     files = case.files()
@@ -43,14 +65,18 @@ def saved(lab: Lab, case: Case, location: str, checkpoint_dir: str, target: str)
     return run(lab, case, location, checkpoint_dir)
 
 
+def settings_of(server: Versitygw) -> dict[str, str]:
+    credentials = {"storage.key": str(server.options()["key"]), "storage.secret": SECRET_KEY}
+    client = {"endpoint_url": server.url, "region_name": "us-east-1"}
+    return credentials | {f"storage.client_kwargs.{name}": value for name, value in client.items()}
+
+
 @pytest.mark.s3
 @pytest.mark.turn(0, 4)
 def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Versitygw) -> None:
     """With the tools of S3; the query, its state and the first copy are gone when it is restored."""
     case, location = CASES[0], str(lab.folder / "query")
-    credentials = {"storage.key": str(versitygw.options()["key"]), "storage.secret": SECRET_KEY}
-    client = {"endpoint_url": versitygw.url, "region_name": "us-east-1"}
-    lab.configure(credentials | {f"storage.client_kwargs.{name}": value for name, value in client.items()})
+    lab.configure(settings_of(versitygw))
     original = saved(lab, case, location, f"s3://{BUCKET}/original", f"s3://{BUCKET}/savepoints")
     with versitygw.client() as plain:
         plain.create_bucket(Bucket=ELSEWHERE)
@@ -65,6 +91,61 @@ def test_a_savepoint_on_s3_is_copied_to_another_bucket(lab: Lab, versitygw: Vers
     again = str(lab.folder / "again")
     savepoints.restore(lab.spark, f"s3://{ELSEWHERE}/archive/2026", "one", again, shards=3)
     assert run(lab, case, again, f"s3://{BUCKET}/again") == original
+
+
+@pytest.mark.s3
+@pytest.mark.turn(1, 4)
+@pytest.mark.parametrize("how", sample(["clone", "rescale"]))
+def test_a_copy_of_a_query_on_s3_goes_on_without_it(lab: Lab, versitygw: Versitygw, how: str) -> None:
+    """As the original did, which is gone by then, and what executors kept of it."""
+    lab.configure(settings_of(versitygw) | {"commit.carriedBytes": "0"})
+    places = {name: str(lab.folder / name) for name in ("query", "again")}
+    places |= {name: f"s3://{BUCKET}/{how}/{name}" for name in ("state", "state-again")}
+    original = copied(lab, CASES[0], places, how)
+    with versitygw.client() as plain:
+        keys = [entry["Key"] for entry in plain.list_objects_v2(Bucket=BUCKET)["Contents"]]
+        assert not [key for key in keys if "_rescaling/" in key]
+        for key in keys:
+            if key.startswith(f"{how}/state/"):
+                plain.delete_object(Bucket=BUCKET, Key=key)
+    shutil.rmtree(places["query"])
+    lab.lose_local_state()
+    assert run(lab, CASES[0], places["again"], places["state-again"]) == original
+
+
+@pytest.mark.s3
+@pytest.mark.turn(3, 4)
+def test_a_delta_table_is_exported_to_s3(lab: Lab, versitygw: Versitygw) -> None:
+    """With the session's credentials, which tasks and the driver hand to different clients."""
+    url, settings = f"s3://{BUCKET}/table", settings_of(versitygw)
+    lab.configure(settings)
+    write(lab.spark.range(5), url, "delta")
+    given = {name.removeprefix("storage."): value for name, value in settings.items()}
+    table = DeltaTable(url, storage_options=storage_options(url, given))
+    assert sorted(pa.table(table.to_pyarrow_table())["id"].to_pylist()) == [0, 1, 2, 3, 4]
+    with pytest.raises(ConflictError, match="holds something"):
+        write(lab.spark.range(5), url, "delta")
+    lab.configure({"storage.secret": "wrong"})
+    with pytest.raises(InvalidArgumentError) as denied:
+        write(lab.spark.range(5), f"s3://{BUCKET}/another", "delta")
+    assert "wrong" not in str(denied.value)
+
+
+@pytest.mark.hdfs
+@pytest.mark.turn(3, 4)
+@pytest.mark.parametrize("how", sample(["clone", "rescale"]))
+def test_a_copy_of_a_query_on_hdfs_goes_on_without_it(lab: Lab, hdfs: Hdfs, how: str) -> None:
+    """Spark's location is there, too: of a processor it has metadata that names its own place."""
+    case, root = CASES[3], f"/copy-{how}"
+    places = {name: f"{hdfs.url}{root}/{name}" for name in ("query", "state", "again", "state-again")}
+    lab.configure({"storage.dfs.client.socket-timeout": "3000"})
+    with configured(lab.spark, dict(case.settings)):
+        original = copied(lab, case, places, how)
+        for name in ("query", "state"):
+            hdfs.client().delete(f"{root}/{name}", True)
+        lab.lose_local_state()
+        assert not [path for path in hdfs.files(root) if "restoring" in path or "_rescaling" in path]
+        assert run(lab, case, places["again"], places["state-again"]) == original
 
 
 @pytest.mark.hdfs

@@ -63,6 +63,18 @@ def test_what_belongs_to_a_micro_batch_is_copied(source: ObjectStorage, tmp_path
     assert f"{tmp_path}/source" not in described
 
 
+def test_a_log_of_files_that_was_compacted_since_is_copied_as_it_was(source: ObjectStorage, tmp_path: Path) -> None:
+    files = [json.dumps({"path": f"file:///input/{n}", "timestamp": 7, "batchId": n}) for n in range(10)]
+    for number in range(3):
+        (tmp_path / f"source/sources/0/{number}").unlink()
+    (tmp_path / "source/sources/0/9.compact").write_text("\n".join(["v1", *files]))
+    query = QueryLocation(source)
+    with open_storage(str(tmp_path / "target")) as target:
+        copy_location(source, target, query, query.batch(5))
+        copied = {info.key: bytes(target.get(info.key)).decode() for info in target.list("sources/")}
+    assert copied == {"sources/0/1.compact": "\n".join(["v1", *files[:2]])}
+
+
 @pytest.mark.parametrize("lost", ["commits/5", "offsets/5"])
 def test_a_micro_batch_that_is_purged_meanwhile_is_not_copied(source: ObjectStorage, tmp_path: Path, lost: str) -> None:
     """What its state needs may be gone with it."""

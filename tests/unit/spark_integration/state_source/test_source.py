@@ -99,10 +99,11 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
 def test_names_that_are_taken_in_another_case(tmp_path: Path) -> None:
     """Spark does not tell them apart: no two columns of a read are the same to it."""
     value = pa.schema([(name, pa.int64()) for name in ("USER", "Shard", "n", "N", "Batch_ID")])
-    schema = TableSchema.of("state", KEY, value)
+    key = pa.schema([(name, pa.int64()) for name in ("user", "User", "key.user")])
+    schema = TableSchema.of("state", key, value)
     assert ShownTable.of(schema, changes=True).struct.names == [
-        *("_batch_id", "change_type"),
-        *("user", "value.USER", "Shard", "n", "value.N", "Batch_ID", "_shard"),
+        *("_batch_id", "change_type", "user", "key.User", "key.key.user"),
+        *("value.USER", "Shard", "n", "value.N", "Batch_ID", "_shard"),
     ]
 
 

@@ -1,0 +1,182 @@
+"""A DataFrame as a new Delta table: tasks write its files, the driver makes the table of them in one transaction.
+
+::
+
+    <url>/part-<export>-<partition>-<attempt>-<number>.parquet      tasks; nothing reads them yet
+    <url>/_delta_log/00000000000000000000.json                      driver, last: columns and files at once
+
+Only files count that a task has told of, so an attempt that Spark repeats leaves files that no reader sees. An export
+that fails takes away what it has written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties
+from deltalake.transaction import AddAction, create_table_with_add_actions
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from holdfast import clock
+from holdfast.backends.registry import backend_names
+from holdfast.errors import ConflictError, HoldfastError, NotFoundError
+from holdfast.settings import Settings
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.options import parse_storage_options
+from holdfast.spark_integration.shard.task_storage import storage_at
+from holdfast.spark_integration.sinks.delta.features import delta_schema
+from holdfast.spark_integration.sinks.delta.statistics import statistics
+from holdfast.spark_integration.sinks.delta.tables import KeptTable
+from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.spark_types import arrow_schema
+
+_FILE_BYTES = 128 << 20
+_WRITTEN = "name string, size_bytes long, stats string"
+_EXPORT = "holdfast.export"
+_COMMIT_BYTES_MAX = 1 << 30
+_FIRST_COMMIT = "_delta_log/00000000000000000000.json"
+
+
+def export_table(frame: DataFrame, url: str) -> None:
+    """Write a DataFrame as a new Delta table.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Its session's ``spark.holdfast.storage.*`` open the table's storage.
+    url : str
+        A directory that does not exist, or is empty.
+
+    Raises
+    ------
+    ConflictError
+        It holds something.
+    SchemaMismatchError
+        A column has a type that Delta does not know.
+    InvalidArgumentError, UnavailableError
+        The storage refuses, or does not answer.
+    """
+    url = url if "://" in url else os.path.abspath(url)
+    schema = arrow_schema(frame.schema, "the table")
+    check_columns(schema)
+    configuration = dict(frame.sparkSession.conf.getAll)
+    settings = Settings.parse(configuration, backend_names())
+    options = settings.storage_values(configuration)
+    export_id = clock.new_id()
+    with open_storage(url, parse_storage_options(options)) as storage:
+        table = KeptTable(url, options)
+        _require_new(table, storage)
+        try:
+            found = frame.mapInArrow(_FileWriter(url, settings, schema, export_id), _WRITTEN).collect()
+            _make(table, schema, [_File(*row) for row in found], export_id)
+        except (HoldfastError, PySparkException):
+            if not _is_made(storage, export_id):
+                mine = [info.key for info in storage.list("") if info.key.startswith(_prefix(export_id))]
+                storage.delete(mine)
+                raise
+        table.sync(table.open(), -1)
+
+
+def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
+    held = next((info.key for info in storage.list("")), None)
+    if held is not None:
+        raise ConflictError(
+            "an exported table needs a new directory, and this one holds something: choose another one",
+            table=table.url,
+            holds=held,
+        )
+    try:
+        table.open()  # before anything is written: a store that only one of the two clients knows is found here
+    except NotFoundError:
+        return
+    raise ConflictError("there is a Delta table already: choose another directory", table=table.url)
+
+
+class _File(NamedTuple):
+    """A file that is to be part of the table."""
+
+    name: str
+    size_bytes: int
+    stats: str
+
+
+@dataclass(frozen=True)
+class _FileWriter:
+    """Writes the rows of a partition; a function for ``mapInArrow``.
+
+    Attributes
+    ----------
+    url : str
+    settings : Settings
+        Of the session, without credentials.
+    schema : pyarrow.Schema
+    export_id : str
+    """
+
+    url: str
+    settings: Settings
+    schema: pa.Schema
+    export_id: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a row for each file."""
+        storage, attempt_id = storage_at(self.url, self.settings), clock.new_id()
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        for number, rows in enumerate(_gathered(batches, self.schema)):
+            name = f"{_prefix(self.export_id)}{partition:06}-{attempt_id}-{number:06}.parquet"
+            data = _encoded(rows)
+            storage.put(name, data)
+            yield pa.RecordBatch.from_pydict({"name": [name], "size_bytes": [data.size], "stats": [statistics(rows)]})
+
+
+def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield rows, as many at once as make a file."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.nbytes for one in held) >= _FILE_BYTES:
+            yield pa.Table.from_batches(held).cast(schema)
+            held = []
+    if sum(batch.num_rows for batch in held):
+        yield pa.Table.from_batches(held).cast(schema)
+
+
+def _encoded(rows: pa.Table) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    pq.write_table(rows, out, compression="zstd")
+    return out.getvalue()
+
+
+def _make(table: KeptTable, schema: pa.Schema, files: list[_File], export_id: str) -> None:
+    now_ms = clock.now_ms()
+    adds = [AddAction(file.name, file.size_bytes, {}, now_ms, data_change=True, stats=file.stats) for file in files]
+    with table.translated("create"):
+        create_table_with_add_actions(
+            table.url,
+            delta_schema(schema),
+            adds,
+            mode="error",
+            storage_options=table.storage_options,
+            commit_properties=CommitProperties(custom_metadata={_EXPORT: export_id}),
+        )
+
+
+def _is_made(storage: ObjectStorage, export_id: str) -> bool:
+    """Tell whether the table is there although the reply to its commit was lost."""
+    try:
+        return export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
+    except NotFoundError:
+        return False
+
+
+def _prefix(export_id: str) -> str:
+    return f"part-{export_id}-"

@@ -1,0 +1,90 @@
+"""The log of a source of files as it was, from what Spark has compacted since.
+
+::
+
+    9.compact   every file of 0 to 9
+    10 … 18     the files of that number
+    19.compact  every file of 0 to 19      ──▶ the log up to 15: those of its lines whose "batchId" is at most 15
+
+A log has a file for each time that new files of the source were found. Each tenth, or as often as Spark is set to,
+holds all before it too, and some time later Spark deletes these. Spark itself finds lines of deleted files so.
+
+Source: Spark 4.3's ``CompactibleFileStreamLog`` and ``FileStreamSourceLog``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from holdfast.errors import CorruptionError
+
+COMPACT = ".compact"
+_NAME = re.compile(rf"([0-9]{{1,18}})({re.escape(COMPACT)})?")
+
+
+def number_of(name: str) -> int | None:
+    """Return the number of a file of the log; None if it is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def compacted(names: Iterable[str]) -> list[int]:
+    """Return the numbers of those files that hold all before them, ascending."""
+    return sorted(int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT) and _NAME.fullmatch(name))
+
+
+def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
+    """Return the names of files that make up a log to a number, where later files hold all of it.
+
+    One for each number below the first that Spark would have compacted; else one file of all, from which Spark derives
+    how often to compact.
+    """
+    *_, before, last = [-1, -1, *compact_numbers]
+    if before >= 0 and end + 1 < last - before:
+        return [str(number) for number in range(end + 1)]
+    return [f"{end}{COMPACT}"]
+
+
+def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
+    """Return a file of the log, from a later one that holds all before it.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The later one.
+    name : str
+        Of the file to make.
+    source : str
+        What to call the later one in an error.
+
+    Raises
+    ------
+    CorruptionError
+        It does not hold all that it should.
+    """
+    is_compact, end = name.endswith(COMPACT), number_of(name)
+    assert end is not None
+    first = 0 if is_compact else end
+    version, *lines = bytes(data).decode(errors="replace").split("\n")
+    kept, found = [version], set()
+    for line in filter(None, lines):
+        number = _number_of_line(line, source)
+        if first <= number <= end:
+            kept.append(line)
+            found.add(number)
+    missing = set(range(first, end + 1)) - found
+    if missing:
+        raise CorruptionError(f"{source} lacks the files of an earlier time: it is damaged", number=min(missing))
+    return "\n".join(kept).encode()
+
+
+def _number_of_line(line: str, source: str) -> int:
+    try:
+        number = json.loads(line)["batchId"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        number = None
+    if type(number) is not int:
+        raise CorruptionError(f"{source} has a line that is no file of the source: it is damaged")
+    return number
