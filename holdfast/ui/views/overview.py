@@ -13,7 +13,7 @@ from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.ui.site import Directory, NamedQuery
+from holdfast.ui.site import Awaited, NamedQuery, Site
 from holdfast.ui.survey import Dated, OperatorSurvey
 from holdfast.ui.words import count, duration, percent, size, times
 
@@ -120,6 +120,7 @@ class Overview:
 
     directories: list[ShownDirectory]
     answers: list[Answer]
+    awaited: list[Awaited]
 
     @property
     def taken_ms(self) -> int | None:
@@ -127,15 +128,17 @@ class Overview:
         return min((d.dated.taken_ms for d in self.directories if d.dated), default=None)
 
 
-def overview(directories: Iterable[Directory]) -> Overview:
-    """Return the first view of some directories."""
+def overview(site: Site) -> Overview:
+    """Return the first view of all that was named."""
     shown, found = [], []
-    for directory in directories:
+    for directory in site.directories():
         try:
             dated = directory.surveyor.latest()
         except HoldfastError as exc:
             shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), exc))
             continue
+        if dated.survey.is_empty and dated.error is None:
+            continue  # it is awaited
         operators = [(directory.place, one) for one in dated.survey.operators.values()]
         found += operators
         whole = sum(one.stored_bytes for _, one in operators)
@@ -152,7 +155,7 @@ def overview(directories: Iterable[Directory]) -> Overview:
                 len(rows),
             )
         )
-    return Overview(shown, _answers(found) if found else [])
+    return Overview(shown, _answers(found) if found else [], site.awaited())
 
 
 def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
