@@ -171,7 +171,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
         directory, dated = _survey_of(site, place)
         found = dated.survey.operator(operator)
         check, first = _choice("check", ("gc", "verify")), _number("first", 0)
-        view = upkeep(directory.storage, directory.executor, found, check, first, now_ms())
+        view = upkeep(directory.storage, directory.executor, found, check, first, now_ms(), monotonic_ms)
         return render_template("upkeep.html", directory=directory, dated=dated, operator=found, view=view)
 
 

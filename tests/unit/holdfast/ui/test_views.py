@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.ui.survey import survey
+from holdfast.ui.views.upkeep import VERIFY_MS, upkeep
 from tests.unit.holdfast.commands.checkpoint import put_record
 from tests.unit.holdfast.ui import sample_state
 from tests.unit.holdfast.ui.conftest import TOKEN
@@ -110,6 +114,29 @@ def test_what_verify_would_say(open_page: OpenPage, sample: Path, tmp_path: Path
     assert f"totals/shard-0003/commits/{victim.name}" in shown
     assert "damaged or missing" in shown
     assert "all intact" in text(open_page(sample), "0/sessions/upkeep?check=verify")
+
+
+@pytest.mark.parametrize("object_ms", [200, 3 * VERIFY_MS])
+def test_verify_ends_in_time(object_ms: int, sample: Path) -> None:
+    """A page that has no time left names the shards that it has read, and the next page begins behind them."""
+    ticks = itertools.count(0, object_ms)
+    with open_storage(str(sample)) as storage, ThreadPoolExecutor(2) as executor:
+        operator = survey(storage).operator("totals")
+        view = upkeep(storage, executor, operator, "verify", 0, 0, lambda: next(ticks))
+    assert view.is_cut
+    assert view.after == view.rows[-1].shard + 1 == len(view.rows)
+    is_one_too_slow = object_ms > VERIFY_MS
+    assert view.problems == len(view.rows) * is_one_too_slow
+    assert bool(view.objects) != is_one_too_slow
+
+
+def test_a_page_that_read_nothing_says_so(open_page: OpenPage, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was read is not all intact."""
+    monkeypatch.setattr("holdfast.ui.views.upkeep.VERIFY_MS", 0)
+    shown = text(open_page(sample), "0/totals/upkeep?check=verify")
+    assert "Nothing of shard 0 was read." in shown
+    assert "intact" not in shown
+    assert "holdfast verify reads it" in shown
 
 
 def test_state_that_holds_markup_is_text(page: FlaskClient) -> None:
