@@ -37,7 +37,7 @@ from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
-from holdfast.spark_integration.processor.state.variables import find_shown
+from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.transport.routes import shards_of
 
