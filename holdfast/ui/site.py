@@ -91,8 +91,8 @@ class Directory:
 
 
 _EMPTY = (
-    "Nothing is stored here, or there is no such place. A checkpoint directory gets its first operator when a query "
-    "commits with spark.holdfast.checkpoint.dir set to it; a checkpointLocation is known when its query starts."
+    "Empty, or it does not exist: check how it is written. A checkpoint directory fills when a query commits with "
+    "spark.holdfast.checkpoint.dir set to it, and a checkpointLocation when its query starts."
 )
 
 

@@ -81,7 +81,7 @@ class Survey:
     operators : mapping of str to OperatorSurvey
     sinks : tuple of StoredSink
     unknown : int
-        Objects that belong to no operator.
+        Objects that belong to no operator, not even to one without a record.
     without_record : tuple of str
         Folders with shards, but without an operator record.
     is_query : bool
@@ -129,7 +129,8 @@ def survey(storage: ObjectStorage) -> Survey:
         return Survey({}, (), 0, (), is_query=True)
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
-    return Survey(_surveyed(storage, listing), listing.sinks, len(listing.unknown), without_record)
+    foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
+    return Survey(_surveyed(storage, listing), listing.sinks, foreign, without_record)
 
 
 def _is_query(storage: ObjectStorage) -> bool:

@@ -130,7 +130,9 @@ class Overview:
 
 def overview(site: Site) -> Overview:
     """Return the first view of all that was named."""
-    shown, found = [], []
+    shown: list[ShownDirectory] = []
+    found: list[tuple[int, OperatorSurvey]] = []
+    lost: list[str] = []
     for directory in site.directories():
         try:
             dated = directory.surveyor.latest()
@@ -141,6 +143,7 @@ def overview(site: Site) -> Overview:
             continue  # it is awaited
         operators = [(directory.place, one) for one in dated.survey.operators.values()]
         found += operators
+        lost += dated.survey.without_record
         whole = sum(one.stored_bytes for _, one in operators)
         rows = sorted((_row(place, one, whole) for place, one in operators), key=lambda row: -row.stored_bytes)
         shown.append(
@@ -155,7 +158,7 @@ def overview(site: Site) -> Overview:
                 len(rows),
             )
         )
-    return Overview(shown, _answers(found) if found else [], site.awaited())
+    return Overview(shown, _answers(found, lost) if found else [], site.awaited())
 
 
 def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
@@ -204,8 +207,8 @@ def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:
     )
 
 
-def _answers(found: list[tuple[int, OperatorSurvey]]) -> list[Answer]:
-    return [_biggest(found), _hottest(found), _behind(found), _failing(found)]
+def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> list[Answer]:
+    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost)]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -249,13 +252,16 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
 
 
-def _failing(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> Answer:
     question = "Does anything fail?"
     unreadable = [(place, o) for place, o in found if isinstance(o.record, HoldfastError)]
     troubled = [(place, o) for place, o in found if o.trouble_count]
     if unreadable:
         place, operator = unreadable[0]
-        return Answer(question, "Yes", f"The record of {operator.name} is damaged", "bad", Place(place, operator.name))
+        detail = f"The record of {operator.name} cannot be read"
+        return Answer(question, "Yes", detail, "bad", Place(place, operator.name))
+    if lost:
+        return Answer(question, "Yes", f"The record of {lost[0]} is gone: its state cannot be used", "bad")
     if troubled:
         place, operator = max(troubled, key=lambda one: one[1].trouble_count)
         number = sum(o.trouble_count for _, o in troubled)

@@ -50,7 +50,7 @@ def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
     state, location = tmp_path / "state", tmp_path / "query"
     with opened(location, state) as page:
         text = page.get(FIRST).text
-        assert said(text).count("Nothing is stored here, or there is no such place.") == 2
+        assert said(text).count("Empty, or it does not exist") == 2
         assert 'data-follow="5"' in text
         assert 'data-follow="0"' in page.get(f"{FIRST}?follow=0").text
         begin(location)
@@ -60,7 +60,7 @@ def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
         with open_storage(str(state)) as storage:
             put_record(storage)
         text = page.get(FIRST).text
-        assert "Nothing is stored" not in said(text)
+        assert "Empty" not in said(text)
         assert ">totals</a>" in text
         assert page.get(f"{FIRST}1/totals/").status_code == 200
         assert page.get(f"{FIRST}0/totals/").status_code == 404
@@ -82,6 +82,8 @@ def test_a_record_that_was_deleted(tmp_path: Path) -> None:
         storage.put("sessions/shard-0000/commits/1-0123456789abcdef", b"commit")
     with opened(tmp_path / "state") as page:
         assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
+        assert "Does anything fail? Yes The record of sessions is gone" in said(page.get(FIRST).text)
+        assert "not holdfast's" not in page.get(FIRST).text
         (tmp_path / "state/totals/operator").unlink()
         (tmp_path / "state/totals").rmdir()
         assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
@@ -118,4 +120,4 @@ def test_the_directory_comes_from_the_environment(tmp_path: Path, monkeypatch: p
     result = run("ui", begin(tmp_path / "query"), "--port", "0")
     assert result.exit_code == 0
     assert f"awaited: {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr
-    assert f"awaited: {tmp_path}/state: Nothing is stored here" in result.stderr
+    assert f"awaited: {tmp_path}/state: Empty" in result.stderr

@@ -69,8 +69,8 @@ def test_each_measure_has_a_map(page: FlaskClient, measure: str) -> None:
 def test_the_hot_shard_stands_out(page: FlaskClient) -> None:
     """The shard that was written most is first, with how many times the median it has."""
     shown = text(page, "0/totals/?measure=size")
-    assert re.search(r"by the median 3 [\d.]+ kB \d", shown)
-    assert re.search(r"The greatest has [\d.]+ kB, [\d.]+ times the median", shown)
+    assert re.search(r"against the median 3 [\d.]+ kB \d", shown)
+    assert re.search(r"The largest has [\d.]+ kB, [\d.]+ times the median", shown)
 
 
 def test_a_part_of_the_map_is_shown_alone(page: FlaskClient) -> None:
@@ -176,7 +176,7 @@ def test_a_damaged_record_is_told(open_page: OpenPage, sample: Path, tmp_path: P
     root = shutil.copytree(sample, tmp_path / "state")
     (root / "totals/operator").write_bytes(b"no record")
     page = open_page(root)
-    assert "Does anything fail? Yes The record of totals is damaged" in text(page)
+    assert "Does anything fail? Yes The record of totals cannot be read" in text(page)
     assert "record cannot be read" in text(page, "0/totals/")
     text(page, "0/totals/upkeep", 500)
 
@@ -185,7 +185,7 @@ def test_one_directory_of_several_may_be_gone(open_page: OpenPage, sample: Path,
     """The others are shown, and the error says what is wrong with it."""
     shown = text(open_page(sample, tmp_path / "gone"))
     assert "Which operator is big? totals" in shown
-    assert "is empty or does not exist" in shown
+    assert "Empty, or it does not exist" in shown
 
 
 @pytest.mark.parametrize(
