@@ -93,9 +93,15 @@ def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
 
 
 def diff(
-    target: str | Path, name: str, other: str, options: Mapping[str, str] = _NO_OPTIONS, *, keys: int = 0
+    target: str | Path,
+    name: str,
+    other: str,
+    options: Mapping[str, str] = _NO_OPTIONS,
+    *,
+    keys: int = 0,
+    other_target: str | Path | None = None,
 ) -> tuple[list[str], list[TableDifference]]:
-    """Return how a savepoint differs from another one of its directory.
+    """Return how a savepoint differs from another one.
 
     Parameters
     ----------
@@ -103,6 +109,8 @@ def diff(
         From which, to which.
     keys : int
         How many of the keys that differ to return, of each table and kind.
+    other_target : str or pathlib.Path, optional
+        Where the other one lies; by default beside the first.
 
     Returns
     -------
@@ -114,9 +122,14 @@ def diff(
     NotFoundError, CorruptionError
         One of them is not there, or damaged.
     """
-    with open_storage(str(target), parse_storage_options(options)) as storage:
+    parsed = parse_storage_options(options)
+    with (
+        open_storage(str(target), parsed) as storage,
+        open_storage(str(other_target or target), parsed) as other_storage,
+    ):
         before, after = (
-            Side(_stored.read_savepoint(storage, one), _stored.savepoint_folder(storage, one)) for one in (name, other)
+            Side(_stored.read_savepoint(at, one), _stored.savepoint_folder(at, one))
+            for at, one in ((storage, name), (other_storage, other))
         )
         return facts_that_differ(before.savepoint, after.savepoint), list(difference(before, after, keys))
 

@@ -30,7 +30,7 @@ from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shown import as_table
 from holdfast.spark_integration.lookup.stored_operator import Key
 from holdfast.spark_integration.lookup.stored_query import opened_query, sequence_of
-from holdfast.spark_integration.processor.state.variables import KINDS, table_of
+from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state.operators import NotKnownError

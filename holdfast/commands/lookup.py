@@ -7,7 +7,7 @@ import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -29,17 +29,24 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa:
 _CELL_MAX = 200
 
 
+_TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
+
+
+def _checkpoint_dir(*, required: bool) -> Callable[[_Command], _Command]:
+    return click.option(
+        "--checkpoint-dir",
+        required=required,
+        metavar="URL",
+        envvar="HOLDFAST_CHECKPOINT_DIR",
+        help=f"The query's {PREFIX}checkpoint.dir.",
+    )
+
+
 def _on_query(command: _Command) -> _Command:
     for option in (
         on_storage,
-        click.option("--table", metavar="NAME", help="Only this state table, variable, or timers."),
-        click.option(
-            "--checkpoint-dir",
-            required=True,
-            metavar="URL",
-            envvar="HOLDFAST_CHECKPOINT_DIR",
-            help=f"The query's {PREFIX}checkpoint.dir.",
-        ),
+        _TABLE,
+        _checkpoint_dir(required=True),
     ):
         command = option(command)
     return command
@@ -119,32 +126,59 @@ def history(
 
 
 @click.command()
-@_on_query
-@_LOCATION
-@_OPERATOR
-@click.argument("before", type=click.IntRange(min=0))
-@click.argument("after", type=click.IntRange(min=0))
+@on_storage
+@_TABLE
+@_checkpoint_dir(required=False)
+@click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
 def diff(
-    location: str,
-    operator: str,
-    before: int,
-    after: int,
-    checkpoint_dir: str,
+    compared: tuple[str, ...],
+    checkpoint_dir: str | None,
     table: str | None,
     rows: int,
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show how an operator's state differs after the micro-batches BEFORE and AFTER.
+    """Show how state differs after two micro-batches, or in two savepoints.
 
-    Two savepoints are compared by holdfast savepoint diff.
+    LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation, its operator, and the numbers of two micro-batches.
+
+    A B: two savepoints, each as URL/NAME; as holdfast savepoint diff, which exits with 1 if they differ.
     """
+    if len(compared) == 2:
+        if table is not None:
+            raise click.UsageError("--table chooses a table of an operator: of savepoints all tables are compared")
+        from holdfast.commands.savepoint import compare_savepoints  # which look-ups do without
+
+        (url, name), (other_url, other) = map(_savepoint, compared)
+        compare_savepoints(url, name, other, rows, options, as_json, other_url=other_url)
+        return
+    if len(compared) != 4 or not (compared[2].isdecimal() and compared[3].isdecimal()):
+        raise click.UsageError(
+            "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
+        )
+    if not checkpoint_dir:
+        raise click.UsageError("Missing option '--checkpoint-dir': where the state of the query lies")
+    location, operator, before, after = compared
     with open_query(location, checkpoint_dir, named_options(options)) as query:
-        found = query.diff(operator, before, after, table=table, rows_each=rows)
+        found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
     if as_json:
         click.echo(json.dumps({"operator": operator, "tables": [_changes(one) for one in found]}, indent=2))
-        return
+    else:
+        _show_changes(found)
+
+
+def _savepoint(given: str) -> tuple[str, str]:
+    """Return the directory and the name of a savepoint."""
+    url, found, name = given.rstrip("/").rpartition("/")
+    if not found:
+        url = "."
+    if not name or url.endswith(":/"):
+        raise click.UsageError(f"a savepoint is URL/NAME, not {given!r}")
+    return url or "/", name
+
+
+def _show_changes(found: Iterable[TableChanges]) -> None:
     console = a_console()
     for one in found:
         console.print(

@@ -203,7 +203,21 @@ def verify(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None
 @click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="Show so many keys of each kind.")
 def diff(url: str, name: str, other: str, keys: int, options: tuple[str, ...], as_json: bool) -> None:
     """Show how the savepoint OTHER differs from NAME. The exit status is 1 if it does."""
-    facts, tables = savepoints.diff(url, name, other, named_options(options), keys=keys)
+    compare_savepoints(url, name, other, keys, options, as_json)
+
+
+def compare_savepoints(
+    url: str,
+    name: str,
+    other: str,
+    keys: int,
+    options: tuple[str, ...],
+    as_json: bool,
+    *,
+    other_url: str | None = None,
+) -> None:
+    """Print how a savepoint differs from another one, and exit with 1 if it does."""
+    facts, tables = savepoints.diff(url, name, other, named_options(options), keys=keys, other_target=other_url)
     if as_json:
         found = {"facts": facts, "tables": [asdict(one) for one in tables]}
         click.echo(json.dumps(found, indent=2, default=str))

@@ -26,7 +26,7 @@ from holdfast.spark_integration.processor.declaring import PickledProcessor, dec
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.states import ProcessorStates
-from holdfast.spark_integration.processor.state.variables import Kind
+from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import ShardFunction
 from holdfast.spark_integration.shard.timeout import TimeMode

@@ -120,7 +120,10 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get("/<token>/")
     def index() -> str:
-        return render_template("overview.html", view=overview(site.directories))
+        view = overview(site)
+        # Whoever waits for a query need not ask for it to be followed.
+        follows = request.args.get("follow", "1" if view.awaited else "0") == "1"
+        return render_template("overview.html", view=view, follows=follows)
 
     @app.get(f"{page}/")
     def operator(place: int, operator: str) -> str:
@@ -168,7 +171,7 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
         directory, dated = _survey_of(site, place)
         found = dated.survey.operator(operator)
         check, first = _choice("check", ("gc", "verify")), _number("first", 0)
-        view = upkeep(directory.storage, directory.executor, found, check, first, now_ms())
+        view = upkeep(directory.storage, directory.executor, found, check, first, now_ms(), monotonic_ms)
         return render_template("upkeep.html", directory=directory, dated=dated, operator=found, view=view)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from holdfast import clock
 from holdfast.commands.target import a_console, named_options, storage_option
 from holdfast.errors import InvalidArgumentError
+from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, open_site
 
 PORT = 4880
@@ -37,6 +38,12 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     metavar="PATH",
     help="What queries on this machine set as spark.holdfast.local.dir: their last micro-batches are shown live.",
 )
+@click.option(
+    "--checkpoint-dir",
+    metavar="URL",
+    envvar="HOLDFAST_CHECKPOINT_DIR",
+    help=f"The queries' {PREFIX}checkpoint.dir, where no LOCATION is such a directory.",
+)
 @storage_option
 def ui(
     locations: tuple[str, ...],
@@ -44,22 +51,34 @@ def ui(
     port: int,
     also: tuple[str, ...],
     local_dir: str | None,
+    checkpoint_dir: str | None,
     options: tuple[str, ...],
 ) -> None:
     """Show state as a web page, read-only, on this machine.
 
     LOCATION is a checkpoint directory, as in spark.holdfast.checkpoint.dir, or the checkpointLocation of a query whose
-    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running.
+    state lies in such a directory: name both to see rows and keys, and to go back in time. Queries may be running, and
+    what is still empty is shown once a query has committed to it.
     """
     with ExitStack() as stack:
         requests, surveys = (
             stack.enter_context(ThreadPoolExecutor(many, f"holdfast-{name}"))
-            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", len(locations)))
+            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", len(locations) + 1))
         )
         console = Console(stderr=True)
         # What is wrong with a location is better told here than on a page.
         with console.status("listing …") if console.is_terminal else ExitStack():
-            site = open_site(locations, named_options(options), requests, surveys, stack, local_dir=local_dir)
+            site = open_site(
+                locations,
+                named_options(options),
+                requests,
+                surveys,
+                stack,
+                checkpoint_dir=checkpoint_dir,
+                local_dir=local_dir,
+            )
+        for one in site.awaited():
+            console.print(f"awaited: {one.location}: {one.what}", soft_wrap=True, markup=False)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)

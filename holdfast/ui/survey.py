@@ -7,6 +7,7 @@ made. Nothing is listed while nobody asks.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, wait
@@ -17,7 +18,7 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.decisions import StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, OperatorListing, list_checkpoint
+from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, OperatorListing, list_begun
 from holdfast.ui.stored_objects import StoredObjects
 
 SHOWN_MS = 3_000
@@ -26,6 +27,7 @@ _REST = 10
 #: How long somebody who asks waits for a newer one.
 _PATIENCE_S = 2.0
 TROUBLES_MAX = 20
+_METADATA_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,23 @@ class Survey:
     operators : mapping of str to OperatorSurvey
     sinks : tuple of StoredSink
     unknown : int
-        Objects that belong to no operator.
+        Objects that belong to no operator, not even to one without a record.
     without_record : tuple of str
         Folders with shards, but without an operator record.
+    is_query : bool
+        Whether it is Spark's checkpoint location of a query, and no checkpoint directory.
     """
 
     operators: Mapping[str, OperatorSurvey]
     sinks: tuple[StoredSink, ...]
     unknown: int
     without_record: tuple[str, ...]
+    is_query: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no operator and no sink has stored anything there."""
+        return not (self.is_query or self.operators or self.sinks or self.without_record)
 
     def operator(self, name: str) -> OperatorSurvey:
         """Return an operator.
@@ -103,7 +113,7 @@ class Survey:
 
 
 def survey(storage: ObjectStorage) -> Survey:
-    """List a checkpoint directory.
+    """List a checkpoint directory, perhaps an empty one; or tell that it is a query's checkpoint location.
 
     Raises
     ------
@@ -112,12 +122,24 @@ def survey(storage: ObjectStorage) -> Survey:
 
     Notes
     -----
-    Cost: one listing, and one small request for each operator. Memory: while it lists, about 1 KB an object; then 33
-    bytes.
+    Cost: one listing, and one small request for each operator and another one. Memory: while it lists, about 1 KB an
+    object; then 33 bytes.
     """
-    listing = list_checkpoint(storage)
+    if _is_query(storage):
+        return Survey({}, (), 0, (), is_query=True)
+    listing = list_begun(storage)
     without_record = tuple(listing.without_record())
-    return Survey(_surveyed(storage, listing), listing.sinks, len(listing.unknown), without_record)
+    foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
+    return Survey(_surveyed(storage, listing), listing.sinks, foreign, without_record)
+
+
+def _is_query(storage: ObjectStorage) -> bool:
+    """Tell whether a directory is Spark's checkpoint location of a query, which says the query's id."""
+    try:
+        found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
+    except (NotFoundError, CorruptionError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and isinstance(found.get("id"), str)
 
 
 def _surveyed(storage: ObjectStorage, listing: CheckpointListing) -> dict[str, OperatorSurvey]:

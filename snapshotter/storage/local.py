@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.backends.block_io import read_at, write_at
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ClosedError, HoldfastError, NotFoundError
+from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.errors import delete_failure, translated
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
 from holdfast.snapshotter.storage.object_storage import (
@@ -106,6 +106,8 @@ class LocalStorage(ObjectStorage):
         """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = tuple(check_folder(prefix).split("/")[:-1])
         self._begin("list")
+        if os.path.isfile(self._root):  # else it would look like an empty one
+            raise InvalidArgumentError("this is a file: give a directory", storage=self.url)
         found: list[ObjectInfo] = []
         absent = suppress(FileNotFoundError, NotADirectoryError)
         with translated("list", self.url, prefix), absent, self._folder(folder) as at:

@@ -43,6 +43,8 @@ from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
 _RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
+#: What a query stores of an operator before its record.
+_BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|announced|schemas)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")
 
 
@@ -226,10 +228,31 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
         There is no operator, or none of this name; the message says what is there.
     """
     infos = storage.list(f"{operator}/" if operator else "")
-    names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}
-    sinks = stored_sinks(infos)
-    if not names and not sinks:
+    found = _listing(infos)
+    if not found.operators and not found.sinks:
         raise _nothing_found(storage, operator, infos)
+    return found
+
+
+def list_begun(storage: ObjectStorage) -> CheckpointListing:
+    """List a checkpoint directory in which no operator may have committed yet, or some are half-deleted.
+
+    Raises
+    ------
+    NotFoundError
+        It holds something, but nothing of holdfast's; the message says what is there.
+    """
+    infos = storage.list("")
+    found = _listing(infos)
+    is_inside = any(info.key == "operator" for info in found.unknown)  # one operator's directory was given
+    is_begun = not is_inside and any(_BEGUN.fullmatch(one.key) or _is_version(one) for one in found.unknown)
+    if found.unknown and not (found.operators or found.sinks or is_begun):
+        raise _nothing_found(storage, None, infos)
+    return found
+
+
+def _listing(infos: Collection[ObjectInfo]) -> CheckpointListing:
+    names = {info.key.removesuffix("/operator") for info in infos if info.key.count("/") == 1 and _is_record(info)}
     of_operator: dict[str, list[ObjectInfo]] = {name: [] for name in sorted(names)}
     unknown: list[ObjectInfo] = []
     rescaling: dict[str, list[ObjectInfo]] = {}
@@ -240,7 +263,7 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
         elif folder != QUERIES and parse_key(info.key) is None:
             of_operator.get(folder, unknown).append(info)
     found = {name: _operator(name, of_operator[name]) for name in of_operator}
-    return CheckpointListing(found, tuple(unknown), rescaling, sinks)
+    return CheckpointListing(found, tuple(unknown), rescaling, stored_sinks(infos))
 
 
 def _operator(name: str, infos: Iterable[ObjectInfo]) -> OperatorListing:

@@ -32,6 +32,13 @@ class QueryOperators:
         """Return the operators after a micro-batch, with all pointers; raises as `one`."""
         return [found for held in self._pointers.held(batch_id) for found in self._of(batch_id, held)]
 
+    def directories(self, batch_id: int) -> dict[str, str]:
+        """Return the directories that the pointers name, there or not, and the query of each; raises as `one`."""
+        by_name = [self._rows_by_name(held) for held in self._pointers.held(batch_id)]
+        return {
+            directory: rows[0].query for names in by_name for of in names.values() for directory, rows in of.items()
+        }
+
     def of_keys(self, name: str, keys: Sequence[Key], batch_id: int) -> StoredOperator:
         """Return an operator with the pointers of the shards of some keys, at least; raises as `one`."""
         record = self._readers.record(name)
@@ -41,13 +48,18 @@ class QueryOperators:
             hashes = keys_of(next(iter(shown.values())), grouping_of(shown), keys).hashes
             wanted = set(shards_of(hashes, record.shards).tolist())
             for held in self._pointers.of_shards(batch_id, wanted):
-                for found in self._of(batch_id, held):
-                    if found.name == name and found.shards == record.shards and wanted <= set(found.places):
+                for found in self._of(batch_id, held, name):
+                    if found.shards == record.shards and wanted <= set(found.places):
                         return found
         return self.one(name, batch_id)
 
-    def _of(self, batch_id: int, held: Held) -> list[StoredOperator]:
-        """Return the operators whose pointers one of Spark's holds: one, unless it has none yet."""
+    def _of(self, batch_id: int, held: Held, name: str | None = None) -> list[StoredOperator]:
+        """Return the operators whose pointers one of Spark's holds, or that of a name: one, unless it has none yet."""
+        by_name = self._rows_by_name(held)
+        return [self._operator(one, batch_id, held, by_name[one]) for one in sorted(by_name) if name in (None, one)]
+
+    def _rows_by_name(self, held: Held) -> dict[str, dict[str, list[PointerRow]]]:
+        """Return the pointers that one of Spark's operators holds, by operator and directory."""
         by_name: dict[str, dict[str, list[PointerRow]]] = {}
         for row in held.rows:
             if row.directory is None:
@@ -56,7 +68,7 @@ class QueryOperators:
                     location=self._pointers.url,
                 )
             by_name.setdefault(operator_of(row.directory) or "", {}).setdefault(row.directory, []).append(row)
-        return [self._operator(name, batch_id, held, pointers) for name, pointers in sorted(by_name.items())]
+        return by_name
 
     def _operator(
         self, name: str, batch_id: int, held: Held, pointers: Mapping[str, list[PointerRow]]
@@ -91,9 +103,8 @@ class QueryOperators:
             As of `QueryPointers.held`.
         """
         all_held = self._pointers.held(batch_id)
-        operators = [found for held in all_held for found in self._of(batch_id, held)]
-        for operator in operators:
-            if operator.name == name:
+        for held in all_held:
+            for operator in self._of(batch_id, held, name):
                 return operator
         for held in all_held:
             if not held.rows and (found := self._without_rows(name, batch_id, held)) is not None:
@@ -102,6 +113,6 @@ class QueryOperators:
             "the query's checkpoint location holds no pointers to state of such an operator: check its name, and that "
             "the operator has had rows",
             operator=name,
-            operators=", ".join(one.name for one in operators) or "none",
+            operators=", ".join(sorted({one for held in all_held for one in self._rows_by_name(held)})) or "none",
             location=self._pointers.url,
         )

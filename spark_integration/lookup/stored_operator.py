@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.backends.run import TableSchema
-from holdfast.spark_integration.processor.state.variables import grouping_columns, is_of_entry
+from holdfast.spark_integration.processor.state.variable_tables import grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.tables.key_timers import TIMERS
 

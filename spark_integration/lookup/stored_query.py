@@ -14,7 +14,6 @@ read for as long as the query could return to it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import HashArray
 from holdfast.backends.run import TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -33,12 +31,13 @@ from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.comparing import compare
 from holdfast.spark_integration.lookup.keys import keys_of
+from holdfast.spark_integration.lookup.pages import next_place, read_place
 from holdfast.spark_integration.lookup.query_operators import QueryOperators
 from holdfast.spark_integration.lookup.query_pointers import QueryPointers
 from holdfast.spark_integration.lookup.shard_readers import ShardReaders
 from holdfast.spark_integration.lookup.shown import as_table, same_rows
 from holdfast.spark_integration.lookup.stored_operator import Key, KeyVersion, Page, StoredOperator
-from holdfast.spark_integration.processor.state.variables import find_shown
+from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.transport.routes import shards_of
 
@@ -47,7 +46,6 @@ KEYS_MAX = 10_000
 _PAGE_ROWS_MAX = 100_000
 _THREADS = 16
 _ATTEMPTS = 4
-_PLACE = re.compile(r"([0-9a-f]{16})\+([0-9]{1,12})")
 _T = TypeVar("_T")
 _Gone = (NotFoundError, StateLostError, CorruptionError)
 
@@ -102,6 +100,17 @@ class StoredQuery:
             The micro-batch is not committed, or was purged; says which is the oldest one that can be read.
         """
         return self._operators.all(self._batch(batch_id).batch_id)
+
+    def directories(self) -> Mapping[str, str]:
+        """Return the operators' directories that the pointers name, and the query of each by the pointers.
+
+        A directory may not be there. Raises as `operators`.
+        """
+        return self._operators.directories(self._batch(None).batch_id)
+
+    def newest_planned(self) -> int | None:
+        """Return the micro-batch that Spark planned last, committed or not; None before the first one."""
+        return self._pointers.log.newest_planned()
 
     def operator(self, name: str, batch_id: int | None = None) -> StoredOperator:
         """Return one operator; raises as `operators`, and NotFoundError if there is none of this name."""
@@ -198,7 +207,7 @@ class StoredQuery:
         if type(shard) is not int or not 0 <= shard < found.shards:
             raise InvalidArgumentError("the operator has no such shard", shard=shard, shards=found.shards)
         name, places = find_shown(found.tables, table), found.places
-        first_hash, skipped = _read_place(after)
+        first_hash, skipped = read_place(after)
         if shard not in places or places[shard][1].pointer is None:
             return Page(as_table(found.tables[name], []), None)
         directory, row = places[shard]
@@ -208,7 +217,7 @@ class StoredQuery:
         runs = self._readers.first_rows(directory, row, stored, schema, first_hash, skipped + limit + 1)
         hashes = np.concatenate([run.hashes for run in runs])[skipped:] if runs else np.empty(0, np.uint64)
         rows = as_table(schema, runs).slice(skipped, limit)
-        return Page(rows, _next_place(hashes, limit, first_hash, skipped))
+        return Page(rows, next_place(hashes, limit, first_hash, skipped))
 
     def row_count(
         self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
@@ -348,22 +357,6 @@ def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
 def _is_gone(exc: BaseException) -> bool:
     """Tell whether an error says that something is not there any more, rather than that it is damaged."""
     return isinstance(exc, (NotFoundError, StateLostError)) or isinstance(exc.__cause__, NotFoundError)
-
-
-def _read_place(after: str | None) -> tuple[int, int]:
-    """Return the hash at which a page begins, and how many of its rows were shown before."""
-    found = _PLACE.fullmatch(after or f"{0:016x}+0")
-    if found is None:
-        raise InvalidArgumentError("no page ends there", after=ascii(after)[:80])
-    return int(found[1], 16), int(found[2])
-
-
-def _next_place(hashes: HashArray, limit: int, first_hash: int, skipped: int) -> str | None:
-    """Return where the page after so many rows begins; None if there are no more."""
-    if len(hashes) <= limit:
-        return None
-    shown = int((hashes[:limit] == hashes[limit]).sum())
-    return f"{int(hashes[limit]):016x}+{shown + (skipped if int(hashes[limit]) == first_hash else 0)}"
 
 
 def open_query(

@@ -20,7 +20,8 @@ from holdfast.spark_integration.processor.state.spark_errors import (
     state_error,
 )
 from holdfast.spark_integration.processor.state.timers import ProcessorTimers
-from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
+from holdfast.spark_integration.processor.state.variable_tables import Kind
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.spark_types import parse_struct
 from holdfast.spark_integration.tables.key_rows import LONGEST_TTL_MS

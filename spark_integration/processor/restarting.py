@@ -15,7 +15,8 @@ from holdfast.backends.evolution import key_changes, value_changes
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.spark_integration.processor.state.variables import KINDS, StateVariable, table_of
+from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.restarting import (

@@ -19,7 +19,7 @@ from holdfast.backends.schema import KEY_SIDE, VALUE_SIDE
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
 from holdfast.spark_integration.lookup.shown import shown_columns
-from holdfast.spark_integration.processor.state.variables import KINDS, table_of
+from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.timers import is_by_time

@@ -40,7 +40,7 @@ from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.processor.state.list_state import renumbered
-from holdfast.spark_integration.processor.state.variables import is_of_elements
+from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
 from holdfast.spark_integration.savepoints.migrating import Migration
 from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed, working_folder
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at

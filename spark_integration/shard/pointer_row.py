@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
-
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID, operator_of
@@ -34,9 +32,6 @@ POINTER_COLUMNS = {
 }
 """Types by name. Spark accepts no further column in an existing operator's state, so later formats use ``spare``."""
 POINTER_STATE = ", ".join(f"{name} {kind}" for name, kind in POINTER_COLUMNS.items())
-_TYPES = {"int": IntegerType, "string": StringType, "long": LongType, "binary": BinaryType}
-#: The same for a worker, which has no JVM to parse text.
-POINTER_SCHEMA = StructType([StructField(name, _TYPES[kind]()) for name, kind in POINTER_COLUMNS.items()])
 _MAX_SHARDS = 1 << 31
 
 

@@ -18,13 +18,10 @@ from __future__ import annotations
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.spark_state.compressed import decompressed
-from holdfast.spark_integration.spark_state.row_streams import Named, Rows, RowStream
-
-#: The largest file that is read, and the most that it may hold: pointers of a partition's shards.
-FILE_BYTES_MAX = 1 << 30
+from holdfast.spark_integration.spark_state.row_streams import Named, Rows, RowStream, require_few
 
 
-def read_rows(partition: ObjectStorage, at: Named, codec: str) -> Rows:
+def read_rows(partition: ObjectStorage, at: Named, codec: str, limit_bytes: int) -> Rows:
     """Return the rows of a version.
 
     Parameters
@@ -34,13 +31,15 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str) -> Rows:
     at : Named
         This store has no ids.
     codec : str
+    limit_bytes : int
+        How large each file may be, what it holds, and all rows.
 
     Raises
     ------
     NotFoundError
         A file is missing: Spark has purged the version, or has not made it yet.
     CorruptionError
-        A file is damaged.
+        A file is damaged, or too large.
     """
     found = {info.key for info in partition.list("")}
     first = at.version
@@ -48,17 +47,18 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str) -> Rows:
         first -= 1
     rows: Rows = {}
     if first > 0:
-        stream_of(partition, f"{first}.snapshot", codec).apply_to(rows)
+        stream_of(partition, f"{first}.snapshot", codec, limit_bytes).apply_to(rows)
     for number in range(first + 1, at.version + 1):
-        stream_of(partition, f"{number}.delta", codec).apply_to(rows)
+        stream_of(partition, f"{number}.delta", codec, limit_bytes).apply_to(rows)
+        require_few(rows, limit_bytes, partition.url)
     return rows
 
 
-def stream_of(partition: ObjectStorage, name: str, codec: str) -> RowStream:
+def stream_of(partition: ObjectStorage, name: str, codec: str, limit_bytes: int) -> RowStream:
     """Return what stands in a file; raises NotFoundError if Spark has purged it."""
     source = f"{partition.url}/{name}"
     try:
-        data = partition.get(name, FILE_BYTES_MAX)
+        data = partition.get(name, limit_bytes)
     except NotFoundError as exc:
         raise NotFoundError("Spark has purged this version of its state, or has not made it", file=source) from exc
-    return RowStream(decompressed(data, codec, FILE_BYTES_MAX, source), source)
+    return RowStream(decompressed(data, codec, limit_bytes, source), source, limit_bytes)

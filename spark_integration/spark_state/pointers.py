@@ -14,8 +14,10 @@ Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +45,14 @@ _PREFIX = "spark.sql.streaming.stateStore."
 _FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 _ENCODING = b"\0"
+#: Of a partition that is read alone: the largest file, what it may hold, and all rows: pointers of some shards.
+FILE_BYTES_MAX = 1 << 30
+#: The same of one that is read beside others, so that all of them have about as much together.
+PART_BYTES_MAX = 64 << 20
+#: All pointers of an operator, with the commits that they carry.
+KEPT_BYTES_MAX = 4 << 30
+#: Whoever reads a large one.
+_ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,15 @@ class StateStores:
                 raise NotKnownError(f"state written with {_PREFIX}{name}={given[:80]}")
         return cls(batch.batch_id + 1, provider.removeprefix(_PACKAGE), codec, _unique_ids(batch))
 
-    def read(self, location: ObjectStorage, operator: int, partition: int, family: str | None) -> Rows:
+    def read(
+        self, location: ObjectStorage, operator: int, partition: int, family: str | None, limit_bytes: int
+    ) -> Rows:
         """Return the rows of a partition, without the byte of their encoding.
+
+        Parameters
+        ----------
+        limit_bytes : int
+            How large the files may be, what they hold, and the rows.
 
         Raises
         ------
@@ -104,8 +121,8 @@ class StateStores:
             raise CorruptionError(f"{location.url}/commits names no state of a partition", partition=partition)
         at = Named(self.version, ids[partition] if ids is not None else None)
         if self.provider == _FILES:
-            return delta_files.read_rows(folder, at, self.codec)
-        rows = rocksdb_files.read_rows(folder, at, self.codec, family)
+            return delta_files.read_rows(folder, at, self.codec, limit_bytes)
+        rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes)
         if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
             raise NotKnownError(f"rows of another encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
@@ -158,14 +175,36 @@ def read_pointers(
         family = POINTER_VARIABLE
     else:
         return None
-    wanted: Iterable[int] = range(operator.partitions) if partitions is None else partitions
+    wanted = range(operator.partitions) if partitions is None else partitions
     read = partial(stores.read, location, operator.number, family=family)
     source = f"the state of operator {operator.number} in {location.url}"
-    return [
-        PointerRow.read(_pointer(memoryview(value), family is None, source))
-        for rows in executor.map(read, wanted)
-        for value in rows.values()
-    ]
+    left_bytes = KEPT_BYTES_MAX
+    pointers = []
+    for rows in _each(read, wanted, executor):
+        pointers += [PointerRow.read(_pointer(memoryview(value), family is None, source)) for value in rows.values()]
+        left_bytes -= sum(map(len, rows.values()))
+        if left_bytes < 0:
+            raise CorruptionError(f"{source} holds more than Spark would have stored there", limit_bytes=KEPT_BYTES_MAX)
+    return pointers
+
+
+def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Executor) -> Iterator[Rows]:
+    """Yield the rows of partitions that are read side by side; of one that is large for that, when it is alone."""
+
+    def read_small(partition: int) -> Rows | None:
+        try:
+            return read(partition, limit_bytes=PART_BYTES_MAX)
+        except CorruptionError:
+            return None  # larger, or damaged: which is told when it is read again
+
+    found = executor.map(read_small, partitions) if len(partitions) > 1 else itertools.repeat(None)
+    for partition, small in zip(partitions, found, strict=False):
+        if small is not None:
+            yield small
+        else:
+            with _ALONE:
+                large = read(partition, limit_bytes=FILE_BYTES_MAX)
+            yield large
 
 
 def _pointer(value: memoryview, is_of_group: bool, source: str) -> tuple[object, ...]:

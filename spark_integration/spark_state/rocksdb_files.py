@@ -35,8 +35,8 @@ from rocksdict import AccessType, Options, Rdict
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.spark_state.delta_files import FILE_BYTES_MAX, stream_of
-from holdfast.spark_integration.spark_state.row_streams import Named, Rows
+from holdfast.spark_integration.spark_state.delta_files import stream_of
+from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few
 
 _METADATA, _METADATA_BEGIN = "metadata", b"v1\n"
 #: Names of files in a database, and of tables where Spark stores them: no other ones are made or read.
@@ -50,7 +50,7 @@ _NO_ARCHIVE = (
 )
 
 
-def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | None) -> Rows:
+def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | None, limit_bytes: int) -> Rows:
     """Return the rows of a version.
 
     Parameters
@@ -63,6 +63,8 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
     family : str or None
         The family of columns whose rows are wanted, under their keys without its number; None: all rows, of a store
         that has no families.
+    limit_bytes : int
+        How large a database may be, each changelog, what they hold, and all rows.
 
     Raises
     ------
@@ -72,14 +74,17 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
         A file is damaged.
     """
     found = {info.key for info in partition.list("")}
-    base, changes = _begin(partition, at, codec, found)
-    rows, families = _database(partition, base) if base is not None else ({}, {})
+    base, changes = _begin(partition, at, codec, found, limit_bytes)
+    rows, families = _database(partition, base, limit_bytes) if base is not None else ({}, {})
     for change in changes:
-        stream_of(partition, f"{change}.changelog", codec).apply_changelog_to(rows)
+        stream_of(partition, f"{change}.changelog", codec, limit_bytes).apply_changelog_to(rows)
+        require_few(rows, limit_bytes, partition.url)
     return rows if family is None else _of_family(rows, families.get(family))
 
 
-def _begin(partition: ObjectStorage, at: Named, codec: str, found: set[str]) -> tuple[Named | None, list[Named]]:
+def _begin(
+    partition: ObjectStorage, at: Named, codec: str, found: set[str], limit_bytes: int
+) -> tuple[Named | None, list[Named]]:
     """Return the database to begin with, None for an empty one, and what has changed since, oldest first."""
     if f"{at}.zip" in found or at.version == 0:
         return (at if at.version else None), []
@@ -87,7 +92,7 @@ def _begin(partition: ObjectStorage, at: Named, codec: str, found: set[str]) -> 
     if at.unique_id is None:
         before = (Named(number) for number in range(at.version - 1, -1, -1))
     else:
-        before = reversed(stream_of(partition, f"{at}.changelog", codec).lineage())
+        before = reversed(stream_of(partition, f"{at}.changelog", codec, limit_bytes).lineage())
     changes = [at]
     for older in before:
         if f"{older}.zip" in found:
@@ -107,12 +112,13 @@ def _of_family(rows: Rows, number: int | None) -> Rows:
     return {key[len(prefix) :]: value for key, value in rows.items() if prefix and key.startswith(prefix)}
 
 
-def _database(partition: ObjectStorage, at: Named) -> tuple[Rows, dict[str, int]]:
+def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:
     """Return the rows of a database, and the numbers of its families."""
     source = f"{partition.url}/{at}.zip"
     with tempfile.TemporaryDirectory(prefix="holdfast-spark-state-") as folder:
-        tables, families = _unpack(bytes(partition.get(f"{at}.zip", FILE_BYTES_MAX)), Path(folder), source)
-        left_bytes = FILE_BYTES_MAX
+        archive = bytes(partition.get(f"{at}.zip", limit_bytes))
+        tables, families = _unpack(archive, Path(folder), source, limit_bytes)
+        left_bytes = limit_bytes
         for local, stored in tables.items():
             try:
                 data = partition.get(f"SSTs/{stored}", left_bytes)
@@ -120,10 +126,10 @@ def _database(partition: ObjectStorage, at: Named) -> tuple[Rows, dict[str, int]
                 raise NotFoundError("Spark has purged this version of its state", file=source, table=stored) from exc
             left_bytes -= len(data)
             Path(folder, local).write_bytes(data)
-        return _rows_of(folder, source), families
+        return _rows_of(folder, source, limit_bytes), families
 
 
-def _rows_of(folder: str, source: str) -> Rows:
+def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:
     options = Options(raw_mode=True)
     try:
         database = Rdict(folder, options, {"default": options}, AccessType.read_only())
@@ -131,14 +137,14 @@ def _rows_of(folder: str, source: str) -> Rows:
             following = database.iter()
             following.seek_to_first()
             rows: Rows = {}
-            left_bytes = FILE_BYTES_MAX
+            left_bytes = limit_bytes
             while following.valid():
                 key, value = following.key(), following.value()
                 rows[key] = value
-                left_bytes -= len(key) + len(value)
+                left_bytes -= max(len(key) + len(value), ROW_BYTES)
                 if left_bytes < 0:
                     raise CorruptionError(
-                        f"{source} holds more than Spark would have stored there", limit_bytes=FILE_BYTES_MAX
+                        f"{source} holds more than Spark would have stored there", limit_bytes=limit_bytes
                     )
                 following.next()
             following.status()
@@ -152,11 +158,11 @@ def _rows_of(folder: str, source: str) -> Rows:
         raise CorruptionError(f"{source} holds no readable database: {exc}") from exc
 
 
-def _unpack(data: bytes, folder: Path, source: str) -> tuple[dict[str, str], dict[str, int]]:
+def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[dict[str, str], dict[str, int]]:
     """Write the files of a ZIP archive that make a database; return its tables and the numbers of its families."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > FILE_BYTES_MAX:
+            if sum(info.file_size for info in archive.infolist()) > limit_bytes:
                 raise ValueError("it holds more than Spark would have stored")
             for info in archive.infolist():
                 if _IN_ZIP.fullmatch(info.filename):

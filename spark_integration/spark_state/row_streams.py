@@ -29,6 +29,8 @@ Rows = dict[bytes, bytes]
 """Keys and values of a store, as it has them."""
 
 _SIZE, _TEXT_SIZE = struct.Struct(">i"), struct.Struct(">H")
+#: A pointer and its key have about 200; a row of Python's takes as much, however small it is.
+ROW_BYTES = 200
 _NONE = -1
 _END, _PUT, _DELETE = 0x00, 0x01, 0x10
 _UNIQUE_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -58,10 +60,13 @@ class RowStream:
     data : bytes
     source : str
         What to call the file in an error.
+    limit_bytes : int
+        See `require_few`.
     """
 
-    def __init__(self, data: bytes, source: str) -> None:
+    def __init__(self, data: bytes, source: str, limit_bytes: int) -> None:
         self._data, self._at, self._source = memoryview(data), 0, source
+        self._rows_max = limit_bytes // ROW_BYTES
 
     def apply_to(self, rows: Rows) -> None:
         """Read rows to the end of the file, and change `rows` accordingly; raises `CorruptionError`."""
@@ -89,6 +94,8 @@ class RowStream:
             rows.pop(key, None)
         else:
             rows[key] = self._bytes(size)
+            if len(rows) > self._rows_max:
+                raise _too_much(self._source, rows=len(rows))
 
     def _head(self) -> tuple[int, list[Named]]:
         """Return the number of a changelog's format, and its lineage, if it has one."""
@@ -114,6 +121,17 @@ class RowStream:
             raise CorruptionError(f"{self._source} is cut off, or damaged", offset=self._at, size_bytes=size)
         self._at += size
         return bytes(self._data[self._at - size : self._at])
+
+
+def require_few(rows: Rows, limit_bytes: int, source: str) -> None:
+    """Check what all files of a version have made; raises CorruptionError if it is more than `limit_bytes`."""
+    size_bytes = sum(len(key) + len(value) for key, value in rows.items())
+    if size_bytes > limit_bytes:
+        raise _too_much(source, limit_bytes=limit_bytes)
+
+
+def _too_much(source: str, **facts: int) -> CorruptionError:
+    return CorruptionError(f"{source} holds more than Spark would have stored there", **facts)
 
 
 def _named(item: Any) -> Named:

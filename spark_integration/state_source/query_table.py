@@ -30,7 +30,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.stored_reads import ReadShard, StoredRead, fetch_read
 from holdfast.snapshotter.version_rows import read_tables
 from holdfast.spark_integration.executor.local_dirs import choose_root
-from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns
+from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.task_storage import io_executor, local_dir_of_session
 from holdfast.spark_integration.state_source.options import Place, ReadOptions

@@ -10,7 +10,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import read_savepoint, savepoint_folder
-from holdfast.spark_integration.processor.state.variables import find_shown, grouping_columns
+from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.state_source.options import Place, ReadOptions
 from holdfast.spark_integration.state_source.table import (

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.spark_integration.transport.routes import route_column
+from holdfast.spark_integration.transport.route_columns import route_column
 from holdfast.spark_integration.transport.transport import ROUTE, EventTime, quoted
 
 _AS_THEY_ARE = (BinaryType, DecimalType)

@@ -20,6 +20,8 @@ from tests.spark_classes import FILE_MANAGERS
 
 OPERATOR = "totals"
 DAEMON = "tests.spark_daemon"
+# What the last driver knew at its end of its micro-batches: their rows, by number.
+METRICS = "metrics.json"
 # A key's state is deleted when it has seen so many rows.
 ROWS_MAX = 40
 
@@ -35,6 +37,8 @@ class Job:
     master: str = "local[2,4]"
     # Whether `spark.holdfast.local.dir` names a folder; else local state lies where an executor has its own files.
     names_local_dir: bool = True
+    # Where state servers answer Prometheus; if it is set, the query's progress has metrics as well.
+    metrics_port: int = 0
 
     @property
     def path(self) -> Path:
@@ -71,6 +75,9 @@ def start_spark(job: Job) -> SparkSession:
     }
     if job.names_local_dir:
         settings["spark.holdfast.local.dir"] = str(job.path / "local")
+    if job.metrics_port:
+        settings["spark.holdfast.metrics.port"] = str(job.metrics_port)
+        settings["spark.holdfast.metrics.inProgress"] = "true"
     builder = SparkSession.builder.master(job.master).appName("to be killed")
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -107,7 +114,11 @@ def main() -> None:
         rows.write.mode("overwrite").parquet(str(job.path / "output" / f"batch={batch_id}"))
 
     writer = totals.writeStream.foreachBatch(write).outputMode("update").trigger(availableNow=True)
-    writer.option("checkpointLocation", str(job.path / "query")).start().awaitTermination()
+    query = writer.option("checkpointLocation", str(job.path / "query")).start()
+    query.awaitTermination()
+    if job.metrics_port:
+        rows = {row["batchId"]: row["rows"] for row in holdfast.metrics(query).collect()}
+        (job.path / METRICS).write_text(json.dumps(rows))
     spark.stop()
 
 

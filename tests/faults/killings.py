@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -280,8 +280,16 @@ def micro_batches(folder: Path) -> list[MicroBatch]:
     return batches
 
 
-def expected(batches: list[MicroBatch]) -> tuple[State, Output]:
-    """Compute, one row after the other, the state at the end and what each micro-batch returns."""
+def expected(
+    batches: list[MicroBatch], after_each: Callable[[int, State], None] = lambda _number, _state: None
+) -> tuple[State, Output]:
+    """Compute, one row after the other, the state at the end and what each micro-batch returns.
+
+    Parameters
+    ----------
+    after_each : callable
+        Is shown the state after each micro-batch.
+    """
     state: State = {}
     output: Output = {}
     for number, batch in enumerate(batches):
@@ -295,6 +303,7 @@ def expected(batches: list[MicroBatch]) -> tuple[State, Output]:
                 state.pop(key, None)
             else:
                 state[key] = values
+        after_each(number, state)
     return state, output
 
 

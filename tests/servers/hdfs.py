@@ -65,7 +65,7 @@ class Hdfs:
         self._java = java_home / "bin" / "java"
         self._classes = downloads.hadoop()
         self._port, self._http_port = free_ports(2)
-        self._datanode_address = ""
+        self._datanode_address = self._datanode_web = ""
         self.address = ("127.0.0.1", self._port)
         self.url = f"hdfs://127.0.0.1:{self._port}"
         self.namenode: Program
@@ -94,7 +94,7 @@ class Hdfs:
     def start_datanode(self) -> None:
         # New ports, so that `wait` tells the new process from the dead one, which the NameNode believes alive.
         data, ipc, http_port = (f"127.0.0.1:{port}" for port in free_ports(3))
-        self._datanode_address = data
+        self._datanode_address, self._datanode_web = data, http_port
         settings = {
             "dfs.datanode.data.dir": f"file://{self.folder}/data",
             "dfs.datanode.address": data,
@@ -144,6 +144,12 @@ class Hdfs:
             return {s.path: s.length for s in self.client().list_status(path, True) if not s.isdir}
         except FileNotFoundError:
             return {}
+
+    def bytes_read(self) -> int:
+        """Return how many bytes the DataNode has sent since it was started."""
+        answer = answer_of(f"http://{self._datanode_web}/jmx?qry=Hadoop:service=DataNode,name=DataNodeActivity-*")
+        assert answer is not None
+        return int(json.loads(answer)["beans"][0]["BytesRead"])
 
     def _run(self, name: str, main: str, *arguments: str, settings: Mapping[str, str] | None = None) -> Program:
         own = {

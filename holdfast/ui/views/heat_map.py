@@ -262,5 +262,5 @@ def _sentence(measure: Measure, values: Column, median: float) -> str:
     by = f", {times(greatest / median)} the median of {measure.text(median)}" if median else ", and most have none"
     tenth = -(-len(values) // 10)
     share = percent(int(values[:tenth].sum()) / int(values.sum()))
-    held = f" The first {count(tenth)} of {count(len(values))} hold {share} of all." if measure.is_sum else ""
-    return f"The greatest has {measure.text(greatest)}{by}.{held}"
+    held = f" The largest {count(tenth)} of {count(len(values))} hold {share} of all." if measure.is_sum else ""
+    return f"The largest has {measure.text(greatest)}{by}.{held}"

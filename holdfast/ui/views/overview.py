@@ -13,7 +13,7 @@ from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.ui.site import Directory, NamedQuery
+from holdfast.ui.site import Awaited, NamedQuery, Site
 from holdfast.ui.survey import Dated, OperatorSurvey
 from holdfast.ui.words import count, duration, percent, size, times
 
@@ -120,6 +120,7 @@ class Overview:
 
     directories: list[ShownDirectory]
     answers: list[Answer]
+    awaited: list[Awaited]
 
     @property
     def taken_ms(self) -> int | None:
@@ -127,17 +128,22 @@ class Overview:
         return min((d.dated.taken_ms for d in self.directories if d.dated), default=None)
 
 
-def overview(directories: Iterable[Directory]) -> Overview:
-    """Return the first view of some directories."""
-    shown, found = [], []
-    for directory in directories:
+def overview(site: Site) -> Overview:
+    """Return the first view of all that was named."""
+    shown: list[ShownDirectory] = []
+    found: list[tuple[int, OperatorSurvey]] = []
+    lost: list[str] = []
+    for directory in site.directories():
         try:
             dated = directory.surveyor.latest()
         except HoldfastError as exc:
             shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), exc))
             continue
+        if dated.survey.is_empty and dated.error is None:
+            continue  # it is awaited
         operators = [(directory.place, one) for one in dated.survey.operators.values()]
         found += operators
+        lost += dated.survey.without_record
         whole = sum(one.stored_bytes for _, one in operators)
         rows = sorted((_row(place, one, whole) for place, one in operators), key=lambda row: -row.stored_bytes)
         shown.append(
@@ -152,7 +158,7 @@ def overview(directories: Iterable[Directory]) -> Overview:
                 len(rows),
             )
         )
-    return Overview(shown, _answers(found) if found else [])
+    return Overview(shown, _answers(found, lost) if found else [], site.awaited())
 
 
 def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
@@ -201,8 +207,8 @@ def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:
     )
 
 
-def _answers(found: list[tuple[int, OperatorSurvey]]) -> list[Answer]:
-    return [_biggest(found), _hottest(found), _behind(found), _failing(found)]
+def _answers(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> list[Answer]:
+    return [_biggest(found), _hottest(found), _behind(found), _failing(found, lost)]
 
 
 def _biggest(found: list[tuple[int, OperatorSurvey]]) -> Answer:
@@ -246,13 +252,16 @@ def _behind(found: list[tuple[int, OperatorSurvey]]) -> Answer:
     return Answer(question, "No", f"At most {far}", "good", Place(place, operator.name, shard))
 
 
-def _failing(found: list[tuple[int, OperatorSurvey]]) -> Answer:
+def _failing(found: list[tuple[int, OperatorSurvey]], lost: list[str]) -> Answer:
     question = "Does anything fail?"
     unreadable = [(place, o) for place, o in found if isinstance(o.record, HoldfastError)]
     troubled = [(place, o) for place, o in found if o.trouble_count]
     if unreadable:
         place, operator = unreadable[0]
-        return Answer(question, "Yes", f"The record of {operator.name} is damaged", "bad", Place(place, operator.name))
+        detail = f"The record of {operator.name} cannot be read"
+        return Answer(question, "Yes", detail, "bad", Place(place, operator.name))
+    if lost:
+        return Answer(question, "Yes", f"The record of {lost[0]} is gone: its state cannot be used", "bad")
     if troubled:
         place, operator = max(troubled, key=lambda one: one[1].trouble_count)
         number = sum(o.trouble_count for _, o in troubled)

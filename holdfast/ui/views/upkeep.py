@@ -1,17 +1,19 @@
 """What ``holdfast gc`` and ``holdfast verify`` would say, some shards at a time; nothing is deleted or written.
 
 A page looks at `SHARDS_MAX` shards at most. To verify one is to read all of it: so a page reads `READ_BYTES_MAX` at
-most, and leaves larger shards to the command.
+most, for about `VERIFY_MS`, and leaves larger shards, and those that take longer, to the command.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, shard_prefix
@@ -26,9 +28,11 @@ from holdfast.ui.survey import OperatorSurvey
 
 SHARDS_MAX = 32
 READ_BYTES_MAX = 256 << 20
+VERIFY_MS = 8_000
 #: What gc keeps by default, whatever it is: 24 hours.
 GRACE_MS = 24 * 60 * 60_000
 _OBJECTS_SHOWN = 50
+_IN_TIME = f"in the {VERIFY_MS // 1000} s that a page takes"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Upkeep:
         Versions before the newest one that the query may return to.
     before, after : int or None
         With which shard the page before, and the next one, begin.
+    is_cut : bool
+        Whether time ended the page before it had all of its shards.
     """
 
     check: str
@@ -91,6 +97,7 @@ class Upkeep:
     retained: int
     before: int | None
     after: int | None
+    is_cut: bool
 
     @property
     def objects(self) -> int:
@@ -103,15 +110,33 @@ class Upkeep:
         return sum(row.size_bytes for row in self.rows)
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of all objects that were read."""
+        return sum(row.size_bytes for row in self.rows if not row.problem)
+
+    @property
     def problems(self) -> int:
         """Shards of which nothing can be said."""
         return sum(bool(row.problem) for row in self.rows)
 
 
 def upkeep(
-    storage: ObjectStorage, executor: Executor, operator: OperatorSurvey, check: str, first: int, now_ms: int
+    storage: ObjectStorage,
+    executor: Executor,
+    operator: OperatorSurvey,
+    check: str,
+    first: int,
+    now_ms: int,
+    monotonic_ms: Callable[[], int] = clock.monotonic_ms,
 ) -> Upkeep:
     """Return what a command would say of the shards from `first` on.
+
+    Parameters
+    ----------
+    now_ms : int
+        The time of the day, for the age of objects.
+    monotonic_ms : callable
+        As in `holdfast.clock`.
 
     Raises
     ------
@@ -134,12 +159,15 @@ def upkeep(
         leftovers = [leftover for _, found in planned for leftover in found][:_OBJECTS_SHOWN]
     else:
         # One after the other: each shard's objects are read side by side.
-        verified = [_verify(executor, retained, shard, folder) for shard, folder in zip(shards, folders, strict=True)]
+        verified = _verified(executor, retained, dict(zip(shards, folders, strict=True)), monotonic_ms)
         rows = [row for row, _ in verified]
         damages = [damage for _, found in verified for damage in found]
-    after = int(objects.shards[begin + chosen]) if begin + chosen < len(objects.shards) else None
+    end = begin + len(rows)
+    after = int(objects.shards[end]) if end < len(objects.shards) else None
     before = int(objects.shards[max(begin - SHARDS_MAX, 0)]) if begin and len(objects.shards) else None
-    return Upkeep(check, rows, leftovers, damages[:_OBJECTS_SHOWN], len(damages), retained, before, after)
+    return Upkeep(
+        check, rows, leftovers, damages[:_OBJECTS_SHOWN], len(damages), retained, before, after, len(rows) < len(shards)
+    )
 
 
 def _retained(storage: ObjectStorage, record: OperatorRecord) -> int:
@@ -171,14 +199,37 @@ def _plan(shard: int, folder: PrefixedStorage, *, retained: int, now_ms: int) ->
     return CheckedShard(shard, len(planned.delete), planned.delete_bytes, len(planned.keep)), leftovers
 
 
+def _verified(
+    executor: Executor, retained: int, folders: Mapping[int, PrefixedStorage], monotonic_ms: Callable[[], int]
+) -> list[tuple[CheckedShard, tuple[Damage, ...]]]:
+    """Return what was found of the first shards: of as many as there is time for, at least of one."""
+    until_ms = monotonic_ms() + VERIFY_MS
+    found: list[tuple[CheckedShard, tuple[Damage, ...]]] = []
+
+    def go_on(_size_bytes: int) -> None:
+        if monotonic_ms() >= until_ms:
+            raise TimeoutError
+
+    for shard, folder in folders.items():
+        try:
+            if found:
+                go_on(0)
+            found.append(_verify(executor, retained, shard, folder, go_on))
+        except TimeoutError:
+            if not found:  # else the next page begins with it
+                found.append((CheckedShard(shard, problem=f"not read {_IN_TIME}: holdfast verify reads it"), ()))
+            break
+    return found
+
+
 def _verify(
-    executor: Executor, retained: int, shard: int, folder: PrefixedStorage
+    executor: Executor, retained: int, shard: int, folder: PrefixedStorage, go_on: Callable[[int], None]
 ) -> tuple[CheckedShard, tuple[Damage, ...]]:
     listing = list_shard(folder)
     if _size(listing) > READ_BYTES_MAX:
         return CheckedShard(shard, 0, _size(listing), problem="too large for a page: holdfast verify reads it"), ()
     try:
-        report = verify_shard(folder, listing, executor, retained)
+        report = verify_shard(folder, listing, executor, retained, go_on)
     except NotFoundError as exc:  # it is being deleted
         return CheckedShard(shard, problem=str(exc)), ()
     return CheckedShard(shard, report.objects, report.size_bytes, report.versions), report.damages

@@ -71,24 +71,32 @@ def create_file(client: hdfs_native.Client, path: str) -> Any:
     return client.inner.create(path, hdfs_native.WriteOptions(overwrite=False))
 
 
-def read_file(client: hdfs_native.Client, attempt: Attempt, path: str, check_size: Callable[[int], None]) -> memoryview:
-    """Return a file's bytes, once its size was checked; raise NotFoundError where there is no such file."""
+def read_file(
+    client: hdfs_native.Client, attempt: Attempt, path: str, choose: Callable[[int], tuple[int, int]]
+) -> memoryview:
+    """Return some bytes of a file; raise NotFoundError where there is no such file.
+
+    Parameters
+    ----------
+    choose : callable
+        Is told the size, and returns where to begin and to end, or raises.
+    """
     try:
         reader = client.read(path)
     except (FileNotFoundError, RuntimeError) as exc:
         if _says_absent(exc):
             raise NotFoundError("no such file") from exc
         raise
-    size = len(reader)
-    check_size(size)
+    begin, end = choose(len(reader))
+    size = end - begin
     attempt.allow(size / MIN_RATE_BYTES_PER_SECOND)
     if size <= PIECE_BYTES:
-        return memoryview(reader.read_range(0, size))
+        return memoryview(reader.read_range(begin, size))
     data = bytearray(size)
     for start in range(0, size, PIECE_BYTES):
         attempt.check()
-        end = min(start + PIECE_BYTES, size)
-        data[start:end] = reader.read_range(start, end - start)
+        stop = min(start + PIECE_BYTES, size)
+        data[start:stop] = reader.read_range(begin + start, stop - start)
     if len(data) != size:
         raise UnavailableError("HDFS returned another size than it announced", received=len(data), size=size)
     return memoryview(data).toreadonly()

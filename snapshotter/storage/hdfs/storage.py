@@ -7,7 +7,8 @@
         .tmp-5f0c1d…            an unfinished write; after a crash it stays, and no list shows it
 
     put     create a temporary file that was not there, write, close, compare its size, rename without overwrite
-    get     open, which tells size and blocks, and read        list    one recursive listing, page by page
+    get     open, which tells size and blocks, and read all or a range
+    list    one recursive listing, page by page
     delete  one request a key
 
 The driver's own file objects are not used for writing: closing one publishes what was written so far, they close
@@ -61,7 +62,15 @@ from holdfast.snapshotter.storage.hdfs.calls import (
     read_file,
 )
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
-from holdfast.snapshotter.storage.object_storage import Action, ObjectInfo, ObjectStorage, flat_view, require_size
+from holdfast.snapshotter.storage.object_storage import (
+    Action,
+    ObjectInfo,
+    ObjectStorage,
+    check_range,
+    flat_view,
+    require_size,
+    whole_range,
+)
 from holdfast.snapshotter.storage.options import dotted
 
 if TYPE_CHECKING:
@@ -139,9 +148,24 @@ class HdfsStorage(ObjectStorage):
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
+
+        def whole(size: int) -> tuple[int, int]:
+            require_size(size, limit_bytes, key, self.url)
+            return 0, size
+
+        return self._read(key, whole)
+
+    def get_range(self, key: str, start: int, end: int) -> memoryview:
+        """Return a range of an object; see `ObjectStorage.get_range`."""
+        check_range(start, end)
+        data = self._read(key, lambda size: (min(start, size), min(end, size)))
+        return whole_range(data, start, end, key, self.url)
+
+    def _read(self, key: str, choose: Callable[[int], tuple[int, int]]) -> memoryview:
+        """Return some bytes of an object, which `choose` chooses by its size."""
         path = self._path(key)
         try:
-            data = self._perform("get", key, lambda client, attempt: self._read(client, attempt, path, limit_bytes))
+            data = self._perform("get", key, lambda client, attempt: read_file(client, attempt, path, choose))
         except NotFoundError as exc:
             raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
@@ -235,11 +259,6 @@ class HdfsStorage(ObjectStorage):
             self._clients.leave()
             raise
 
-    def _read(self, client: hdfs_native.Client, attempt: Attempt, path: str, limit_bytes: int) -> memoryview:
-        key = path.removeprefix(f"{self._root}/")
-        check_size = partial(require_size, limit_bytes=limit_bytes, key=key, url=self.url)
-        return read_file(client, attempt, path, check_size)
-
     def _put(self, client: hdfs_native.Client, attempt: Attempt, path: str, view: memoryview) -> None:
         temporary = f"{path.rpartition('/')[0]}/{TEMPORARY_PREFIX}{self._new_id()}"
         try:
@@ -261,8 +280,8 @@ class HdfsStorage(ObjectStorage):
         try:
             client.rename(temporary, path, False)
         except FileExistsError as exc:
-            size_bytes = client.get_file_info(path).length
-            if size_bytes != view.nbytes or self._read(client, attempt, path, size_bytes) != view:
+            size = view.nbytes
+            if client.get_file_info(path).length != size or _read_first(client, attempt, path, size) != view:
                 raise ConflictError(
                     "the key is taken by other bytes, and an object is written once: choose another key",
                     action="put",
@@ -278,6 +297,10 @@ class HdfsStorage(ObjectStorage):
                 client.delete(temporary, False)
                 return
             self._sleep_ms(_FIRST_PAUSE_MS)
+
+
+def _read_first(client: hdfs_native.Client, attempt: Attempt, path: str, size: int) -> memoryview:
+    return read_file(client, attempt, path, lambda found: (0, min(size, found)))
 
 
 def _is_temporary(path: str) -> bool:

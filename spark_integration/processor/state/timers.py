@@ -17,7 +17,7 @@ from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.slabs import SLAB_KEYS
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
-from holdfast.spark_integration.processor.state.variables import free_name
+from holdfast.spark_integration.processor.state.variable_tables import free_name
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE

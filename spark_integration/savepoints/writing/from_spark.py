@@ -38,7 +38,8 @@ from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.list_state import first_number
 from holdfast.spark_integration.processor.state.timers import timer_tables
-from holdfast.spark_integration.processor.state.variables import Kind, StateVariable
+from holdfast.spark_integration.processor.state.variable_tables import Kind
+from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.seeding import PARTITIONS

@@ -5,16 +5,21 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 from flask.testing import FlaskClient
 
 import holdfast
+from holdfast.errors import NotFoundError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.ui import survey
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.servers import downloads
 from tests.servers.programs import wait_until
 from tests.spark.conftest import Lab
+from tests.unit.holdfast.commands.checkpoint import put_record
 from tests.unit.holdfast.ui.serving import TOKEN, opened, served
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
@@ -175,6 +180,34 @@ def test_the_overview_says_where_the_query_is(page: FlaskClient) -> None:
     found = [row for row in cells(text) if len(row) == 5]
     assert [row[1] for row in found] == ["last committed micro-batch", "3"]
     assert found[1][3:] == ["4 micro-batches", "totals"]
+
+
+def test_it_is_opened_before_the_query_begins(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither place is there yet; once the query has committed, its rows are."""
+    monkeypatch.setattr(survey, "SHOWN_MS", 0)
+    monkeypatch.setattr(survey, "_REST", 0)
+    with opened(lab.folder / "query", lab.folder / "durable") as page:
+        assert "Nothing to show yet" in page.get(f"/{TOKEN}/").text
+        lab.feed([("ann", 7)])
+        lab.run(lab.totals())
+        text = page.get(f"/{TOKEN}/").text
+        assert "awaited" not in text
+        assert ">1 micro-batch<" in text
+        assert [row[:2] for row in cells(page.get(f"/{TOKEN}/1/totals/rows").text)[1:]] == [["ann", "1"]]
+
+
+def test_a_query_of_another_directory(query: Lab, tmp_path: Path) -> None:
+    """The wrong directory is refused, even with an operator of this name; with the right one it is shown."""
+    with open_storage(str(tmp_path / "other")) as storage:
+        put_record(storage, "totals")
+    with (
+        pytest.raises(NotFoundError, match="no checkpoint directory that was named holds the state of this query"),
+        opened(tmp_path / "other", query.folder / "query"),
+    ):
+        pass
+    with opened(tmp_path / "other", query.folder / "query", query.folder / "durable") as page:
+        assert page.get(f"/{TOKEN}/2/totals/?measure=rows").status_code == 200
+        assert page.get(f"/{TOKEN}/0/totals/?measure=rows").status_code == 400
 
 
 def test_what_is_lost_is_an_error(query: Lab, page: FlaskClient) -> None:

@@ -21,8 +21,10 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import At, VersionReader
 from holdfast.snapshotter.version_rows import read_tables
+from tests.servers.hdfs import Hdfs
 
 PREFIX = "totals/shard-0000"
 COUNTS = TableSchema.of(
@@ -171,9 +173,28 @@ def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: L
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_path: Path) -> None:
     """What is read follows the number of keys, not the size of the version."""
+    with LocalStorage(str(tmp_path / "durable")) as storage:
+        share = share_read(storage, backend, tmp_path)
+        assert share < (0.6 if backend == "filesystem" else 0.1), share  # a part has 8 MiB of these 75
+
+
+@pytest.mark.hdfs
+@pytest.mark.slow(15)
+def test_a_key_on_hdfs_reads_a_small_part_of_it(hdfs: Hdfs, tmp_path: Path) -> None:
+    """A range of a file comes without the rest of it: told by the DataNode, not by the client."""
+    with open_storage(f"{hdfs.url}/look-up", hdfs.options()) as storage:
+        before = hdfs.bytes_read()
+        share = share_read(storage, "rocksdb", tmp_path)
+        read = hdfs.bytes_read() - before
+        stored = sum(info.size_bytes for info in storage.list(""))
+    assert share < 0.1, share
+    assert 0 < read < 0.1 * stored, (read, stored)
+
+
+def share_read(storage: ObjectStorage, backend: str, tmp_path: Path) -> float:
+    """Store a version of 400,000 rows, look one up, and return which share of the version's bytes that took."""
     rows = 400_000
     with (
-        LocalStorage(str(tmp_path / "durable")) as storage,
         ThreadPoolExecutor(4) as executor,
         find_backend(backend)(tmp_path / "local", TABLES, new_id) as held,
     ):
@@ -194,9 +215,8 @@ def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_pa
         before = storage.requests["get_bytes"]
         (row,) = reader.find(newest, "counts", wanted).values.to_pylist()
         assert row == {"n": 123_456, "s": random[123_456]}
-        share = (storage.requests["get_bytes"] - before) / entry.content_bytes
-        assert share < (0.6 if backend == "filesystem" else 0.1), share  # a part has 8 MiB of these 75
         reader.close()
+        return (storage.requests["get_bytes"] - before) / entry.content_bytes
 
 
 def log_one(store: VersionedStore, pointer: Pointer) -> Pointer:

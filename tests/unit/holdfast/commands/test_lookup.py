@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -51,3 +53,13 @@ def test_csv_is_of_one_table() -> None:
 def test_a_key_is_printed_as_it_is_given() -> None:
     """So that one copied from an answer is found."""
     assert parse_key('{"k": "AP8="}') == json_value({"k": b"\0\xff"})
+
+
+def test_look_ups_import_no_spark() -> None:
+    """A third of the time of a process's first look-up; its Python is one of its own, where nothing is imported yet."""
+    program = (
+        "import sys, holdfast.commands.lookup, holdfast; holdfast.open_query; "
+        "print([name for name in ('pyspark', 'pandas', 'py4j') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

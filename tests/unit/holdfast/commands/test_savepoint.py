@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from holdfast.cli import group
 from holdfast.commands.savepoint import savepoint
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -104,3 +105,23 @@ def test_operators_of_spark_are_named_once(given: list[str]) -> None:
     found = CliRunner().invoke(savepoint, ["from-spark", "/nowhere", "--to", "/here", "--name", "one", *names])
     assert isinstance(found.exception, InvalidArgumentError)
     assert "NUMBER=NAME" in str(found.exception)
+
+
+def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: Path) -> None:
+    """``holdfast diff`` of two savepoints is what ``holdfast savepoint diff`` says, also of two directories."""
+    a_savepoint(target, "one")
+    a_savepoint(target, "same")
+    assert said("diff", f"{tmp_path}/one", f"{tmp_path}/same/") == invoke("diff", tmp_path, "one", "same").output
+    with open_storage(str(tmp_path / "elsewhere")) as other:
+        a_savepoint(other, "one")
+    assert "200" in said("diff", f"{tmp_path}/one", f"file://{tmp_path}/elsewhere/one")
+    assert "two savepoints as URL/NAME" in said("diff", tmp_path, "totals", "one", "same")
+    assert "two savepoints as URL/NAME" in said("diff", tmp_path, "one", "same")
+    assert "is URL/NAME" in said("diff", "s3://bucket", f"{tmp_path}/one")
+    assert "all tables are compared" in said("diff", f"{tmp_path}/one", f"{tmp_path}/same", "--table", "state")
+    assert "'--checkpoint-dir'" in said("diff", tmp_path, "totals", "4", "5")
+
+
+def said(*arguments: object) -> str:
+    """Return what the whole command line prints."""
+    return CliRunner().invoke(group, [str(one) for one in arguments]).output

@@ -57,22 +57,15 @@ def test_each_start_has_a_token_of_its_own(sample: Path, monkeypatch: pytest.Mon
 
 def test_a_directory_that_is_none(tmp_path: Path) -> None:
     """Before it serves, it says what is wrong with a location."""
-    assert "is empty or does not exist" in said(tmp_path / "nothing")
     (tmp_path / "file").write_text("hello")
     assert "holds no state of holdfast" in said(tmp_path)
-    assert "is empty or does not exist" in said(tmp_path / "file")
+    assert "this is a file: give a directory" in said(tmp_path / "file")
 
 
 def test_the_location_of_a_query_alone(tmp_path: Path) -> None:
     """Spark's checkpoint location holds pointers only: the error names what is missing."""
     (tmp_path / "metadata").write_text(json.dumps({"id": "0f1e2d3c-0000-4000-8000-000000000001"}))
     assert "name their checkpoint directory, too" in said(tmp_path)
-
-
-def test_the_location_of_another_query(tmp_path: Path, sample: Path) -> None:
-    """A query whose state is elsewhere is not shown with this directory's."""
-    (tmp_path / "metadata").write_text(json.dumps({"id": "0f1e2d3c-0000-4000-8000-000000000001"}))
-    assert str(tmp_path) in said(sample, tmp_path)
 
 
 def test_a_port_that_is_taken(sample: Path) -> None:

@@ -103,6 +103,19 @@ def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: 
         assert it.errors == []
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
+def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    """Whoever opens it too early reads what is awaited, and sees the operator come without a click."""
+    with served(tmp_path / "state") as address, shown(browser, address, width, scheme) as it:
+        assert "Nothing to show yet" in it.page.inner_text("main")
+        assert accessibility_findings(it.page) == []
+        assert it.page.evaluate("document.documentElement.scrollWidth") == width
+        with open_storage(str(tmp_path / "state")) as storage:
+            put_record(storage, "newcomer")
+        it.page.wait_for_selector("text=newcomer", timeout=20_000)
+        assert it.errors == []
+
+
 def test_links_lead_somewhere(browser: Browser, address: str) -> None:
     """Every link of the first views can be opened."""
     with shown(browser, address, DESKTOP) as it:

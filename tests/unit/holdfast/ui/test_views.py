@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.ui.survey import survey
+from holdfast.ui.views.upkeep import VERIFY_MS, upkeep
 from tests.unit.holdfast.commands.checkpoint import put_record
 from tests.unit.holdfast.ui import sample_state
 from tests.unit.holdfast.ui.conftest import TOKEN
@@ -65,8 +69,8 @@ def test_each_measure_has_a_map(page: FlaskClient, measure: str) -> None:
 def test_the_hot_shard_stands_out(page: FlaskClient) -> None:
     """The shard that was written most is first, with how many times the median it has."""
     shown = text(page, "0/totals/?measure=size")
-    assert re.search(r"by the median 3 [\d.]+ kB \d", shown)
-    assert re.search(r"The greatest has [\d.]+ kB, [\d.]+ times the median", shown)
+    assert re.search(r"against the median 3 [\d.]+ kB \d", shown)
+    assert re.search(r"The largest has [\d.]+ kB, [\d.]+ times the median", shown)
 
 
 def test_a_part_of_the_map_is_shown_alone(page: FlaskClient) -> None:
@@ -112,6 +116,29 @@ def test_what_verify_would_say(open_page: OpenPage, sample: Path, tmp_path: Path
     assert "all intact" in text(open_page(sample), "0/sessions/upkeep?check=verify")
 
 
+@pytest.mark.parametrize("object_ms", [200, 3 * VERIFY_MS])
+def test_verify_ends_in_time(object_ms: int, sample: Path) -> None:
+    """A page that has no time left names the shards that it has read, and the next page begins behind them."""
+    ticks = itertools.count(0, object_ms)
+    with open_storage(str(sample)) as storage, ThreadPoolExecutor(2) as executor:
+        operator = survey(storage).operator("totals")
+        view = upkeep(storage, executor, operator, "verify", 0, 0, lambda: next(ticks))
+    assert view.is_cut
+    assert view.after == view.rows[-1].shard + 1 == len(view.rows)
+    is_one_too_slow = object_ms > VERIFY_MS
+    assert view.problems == len(view.rows) * is_one_too_slow
+    assert bool(view.objects) != is_one_too_slow
+
+
+def test_a_page_that_read_nothing_says_so(open_page: OpenPage, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was read is not all intact."""
+    monkeypatch.setattr("holdfast.ui.views.upkeep.VERIFY_MS", 0)
+    shown = text(open_page(sample), "0/totals/upkeep?check=verify")
+    assert "Nothing of shard 0 was read." in shown
+    assert "intact" not in shown
+    assert "holdfast verify reads it" in shown
+
+
 def test_state_that_holds_markup_is_text(page: FlaskClient) -> None:
     """A script in an error that somebody else wrote is shown, not run; control characters are escapes."""
     shown = page.get(f"/{TOKEN}/0/totals/").text
@@ -149,7 +176,7 @@ def test_a_damaged_record_is_told(open_page: OpenPage, sample: Path, tmp_path: P
     root = shutil.copytree(sample, tmp_path / "state")
     (root / "totals/operator").write_bytes(b"no record")
     page = open_page(root)
-    assert "Does anything fail? Yes The record of totals is damaged" in text(page)
+    assert "Does anything fail? Yes The record of totals cannot be read" in text(page)
     assert "record cannot be read" in text(page, "0/totals/")
     text(page, "0/totals/upkeep", 500)
 
@@ -158,7 +185,7 @@ def test_one_directory_of_several_may_be_gone(open_page: OpenPage, sample: Path,
     """The others are shown, and the error says what is wrong with it."""
     shown = text(open_page(sample, tmp_path / "gone"))
     assert "Which operator is big? totals" in shown
-    assert "is empty or does not exist" in shown
+    assert "Empty, or it does not exist" in shown
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ import io
 import json
 import random
 import struct
+import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lz4.block
 import pytest
@@ -19,12 +23,24 @@ from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.spark_state import compressed, delta_files, rocksdb_files
 from holdfast.spark_integration.spark_state.compressed import decompressed
-from holdfast.spark_integration.spark_state.operators import NotKnownError
-from holdfast.spark_integration.spark_state.pointers import StateStores
+from holdfast.spark_integration.spark_state.operators import (
+    STATE_VARIABLES,
+    NotKnownError,
+    StateOperator,
+    StateOperators,
+)
+from holdfast.spark_integration.spark_state.pointers import (
+    FILE_BYTES_MAX,
+    PART_BYTES_MAX,
+    POINTER_VARIABLE,
+    StateStores,
+    read_pointers,
+)
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import Named, RowStream
 from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
 
+LIMIT = 1 << 20
 KEY, VALUE = b"\0" * 16, bytes(range(200))
 
 
@@ -61,15 +77,15 @@ def test_a_version_is_its_snapshot_and_the_changes_since(tmp_path: Path) -> None
     put(tmp_path, "2.snapshot", rows((b"b", b"1"), (b"c", b"2"), (b"", VALUE)))
     put(tmp_path, "3.delta", rows((b"c", b"3")))
     with LocalStorage(str(tmp_path)) as partition:
-        assert delta_files.read_rows(partition, Named(0), "lz4") == {}
-        assert delta_files.read_rows(partition, Named(1), "lz4") == {b"a": b"1", b"b": b"1"}
+        assert delta_files.read_rows(partition, Named(0), "lz4", LIMIT) == {}
+        assert delta_files.read_rows(partition, Named(1), "lz4", LIMIT) == {b"a": b"1", b"b": b"1"}
         wanted = {b"b": b"1", b"c": b"3", b"": VALUE}
-        assert delta_files.read_rows(partition, Named(3), "lz4") == wanted
+        assert delta_files.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
         (tmp_path / "1.delta").unlink()
-        assert delta_files.read_rows(partition, Named(3), "lz4") == wanted
+        assert delta_files.read_rows(partition, Named(3), "lz4", LIMIT) == wanted
         for version in (1, 4):
             with pytest.raises(NotFoundError, match="purged"):
-                delta_files.read_rows(partition, Named(version), "lz4")
+                delta_files.read_rows(partition, Named(version), "lz4", LIMIT)
 
 
 def database(folder: Path, name: str, content: Mapping[bytes, bytes], families: Mapping[str, int]) -> None:
@@ -114,19 +130,19 @@ def test_a_version_of_rocksdb_is_its_database_and_the_changes_since(tmp_path: Pa
     put(tmp_path, "3.changelog", rows((b"\2\0a", None), (b"\3\0y", b"?")))
     put(tmp_path, "4.changelog", V2 + rows((b"\2\0c", b"4"), (b"\2\0b", None), end=END, before=b"x"))
     with LocalStorage(str(tmp_path)) as partition:
-        assert rocksdb_files.read_rows(partition, Named(2), "lz4", "ours") == {b"a": b"1", b"b": b"1"}
-        assert rocksdb_files.read_rows(partition, Named(3), "lz4", "ours") == {b"b": b"1"}
-        assert rocksdb_files.read_rows(partition, Named(4), "lz4", "ours") == {b"c": b"4"}
-        assert len(rocksdb_files.read_rows(partition, Named(4), "lz4", None)) == 3
+        assert rocksdb_files.read_rows(partition, Named(2), "lz4", "ours", LIMIT) == {b"a": b"1", b"b": b"1"}
+        assert rocksdb_files.read_rows(partition, Named(3), "lz4", "ours", LIMIT) == {b"b": b"1"}
+        assert rocksdb_files.read_rows(partition, Named(4), "lz4", "ours", LIMIT) == {b"c": b"4"}
+        assert len(rocksdb_files.read_rows(partition, Named(4), "lz4", None, LIMIT)) == 3
         for version in (1, 5):
             with pytest.raises(NotFoundError, match="purged"):
-                rocksdb_files.read_rows(partition, Named(version), "lz4", "ours")
+                rocksdb_files.read_rows(partition, Named(version), "lz4", "ours", LIMIT)
     database(tmp_path, "7_aa", {b"\2\0a": b"7"}, {"ours": 2})
     put(tmp_path, "8_bb.changelog", lineage((7, "aa")) + rows((b"\2\0b", b"8"), end=END, before=b"x"))
     put(tmp_path, "8_zz.changelog", lineage((7, "aa")) + rows((b"\2\0b", b"dropped"), end=END, before=b"x"))
     put(tmp_path, "9_cc.changelog", lineage((7, "aa"), (8, "bb")) + rows((b"\2\0a", None), end=END, before=b"x"))
     with LocalStorage(str(tmp_path)) as partition:
-        assert rocksdb_files.read_rows(partition, Named(9, "cc"), "lz4", "ours") == {b"b": b"8"}
+        assert rocksdb_files.read_rows(partition, Named(9, "cc"), "lz4", "ours", LIMIT) == {b"b": b"8"}
 
 
 def test_what_is_cut_or_altered_is_an_error_and_nothing_else(tmp_path: Path) -> None:
@@ -134,7 +150,7 @@ def test_what_is_cut_or_altered_is_an_error_and_nothing_else(tmp_path: Path) -> 
     plain = rows((KEY, VALUE), (b"b", None), (b"c", VALUE * 3))
     whole, chance = lz4_blocks(plain), random.Random(5)
     right: dict[bytes, bytes] = {}
-    RowStream(decompressed(memoryview(whole), "lz4", 1 << 20, "f"), "f").apply_to(right)
+    RowStream(decompressed(memoryview(whole), "lz4", 1 << 20, "f"), "f", LIMIT).apply_to(right)
     assert right == {KEY: VALUE, b"c": VALUE * 3}
     for turn in range(1500):
         data = bytearray(whole)
@@ -144,7 +160,7 @@ def test_what_is_cut_or_altered_is_an_error_and_nothing_else(tmp_path: Path) -> 
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         found: dict[bytes, bytes] = {}
         try:
-            RowStream(decompressed(memoryview(data), "lz4", 1 << 20, "f"), "f").apply_to(found)
+            RowStream(decompressed(memoryview(data), "lz4", 1 << 20, "f"), "f", LIMIT).apply_to(found)
         except CorruptionError:
             continue
         assert found == right, turn
@@ -153,7 +169,7 @@ def test_what_is_cut_or_altered_is_an_error_and_nothing_else(tmp_path: Path) -> 
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         for read in (RowStream.apply_to, RowStream.apply_changelog_to):
             try:
-                read(RowStream(bytes(data), "f"), {})
+                read(RowStream(bytes(data), "f", LIMIT), {})
             except CorruptionError:
                 continue
 
@@ -168,16 +184,57 @@ def test_a_stream_that_claims_too_much_is_not_unpacked() -> None:
     assert {"lz4", "zstd"} == compressed.CODECS
 
 
-def test_a_database_that_grows_when_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_files_or_rows_are_too_much_together(tmp_path: Path) -> None:
+    """Each file is small enough; their rows together, or the Python objects of many tiny ones, are not."""
+    for number in range(1, 5):
+        put(tmp_path, f"{number}.delta", rows((b"%d" % number, bytes(400))))
+    with LocalStorage(str(tmp_path)) as partition:
+        assert len(delta_files.read_rows(partition, Named(2), "lz4", 1000)) == 2
+        with pytest.raises(CorruptionError, match="more than"):
+            delta_files.read_rows(partition, Named(4), "lz4", 1000)
+    tiny = rows(*((b"%d" % number, b"") for number in range(100)))
+    assert len(tiny) < 4000
+    with pytest.raises(CorruptionError, match="more than"):
+        RowStream(tiny, "f", 4000).apply_to({})
+
+
+def test_partitions_side_by_side_are_small(tmp_path: Path) -> None:
+    """A large partition is read again, with no other large one: hostile state takes the memory of one, not of all."""
+    large, limits, at_once = {3, 4, 5, 9}, [], []
+
+    def read(_location: object, _operator: int, partition: int, *, family: str, limit_bytes: int) -> dict[bytes, bytes]:
+        limits.append(limit_bytes)
+        if limit_bytes == PART_BYTES_MAX and partition in large:
+            raise CorruptionError("more than Spark would have stored")
+        if limit_bytes > PART_BYTES_MAX:
+            at_once.append(partition)
+            time.sleep(0.01)
+            assert at_once.pop() == partition
+            assert not at_once
+        return {}
+
+    operator = StateOperator(0, STATE_VARIABLES, 16, (POINTER_VARIABLE,))
+    stores: Any = SimpleNamespace(read=read)
+    with LocalStorage(str(tmp_path)) as location, ThreadPoolExecutor(16) as threads, ThreadPoolExecutor(2) as callers:
+        args = location, stores, operator, StateOperators(location), threads
+        found = list(callers.map(lambda _: read_pointers(*args), range(2)))
+        assert found == [[], []]
+        assert limits.count(FILE_BYTES_MAX) == 2 * len(large)
+        assert limits.count(PART_BYTES_MAX) == 2 * operator.partitions
+        limits.clear()
+        read_pointers(*args, partitions=[3])  # as a look-up does
+        assert limits == [FILE_BYTES_MAX]
+
+
+def test_a_database_that_grows_when_read_is_refused(tmp_path: Path) -> None:
     """Tables are compressed, and metadata may name one a thousand times: neither fills memory or the disk."""
     database(tmp_path, "1", {b"%d" % n: bytes(1000) for n in range(100)}, {})
     with LocalStorage(str(tmp_path)) as partition:
-        assert len(rocksdb_files.read_rows(partition, Named(1), "lz4", None)) == 100
+        assert len(rocksdb_files.read_rows(partition, Named(1), "lz4", None, LIMIT)) == 100
         stored_bytes = max(path.stat().st_size for path in tmp_path.rglob("*.*"))
         assert stored_bytes < 50_000
-        monkeypatch.setattr(rocksdb_files, "FILE_BYTES_MAX", 50_000)
         with pytest.raises(CorruptionError, match="more than"):
-            rocksdb_files.read_rows(partition, Named(1), "lz4", None)
+            rocksdb_files.read_rows(partition, Named(1), "lz4", None, 50_000)
     with zipfile.ZipFile(tmp_path / "1.zip") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     metadata = json.loads(content["metadata"].removeprefix(b"v1\n"))
@@ -187,7 +244,7 @@ def test_a_database_that_grows_when_read_is_refused(tmp_path: Path, monkeypatch:
         for name, data in content.items():
             archive.writestr(name, data)
     with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="twice"):
-        rocksdb_files.read_rows(partition, Named(1), "lz4", None)
+        rocksdb_files.read_rows(partition, Named(1), "lz4", None, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +271,7 @@ def test_a_hostile_archive_writes_nowhere_and_is_refused(tmp_path: Path, metadat
     (tmp_path / "partition").mkdir()
     (tmp_path / "partition/1.zip").write_bytes(data.getvalue())
     with LocalStorage(str(tmp_path / "partition")) as partition, pytest.raises(CorruptionError):
-        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours")
+        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
     assert not list(tmp_path.rglob("outside"))
 
 

@@ -1,0 +1,78 @@
+"""Which table holds a state variable of a processor, and what the names of tables and key columns tell; no Spark.
+
+See `holdfast.spark_integration.processor.state.variables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import pyarrow as pa
+
+from holdfast.backends.run import TableSchema
+from holdfast.errors import NotFoundError
+from holdfast.spark_integration.tables.key_timers import TIMERS
+from holdfast.spark_integration.tables.timers import is_by_time
+
+Kind = Literal["value", "list", "map"]
+KINDS: tuple[Kind, ...] = ("value", "list", "map")
+
+SEQUENCE, ENTRY = "seq", "entry."
+
+
+def table_of(kind: Kind, name: str) -> str:
+    """Return the name of the table that holds a variable; with it, a variable cannot be called like other tables."""
+    return f"{kind[0]}.{name}"
+
+
+def is_of_elements(table: str) -> bool:
+    """Tell whether a table has the elements of a list, or the index of their expiry; no other table is called so."""
+    return table.startswith(table_of("list", ""))
+
+
+def is_of_entry(column: str) -> bool:
+    """Tell whether a key column of a map's table is of an entry's key, and not one of the grouping columns."""
+    return column.lstrip("_").startswith(ENTRY)
+
+
+def free_name(name: str, key_types: pa.Schema) -> str:
+    """Return a name for a key column beside the grouping columns, which may have any names."""
+    while name in key_types.names:
+        name = f"_{name}"
+    return name
+
+
+def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
+    """Return a table that users see, by its name or by that of the processor's variable which it holds.
+
+    Raises
+    ------
+    NotFoundError
+        There is none.
+    """
+    shown = [table for table, schema in tables.items() if not is_by_time(schema)]
+    for table in (name, *(table_of(kind, name) for kind in KINDS)):
+        if table in shown:
+            return table
+    raise NotFoundError("no such table: choose one by the option table", table=name, tables=", ".join(shown))
+
+
+def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:
+    """Return the columns that the operator is grouped by, of which a row's hash is; none where that is not certain.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableSchema
+        All that the operator has: lists, maps and timers have key columns of their own, other tables have none.
+    """
+    names = tables[name].key.names
+    plain = [schema.key.names for table, schema in tables.items() if table != TIMERS and not _has_own_keys(table)]
+    if plain:
+        shortest = min(plain, key=len)
+        return tuple(shortest) if names[: len(shortest)] == shortest else ()
+    return tuple(names[:-1]) if is_of_elements(name) else ()
+
+
+def _has_own_keys(table: str) -> bool:
+    return any(table.startswith(table_of(kind, "")) for kind in KINDS if kind != "value")

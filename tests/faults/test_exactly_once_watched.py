@@ -1,0 +1,58 @@
+"""Looking disturbs nobody: look-ups, the page and metrics, without pause, while processes are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.killed_driver import METRICS, Job
+from tests.faults.killings import FILE_ROWS, Killings, State, expected, micro_batches
+from tests.faults.test_exactly_once import KILLS, check_result
+from tests.faults.watching import Watcher
+from tests.repetitions import LONG
+from tests.servers.programs import free_ports
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAIRS = [("packed", "filesystem"), ("rows", "rocksdb")]
+
+pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.turn(3, 6)
+@pytest.mark.parametrize(("transport", "backend"), PAIRS if LONG else PAIRS[1:])
+def test_looking_changes_nothing(transport: str, backend: str, spark: SparkSession, tmp_path: Path) -> None:
+    """The result is the undisturbed one, each look-up was right for its micro-batch, and each view a page."""
+    job = Job(str(tmp_path), transport, backend, metrics_port=free_ports(1)[0])
+    run = Killings(job, random.Random(f"watched {transport} {backend}"))
+    watcher = Watcher(job, random.Random(f"watcher {transport} {backend}"))
+    with watcher.watching():
+        run.run(KILLS)
+    check_looks(watcher)
+    check_metrics(job)
+    check_result(run, spark)
+    print(f"\n{watcher.pages} pages, {len(watcher.looked_up)} versions of keys, {watcher.scrapes} scrapes; {run.done}")
+
+
+def check_looks(watcher: Watcher) -> None:
+    """Compare what look-ups found with the state after their micro-batch."""
+    states: list[State] = []
+    expected(micro_batches(watcher.job.path), lambda _number, state: states.append(dict(state)))
+    for batch_id, key, rows in watcher.looked_up:
+        held = states[batch_id].get(key)
+        wanted = [] if held is None else [{"key": key, **dict(zip(("n", "total", "last"), held, strict=True))}]
+        assert rows == wanted, (batch_id, key)
+    assert not watcher.wrong, watcher.wrong[:3]
+    assert min(len(watcher.looked_up), watcher.histories, watcher.pages, watcher.scrapes) > 0, watcher
+
+
+def check_metrics(job: Job) -> None:
+    """Compare the rows that the last driver's progress told with its input."""
+    batches = micro_batches(job.path)
+    told = json.loads((job.path / METRICS).read_text())
+    assert told == {number: FILE_ROWS * len(batches[int(number)].files) for number in told}

@@ -1,0 +1,96 @@
+"""Looks at a query without pause while others kill it: keys, their history, the page, its state servers' metrics."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import holdfast
+from tests.faults.killed_driver import OPERATOR, Job
+from tests.faults.killings import KEYS
+from tests.servers.programs import answer_of
+from tests.unit.holdfast.ui.serving import TOKEN, opened
+
+VIEWS = ("", *(f"0/{OPERATOR}/{view}" for view in ("", "?measure=rows", "shard/0", "rows", "rows?key.key=3")))
+_UPKEEP = (f"0/{OPERATOR}/upkeep", f"0/{OPERATOR}/upkeep?check=verify")
+#: Executors that one after the other take a port, while those of killed drivers still have theirs.
+_PORTS = 8
+_PAUSE_S = 0.1
+
+
+@dataclass
+class Watcher:
+    """What was seen.
+
+    Attributes
+    ----------
+    looked_up : list of (int, int or None, list)
+        Micro-batch, key, and the rows that a look-up found.
+    histories, pages, scrapes : int
+        How many were read; of scrapes those that told rows.
+    wrong : list of str
+        Views that were no page.
+    """
+
+    job: Job
+    chance: random.Random
+    looked_up: list[tuple[int, int | None, list[dict[str, int]]]] = field(default_factory=list)
+    histories: int = 0
+    pages: int = 0
+    scrapes: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the end of the block, and raise what has gone wrong there."""
+        stopped = threading.Event()
+        with ThreadPoolExecutor(1, "watcher") as thread:
+            watched = thread.submit(self._watch, stopped)
+            try:
+                yield
+            finally:
+                stopped.set()
+            watched.result()
+
+    def _watch(self, stopped: threading.Event) -> None:
+        folder = self.job.path
+        with (
+            opened(folder / "durable", folder / "query", local_dir=str(folder / "local")) as page,
+            holdfast.open_query(folder / "query", folder / "durable") as query,
+        ):
+            while not stopped.is_set():
+                answer = page.get(f"/{TOKEN}/")
+                self._count_page("", answer.status_code, answer.text)
+                if (folder / "query/commits/0").exists():
+                    self._look_up(query)
+                    view = self.chance.choice((*VIEWS, *_UPKEEP))
+                    answer = page.get(f"/{TOKEN}/{view}")
+                    self._count_page(view, answer.status_code, answer.text)
+                self._scrape()
+                time.sleep(_PAUSE_S)
+
+    def _count_page(self, view: str, status: int, text: str) -> None:
+        self.pages += 1
+        if status != 200:
+            self.wrong.append(f"{view}: {status} {text}")
+
+    def _look_up(self, query: holdfast.StoredQuery) -> None:
+        """Read a key now or, each fifth time, all that it has held."""
+        key = self.chance.choice((None, *(key for key in range(KEYS) if key % 10)))
+        if self.chance.random() < 0.2:
+            versions = list(query.history(OPERATOR, {"key": key}))
+            self.histories += 1
+            self.looked_up += [(one.batch_id, key, one.tables["state"].to_pylist()) for one in versions]
+            return
+        batch_id = query.batches()[-1]
+        found = query.get(OPERATOR, {"key": key}, table="state", batch_id=batch_id)["state"]
+        self.looked_up.append((batch_id, key, found.to_pylist()))
+
+    def _scrape(self) -> None:
+        answers = [answer_of(f"http://127.0.0.1:{self.job.metrics_port + n}/metrics") for n in range(_PORTS)]
+        self.scrapes += sum(b"holdfast_rows_total{" in answer for answer in answers if answer)

@@ -1,0 +1,123 @@
+"""Locations that show nothing yet: what the page says of them, and that it shows them once there is something."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import NotFoundError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.ui import survey
+from tests.unit.holdfast.commands.checkpoint import put_record, run
+from tests.unit.holdfast.ui.sample_state import QUERY
+from tests.unit.holdfast.ui.serving import TOKEN, opened
+
+FIRST = f"/{TOKEN}/"
+
+
+def begin(location: Path) -> Path:
+    """Make a query's checkpoint location, as Spark does before the first micro-batch."""
+    location.mkdir(parents=True, exist_ok=True)
+    (location / "metadata").write_text(json.dumps({"id": QUERY}))
+    return location
+
+
+def plan(location: Path, batch_id: int = 0) -> None:
+    """Let the query plan a micro-batch."""
+    (location / "offsets").mkdir(exist_ok=True)
+    planned = {"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000, "conf": {}}
+    (location / f"offsets/{batch_id}").write_text(f'v1\n{json.dumps(planned)}\n{{"logOffset":0}}')
+
+
+def said(text: str) -> str:
+    """Return what a page says, without markup."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request looks again."""
+    monkeypatch.setattr(survey, "SHOWN_MS", 0)
+    monkeypatch.setattr(survey, "_REST", 0)
+
+
+def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
+    """Two empty places: the page says so, follows by itself, and knows each as soon as it is something."""
+    state, location = tmp_path / "state", tmp_path / "query"
+    with opened(location, state) as page:
+        text = page.get(FIRST).text
+        assert said(text).count("Empty, or it does not exist") == 2
+        assert 'data-follow="5"' in text
+        assert 'data-follow="0"' in page.get(f"{FIRST}?follow=0").text
+        begin(location)
+        assert "The query has not planned a micro-batch yet; its first commit is awaited." in said(page.get(FIRST).text)
+        plan(location)
+        assert "Micro-batch 0 runs, or has failed: its commit is awaited." in said(page.get(FIRST).text)
+        with open_storage(str(state)) as storage:
+            put_record(storage)
+        text = page.get(FIRST).text
+        assert "Empty" not in said(text)
+        assert ">totals</a>" in text
+        assert page.get(f"{FIRST}1/totals/").status_code == 200
+        assert page.get(f"{FIRST}0/totals/").status_code == 404
+
+
+def test_what_a_query_stores_first_is_no_foreign_file(tmp_path: Path) -> None:
+    """Before its record an operator has probes and claims: the directory is awaited, not refused."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        storage.put("totals/probes/0123", b"probe")
+        storage.put("_queries/0f1e2d3c", b"origin")
+    with opened(tmp_path / "state") as page:
+        assert "Nothing to show yet" in page.get(FIRST).text
+
+
+def test_a_record_that_was_deleted(tmp_path: Path) -> None:
+    """Of an operator that lost its record the page says that its state cannot be used, and shows the others."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage)
+        storage.put("sessions/shard-0000/commits/1-0123456789abcdef", b"commit")
+    with opened(tmp_path / "state") as page:
+        assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
+        assert "Does anything fail? Yes The record of sessions is gone" in said(page.get(FIRST).text)
+        assert "not holdfast's" not in page.get(FIRST).text
+        (tmp_path / "state/totals/operator").unlink()
+        (tmp_path / "state/totals").rmdir()
+        assert "without an operator record: sessions. Their state cannot be used." in said(page.get(FIRST).text)
+
+
+def test_a_directory_that_is_emptied(tmp_path: Path, sample: Path) -> None:
+    """Beside another one that is not, a directory whose objects are deleted is awaited again; no view fails."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage, "mine")
+    with opened(tmp_path / "state", sample) as page:
+        assert ">mine</a>" in page.get(FIRST).text
+        (tmp_path / "state/mine/operator").unlink()
+        text = said(page.get(FIRST).text)
+        assert "Awaited" in text
+        assert "mine" not in text
+        assert page.get(f"{FIRST}0/mine/").status_code == 404
+
+
+def test_a_damaged_log_is_told_at_the_start(tmp_path: Path) -> None:
+    """Waiting does not help there, so the command ends with it."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage)
+    plan(begin(tmp_path / "query"))
+    (tmp_path / "query/commits").mkdir()
+    (tmp_path / "query/commits/0").write_text("no log")
+    with pytest.raises(NotFoundError, match="commits/0 is cut off"), opened(tmp_path / "state", tmp_path / "query"):
+        pass
+
+
+def test_the_directory_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for look-ups; the command says what it awaits."""
+    monkeypatch.setattr("waitress.server.BaseWSGIServer.run", lambda _server: None)
+    monkeypatch.setenv("HOLDFAST_CHECKPOINT_DIR", str(tmp_path / "state"))
+    result = run("ui", begin(tmp_path / "query"), "--port", "0")
+    assert result.exit_code == 0
+    assert f"awaited: {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr
+    assert f"awaited: {tmp_path}/state: Empty" in result.stderr
