@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import holdfast
+from tests.repetitions import LONG, has_turn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+#: Folders of which a quick run has every other test, and the next run the others.
+BY_HALVES = {"savepoints", "sinks", "state_source", "lookup"}
 STATE = "n long, total long"
 OUTPUT = "key string, n long, total long"
 
@@ -102,6 +106,25 @@ class Lab:
         """Return the durable commit objects, oldest first."""
         paths = (self.folder / "durable").glob("*/shard-*/commits/*")
         return sorted(paths, key=lambda path: int(path.name.partition("-")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the tests of some folders take turns, unless the profile is long.
+
+    Those with parameters, of which a run samples some, show what these folders are for in every run: what is restored,
+    copied, shown again or looked up is the same. Tests that have turns of their own keep them.
+    """
+    if LONG or config.option.markexpr == "smoke":
+        return
+    for item in items:
+        folder = item.path.parent
+        if folder.parent != Path(__file__).parent or folder.name not in BY_HALVES:
+            continue
+        if hasattr(item, "callspec") or item.get_closest_marker("turn"):
+            continue
+        if not has_turn(zlib.crc32(item.nodeid.encode()) % 2, 2):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
