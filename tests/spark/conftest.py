@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: Folders of which a quick run has every other test, and the next run the others.
-BY_HALVES = {"savepoints", "sinks", "state_source", "lookup"}
+BY_HALVES = {"executor", "lookup", "restarts", "savepoints", "sinks", "state_source"}
 STATE = "n long, total long"
 OUTPUT = "key string, n long, total long"
 
@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Let the tests of some folders take turns, unless the profile is long.
 
     Those with parameters, of which a run samples some, show what these folders are for in every run: what is restored,
-    copied, shown again or looked up is the same. Tests that have turns of their own keep them.
+    copied, restarted, shown again or looked up is the same. Tests that have turns of their own keep them.
     """
     if LONG or config.option.markexpr == "smoke":
         return
