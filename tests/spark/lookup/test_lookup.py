@@ -119,7 +119,7 @@ def require_the_same_rows(lab: Lab, operator: str, table: str, batch_id: int | N
     return whole
 
 
-@pytest.mark.parametrize("store", sample(list(STORES), quick=2))
+@pytest.mark.parametrize("store", sample(list(STORES)))
 def test_pointers_and_rows_of_functions(lab: Lab, store: str) -> None:
     """Whichever state store Spark keeps the pointers in, with several shards and one, after maintenance."""
     feed(lab, 9)
