@@ -59,6 +59,9 @@ VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r "$lock" || {
     echo "setup: uv could not install the lock file; trying pip" >&2
     quiet_pip install --require-hashes -r "$lock"
 }
+# Spark puts these before the environment on the path of its Python processes. Nothing in them is compiled, so that each
+# process would compile PySpark anew, for a second or more; without them it takes what is installed, which is the same.
+rm -f "$venv"/lib/python3*/site-packages/pyspark/python/lib/*.zip
 quiet_pip install --quiet --no-deps --no-build-isolation --editable .
 # An editable installation is found by its import hook, which Spark does not ask: it lists the folders of the path.
 echo "$PWD/found_by_spark" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/holdfast-found-by-spark.pth"

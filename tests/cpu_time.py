@@ -68,3 +68,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line("By file:")
     for file, cpu_s in [*_by_file.most_common(), ("in all, without collecting", _by_file.total())]:
         terminalreporter.write_line(f"{cpu_s:8.1f} s  {file}")
+    by_part: Counter[str] = Counter()
+    for file, cpu_s in _by_file.items():
+        by_part[_part(file)] += cpu_s
+    terminalreporter.write_line("By part:")
+    for part, cpu_s in by_part.most_common():
+        terminalreporter.write_line(f"{cpu_s:8.1f} s  {part}")
+
+
+def _part(file: str) -> str:
+    """Return the folder by which CONTRIBUTING.md tells parts apart."""
+    folders = file.split("/")[:-1]
+    return "/".join(folders[: 3 if folders[1:2] == ["spark"] else 2])

@@ -17,7 +17,9 @@ from holdfast.backends.run_files import filesystem, memory
 from holdfast.snapshotter.storage import local
 from holdfast.spark_integration.client import remote_backend
 from holdfast.spark_integration.keyed import pandas_with_state
+from holdfast.spark_integration.processor import transform_with_state
 from holdfast.spark_integration.shard import call
+from holdfast.spark_integration.sinks import writing
 from holdfast.spark_integration.transport import output, packed, rows
 from holdfast.spark_integration.vectorised import arrow_with_state
 from tests.spark import conftest
@@ -26,6 +28,7 @@ LOADED = (
     *(pd, pc, pandas_compat, worker, conftest),
     *(filesystem, memory, local, remote_backend),
     *(call, output, packed, rows, pandas_with_state, arrow_with_state),
+    *(transform_with_state, writing),
 )
 
 if not pyspark.__version__.startswith(("4.0.", "4.1.", "4.2.")):

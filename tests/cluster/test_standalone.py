@@ -16,7 +16,7 @@ import holdfast
 from tests.cluster.standalone import EXECUTOR, START_S, cluster
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import Killings, expected, found_output, micro_batches
-from tests.repetitions import sample
+from tests.repetitions import LONG, sample
 from tests.spark.application import run_program
 from tests.spark.processors import speculating
 
@@ -31,10 +31,10 @@ SPECULATING = Path(speculating.__file__)
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     with cluster(tmp_path) as master:
-        run = Killings(Job(str(tmp_path), "packed", master=master), random.Random(0))
+        run = Killings(Job(str(tmp_path), "packed", master=master, compiles=LONG), random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
             directories = {path.name.split("-")[1]: path for path in (tmp_path / "local").glob("*/executor-*")}
@@ -56,11 +56,11 @@ def test_an_executor_is_killed(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(900)
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tmp_path: Path) -> None:
     """Local state then lies among the executor's own files, and goes with them."""
     with cluster(tmp_path) as master:
-        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False)
+        job = Job(str(tmp_path), "packed", "filesystem", master, names_local_dir=False, compiles=LONG)
         run = Killings(job, random.Random(0))
         with run.cleaned_up():
             executors = executors_at_work(run)
@@ -78,7 +78,7 @@ def test_an_executor_without_a_local_directory_is_killed(spark: SparkSession, tm
 
 def executors_at_work(run: Killings) -> list[int]:
     """Start the query, and return its two executors when both have state."""
-    run.add_files(14)
+    run.add_files(14 if LONG else 10)
     run.start_driver()
     committed = run.reach(lambda: run.count("query/commits/[0-9]*") >= 4, patience_s=START_S)
     executors = list(run.processes(EXECUTOR))
@@ -109,7 +109,7 @@ def require_exact(spark: SparkSession, run: Killings) -> None:
 @pytest.mark.spark
 @pytest.mark.slow(60)
 @pytest.mark.timeout(600)
-@pytest.mark.turn(0, 3)
+@pytest.mark.turn(2, 3)
 @pytest.mark.parametrize("backend", sample(["memory", "filesystem", "rocksdb"]))
 def test_two_attempts_at_a_shard_at_once(backend: str, tmp_path: Path) -> None:
     """With speculation both run, on two hosts; Spark takes one, and each row counts once in each micro-batch."""

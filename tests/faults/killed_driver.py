@@ -28,7 +28,13 @@ ROWS_MAX = 40
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver is to do: `folder` holds input, output and both checkpoint directories."""
+    """What the driver is to do: `folder` holds input, output and both checkpoint directories.
+
+    Attributes
+    ----------
+    compiles : bool
+        Whether Spark generates and compiles code, as it does for users.
+    """
 
     folder: str
     transport: str
@@ -39,6 +45,7 @@ class Job:
     names_local_dir: bool = True
     # Where state servers answer Prometheus; if it is set, the query's progress has metrics as well.
     metrics_port: int = 0
+    compiles: bool = True
 
     @property
     def path(self) -> Path:
@@ -64,10 +71,9 @@ def start_spark(job: Job) -> SparkSession:
         "spark.python.daemon.module": DAEMON,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster. So they do
-        # of generated code.
-        "spark.sql.codegen.factoryMode": "FALLBACK",
-        "spark.sql.codegen.wholeStage": "true",
+        "spark.sql.codegen.factoryMode": "FALLBACK" if job.compiles else "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": str(job.compiles).lower(),
+        # As Spark has them by default, for what a kill leaves of its files; other tests take what is faster.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": f"{FILE_MANAGERS}.FileContextBasedCheckpointFileManager",
         "spark.ui.enabled": "false",

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)
 def test_kills_change_nothing(
     transport: str, backend: str, time_mode: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode)
+    job = ProcessorJob(str(tmp_path), transport, backend, time_mode=time_mode, compiles=LONG)
     run = Killings(job, random.Random(f"{transport} {backend} {time_mode}"), program=killed_processor.__name__)
     run.run(KILLS)
     check_result(run, spark, time_mode)

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("transport", "backend"), ALL_PAIRS if LONG else PAIRS)
 @pytest.mark.parametrize("seed", repetitions(1, 2))
 def test_kills_change_nothing(transport: str, backend: str, seed: int, spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(str(tmp_path), transport, backend)
+    job = Job(str(tmp_path), transport, backend, compiles=LONG)
     run = Killings(job, random.Random(f"{seed} {transport} {backend} timeouts"), program=killed_sessions.__name__)
     run.run(KILLS)
     check_result(run, spark)

@@ -101,7 +101,7 @@ def installed(wheel: Path, environment: Path, dependencies: str) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.turn(0, 4)
+@pytest.mark.turn(0, 7)
 @pytest.mark.parametrize("dependencies", ["of this environment", pytest.param("declared", marks=pytest.mark.long)])
 def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path, dependencies: str) -> None:
     """As after `pip install holdfast`; the libraries are those here, in the long profile those that it declares.

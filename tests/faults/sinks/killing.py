@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,14 +52,19 @@ class SinkKillings(Killings):
                 self._keep_running()
             self._end()
 
-    def run_steps(self) -> None:
-        """Let the query die at each step of the protocol."""
+    def run_steps(self, steps: Sequence[str]) -> None:
+        """Let the query die at each of these steps of the protocol."""
         marks = self.job.path / "marks"
         with self.cleaned_up():
             self._start()
             self._progress(2)
-            marks.mkdir()
-            died, since = 0, time.monotonic()
+            # The marks of the others, all at once.
+            made = self.job.path / "marks-of-others"
+            made.mkdir()
+            for step in set(STEPS) - set(steps):
+                (made / step).touch()
+            made.rename(marks)
+            died, since = len(STEPS) - len(steps), time.monotonic()
             while died < len(STEPS):
                 self._keep_running()
                 if self.count("marks/*") > died:
@@ -66,7 +72,7 @@ class SinkKillings(Killings):
                     self.tell(f"died at {max(marks.iterdir(), key=os.path.getmtime).name}")
                 assert time.monotonic() < since + _PATIENCE_S, f"dies no more; {self.describe()}"
                 time.sleep(0.02)
-            self.done = {path.name: 1 for path in marks.iterdir()}
+            self.done = dict.fromkeys(steps, 1)
             self._progress(2)
             self._end()
 

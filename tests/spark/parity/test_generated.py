@@ -85,6 +85,8 @@ def named_interpreter(
 OURS = sample([*STRICT, PACKED])
 
 
+# By turns with tests/spark/processors/test_generated.py.
+@pytest.mark.turn(1, 2)
 @hypothesis.settings(
     max_examples=25 if LONG else 2,
     derandomize=not LONG,

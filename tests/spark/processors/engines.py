@@ -70,7 +70,7 @@ ENGINES = [*SPARK, *OURS]
 
 
 def quick_engines(turn: int = 0) -> list[ProcessorEngine]:
-    """Return the engines of a quick run, by turns: one of Spark's, and two of ours, of both APIs.
+    """Return the engines of a quick run, by turns: one of Spark's, and one of ours.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def quick_engines(turn: int = 0) -> list[ProcessorEngine]:
     def next_of(engines: list[ProcessorEngine]) -> list[ProcessorEngine]:
         return sample(engines[turn % len(engines) :] + engines[: turn % len(engines)])
 
-    return [*next_of(SPARK), *next_of(BY_ROW), *next_of(BY_PANDAS)]
+    return [*next_of(SPARK), *next_of(OURS)]
 
 
 def by_engine(engines: Sequence[ProcessorEngine]) -> pytest.MarkDecorator:

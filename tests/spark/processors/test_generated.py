@@ -71,6 +71,8 @@ def scripts(draw: st.DrawFn) -> Script:
     return Script("drawn", time_mode, tuple(cases), micro_batches, ttl_ms, watermark=time_mode == "EventTime")
 
 
+# By turns with tests/spark/parity/test_generated.py.
+@pytest.mark.turn(0, 2)
 @hypothesis.seed(seed())
 @hypothesis.settings(
     max_examples=20 if LONG else 2,

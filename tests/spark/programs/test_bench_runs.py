@@ -95,7 +95,7 @@ COMPARED: list[tuple[str, list[str], list[str], list[str], int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(0, 3)
 @pytest.mark.parametrize(("command", "size", "labels", "targets", "batches"), sample(COMPARED))
 def test_tiny_runs_are_compared(
     java_home: Path,
@@ -126,7 +126,7 @@ def test_tiny_runs_are_compared(
         assert engine["runs"][0]["cpu"]["jvm"] > 0
 
 
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(1, 3)
 def test_a_tiny_run_fills_the_document(java_home: Path, tmp_path: Path) -> None:
     """In a process of its own, as always but in the test above."""
     file = tmp_path / "tiny.json"

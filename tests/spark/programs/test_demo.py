@@ -82,7 +82,7 @@ def require_results_once(shown: str, results: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.turn(1, 4)
+@pytest.mark.turn(1, 7)
 def test_the_demo_survives_its_kill(environment_without_java: dict[str, str], tmp_path: Path) -> None:
     """On the Java from PyPI, as a user of a machine without Java would run it."""
     shown = run_demo(tmp_path, environment_without_java)
@@ -104,7 +104,7 @@ def test_every_backend_gives_the_same_totals(backend: str, tmp_path: Path) -> No
     assert "from local files" in shown
 
 
-@pytest.mark.turn(3, 4)
+@pytest.mark.turn(3, 7)
 def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     """Stopped half-way, and restored on another backend with twice the shards: the same totals at the end."""
     shown = run_demo(tmp_path, dict(os.environ), "--savepoint")
@@ -115,6 +115,7 @@ def test_the_query_moves_by_a_savepoint(tmp_path: Path) -> None:
     assert "killed" not in shown
 
 
+@pytest.mark.turn(4, 7)
 @pytest.mark.parametrize(
     ("sink", "results"), sample([("delta", "Delta table"), ("parquet", "Parquet files")]), ids=lambda given: given
 )
@@ -124,7 +125,7 @@ def test_a_file_sink_holds_what_the_state_holds(sink: str, results: str, tmp_pat
 
 
 @pytest.mark.postgres
-@pytest.mark.turn(0, 2)
+@pytest.mark.turn(5, 7)
 def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_path: Path) -> None:
     """Found by libpq's environment and by a setting; the demo leaves nothing there, and prints no password."""
     environment = {**os.environ, **postgres.environment(), "PGPORT": "1"}
@@ -139,7 +140,7 @@ def test_a_table_of_postgres_holds_what_the_state_holds(postgres: Postgres, tmp_
 
 
 @pytest.mark.kafka
-@pytest.mark.turn(1, 2)
+@pytest.mark.turn(6, 7)
 def test_a_topic_of_kafka_holds_what_the_state_holds(kafka: Kafka, tmp_path: Path) -> None:
     """In a topic in which somebody else's messages stand already."""
     topic = kafka.add_topic(3)
@@ -183,7 +184,7 @@ def store(request: pytest.FixtureRequest) -> Store:
     return Store(f"s3://{BUCKET}/demo", {**os.environ, **s3.environment()}, s3.kill, s3.start, objects)
 
 
-@pytest.mark.turn(2, 4)
+@pytest.mark.turn(2, 7)
 def test_a_machine_is_lost_and_its_storage_is_killed_once_more(store: Store, tmp_path: Path) -> None:
     """Nothing but Spark's checkpoint and the storage is left; then that one is away for a while, and comes back."""
     arguments = ["--checkpoint", store.checkpoint, "--backend", "filesystem", "--lose-local", "--restarts", "2"]

@@ -108,7 +108,7 @@ def test_rows_of_lists_and_values_are_counted(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("state_store")
-@pytest.mark.parametrize("step", ["vectorised", "processor"])
+@pytest.mark.parametrize("step", sample(["vectorised", "processor"]))
 def test_a_checkpoint_location_goes_on_with_metrics_and_without(lab: Lab, step: str) -> None:
     """One that was begun before there were any is one without."""
     for batch, in_progress in enumerate(["false", "true", "false", "true"]):

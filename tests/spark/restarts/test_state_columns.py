@@ -65,6 +65,7 @@ def the_row(batches: list[list[dict[str, Any]]]) -> tuple[int, dict[str, Any]]:
     return row["n"], json.loads(row["seen"])
 
 
+@pytest.mark.turn(0, 2)
 @pytest.mark.parametrize("backend", sample(BACKENDS))
 def test_columns_are_renamed_and_dropped_by_consent(lab: Lab, backend: str) -> None:
     """Values stay under the new name; the consent may stay, too; a dropped name that comes back begins empty."""
@@ -228,6 +229,7 @@ class Counting(StatefulProcessor):
         yield Row(key=key[0], n=n, seen=str(m))
 
 
+@pytest.mark.turn(1, 2)
 @pytest.mark.parametrize("backend", sample(BACKENDS))
 def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) -> None:
     """With the words of the refusal of what looks like a rename."""

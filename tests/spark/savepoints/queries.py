@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,13 @@ from tests.spark.processors.engines import NEEDED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FLIGHTS = data.load_flights(3000)
+
+@cache
+def files_of_flights() -> list[pa.Table]:
+    """Return four files; read when a test asks, since workers import this module too."""
+    with tempfile.TemporaryDirectory() as folder:
+        data.write_files(data.load_flights(3000), Path(folder) / "flights", 4)
+        return [pq.read_table(file) for file in sorted(Path(folder).glob("flights/*.parquet"))]
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,7 @@ class Case:
                 pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
                 for rows in sessions.BATCHES
             ]
-        with tempfile.TemporaryDirectory() as folder:
-            data.write_files(FLIGHTS, Path(folder) / "flights", 4)
-            return [pq.read_table(file) for file in sorted(Path(folder).glob("flights/*.parquet"))]
+        return list(files_of_flights())
 
 
 def counts(frame: DataFrame, keys: list[str], name: str) -> DataFrame:

@@ -48,7 +48,7 @@ def rescale(lab: Lab, shards: int, query: str = "again", **options: Any) -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=shards, **where)
 
 
-@pytest.mark.parametrize(("case", "how"), sample(list(product(CASES, ["clone", 1, 5])), quick=5), ids=str)
+@pytest.mark.parametrize(("case", "how"), sample(list(product(CASES, ["clone", 1, 5])), quick=2), ids=str)
 def test_a_copy_goes_on_as_the_original(lab: Lab, case: Case, how: str | int) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers; whether or not commits are objects of their own."""
     lab.configure({"commit.carriedBytes": sample(["0", "16k"])[0], "backend": sample(["memory", "filesystem"])[0]})

@@ -133,7 +133,7 @@ def copied(lab: Lab, how: str, query: str = "again") -> str:
     return savepoints.rescale(lab.spark, lab.folder / "query", lab.folder / query, shards=3, **where)
 
 
-@pytest.mark.parametrize("how", ["rescale", "clone"])
+@pytest.mark.parametrize("how", sample(["rescale", "clone"]))
 def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -> None:
     """As with a restore; the original goes on whatever becomes of it."""
     files = CASE.files()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 BACKENDS = ["memory", "filesystem", "rocksdb"]
 
 
-@pytest.mark.parametrize(("case", "shards"), sample(list(product(CASES, [None, 3])), quick=4), ids=str)
+@pytest.mark.parametrize(("case", "shards"), sample(list(product(CASES, [None, 3])), quick=2), ids=str)
 def test_a_restored_query_goes_on_as_the_original(lab: Lab, case: Case, shards: int | None) -> None:
     """Micro-batch by micro-batch: rows, late rows and timers, on another backend, with other shards."""
     require_the_same(lab, case, shards, *sample([(a, b) for a in BACKENDS for b in BACKENDS if a != b])[0])

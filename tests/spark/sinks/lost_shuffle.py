@@ -62,11 +62,10 @@ def stop_status(spark: SparkSession, lost: Path) -> None:
     context.listenerBus().removeListener(context.statusStore().listener().get())
 
 
-def main(folder: Path, way: str, *spares: str) -> None:
-    spark = start_spark(folder)
+def write_twice(spark: SparkSession, folder: Path, spares: list[str]) -> dict[str, Any]:
+    """Write a frame into a sink of its own, and once more; the first time what it reads is lost on the way."""
+    folder.mkdir()
     sink, schema = NotingSpares(str(folder)), pa.schema({"id": pa.int64()})
-    if way == "without events":
-        threading.Thread(target=stop_status, args=(spark, folder / "lost"), daemon=True).start()
     frame = spark.range(1000).repartition(3, "id")
     task = WriteTask(sink, SinkQuery("csv", "query"), frozenset(), 0, schema, [{"file": spare} for spare in spares])
     prepared, given = [], []
@@ -74,7 +73,19 @@ def main(folder: Path, way: str, *spares: str) -> None:
         found = write_frame(frame, task, has_twins=False)
         prepared.append([found.rows, found.repeated, list(found.unused)])
         given = given or sink.given()
-    print("RESULT", json.dumps({"prepared": prepared, "given": given}))
+    return {"prepared": prepared, "given": given}
+
+
+def main(folder: Path) -> None:
+    spark = start_spark(folder)
+    found = {
+        "no spares": write_twice(spark, folder / "one", []),
+        "spares": write_twice(spark, folder / "two", [f"old-{number}" for number in range(5)]),
+    }
+    # The last one, since the status learns nothing more.
+    threading.Thread(target=stop_status, args=(spark, folder / "three/lost"), daemon=True).start()
+    found["no events"] = write_twice(spark, folder / "three", [f"old-{number}" for number in range(3)])
+    print("RESULT", json.dumps(found))
     spark.stop()
 
 
@@ -82,4 +93,4 @@ if __name__ == "__main__":
     # By its module's name, by which workers find the class.
     from tests.spark.sinks import lost_shuffle
 
-    lost_shuffle.main(Path(sys.argv[1]), *sys.argv[2:])
+    lost_shuffle.main(Path(sys.argv[1]))

@@ -291,17 +291,26 @@ def test_what_cannot_be_is_said_before_anything_is_written(shown: Shown) -> None
         shown.function(shown.lab.spark.range(1), 0)
 
 
-def test_a_stage_that_is_begun_again_counts_as_repeated(java_home: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def lost_shuffles(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what became of writes whose shuffles were lost, all in one application."""
+    folder, environment = tmp_path_factory.mktemp("lost"), {"JAVA_HOME": str(java_home)}
+    found: dict[str, Any] = json.loads(run_program(Path(lost_shuffle.__file__), folder, environment=environment)[0])
+    return found
+
+
+@pytest.mark.turn(0, 2)
+def test_a_stage_that_is_begun_again_counts_as_repeated(lost_shuffles: dict[str, Any]) -> None:
     """Its tasks are numbered from 0 anew, while twins of the first time may prepare too."""
-    begun_again, whole = json.loads(lost_shuffles(java_home, tmp_path, "with events"))["prepared"]
+    begun_again, whole = lost_shuffles["no spares"]["prepared"]
     assert begun_again == [1000, True, []]
     assert whole == [1000, False, []]
 
 
-def test_a_stage_that_is_begun_again_takes_no_spare_handles(java_home: Path, tmp_path: Path) -> None:
+@pytest.mark.turn(0, 2)
+def test_a_stage_that_is_begun_again_takes_no_spare_handles(lost_shuffles: dict[str, Any]) -> None:
     """Two attempts may have been given one: what one prepared the other might end, so all is written anew."""
-    spares = [f"old-{number}" for number in range(5)]
-    found = json.loads(lost_shuffles(java_home, tmp_path, "with events", *spares))
+    found = lost_shuffles["spares"]
     begun_again, whole = found["prepared"]
     assert begun_again == [1000, True, []]
     assert [0, "old-0"] in found["given"]
@@ -309,16 +318,12 @@ def test_a_stage_that_is_begun_again_takes_no_spare_handles(java_home: Path, tmp
     assert whole == [1000, False, [{"file": "old-3"}, {"file": "old-4"}]]
 
 
+@pytest.mark.turn(0, 2)
 def test_what_the_driver_has_not_learnt_of_a_stage_is_no_proof_that_it_was_begun_once(
-    java_home: Path, tmp_path: Path
+    lost_shuffles: dict[str, Any],
 ) -> None:
     """Spark's status comes by events, and a busy driver drops some: that of the second time may be among them."""
-    found = json.loads(lost_shuffles(java_home, tmp_path, "without events", "old-0", "old-1", "old-2"))
-    assert found["prepared"] == [[1000, True, []]] * 2
-
-
-def lost_shuffles(java_home: Path, folder: Path, way: str, *spares: str) -> str:
-    return run_program(Path(lost_shuffle.__file__), folder, way, *spares, environment={"JAVA_HOME": str(java_home)})[0]
+    assert lost_shuffles["no events"]["prepared"] == [[1000, True, []]] * 2
 
 
 def test_spare_handles_are_of_no_decision_that_a_start_commits_again(shown: Shown) -> None:

@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException
 from holdfast import sinks
 from holdfast.examples.sinks.state_image import image_of_totals
 from holdfast.sinks import TwoPhaseSink
+from tests.repetitions import sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +105,7 @@ def test_parquet_shows_each_micro_batch_once(session: SparkSession, tmp_path: Pa
         session.read.parquet(url)
 
 
-@pytest.mark.parametrize("partition_by", [(), ("i",)])
+@pytest.mark.parametrize("partition_by", sample([(), ("i",)]))
 def test_delta_shows_each_micro_batch_once(session: SparkSession, tmp_path: Path, partition_by: list[str]) -> None:
     """Rows of all types come back as they were, to a Delta reader; each micro-batch is one transaction."""
     url = str(tmp_path / "shown")

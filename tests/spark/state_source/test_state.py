@@ -30,7 +30,7 @@ def shown(frame: DataFrame) -> list[str]:
     return rows(frame.drop("shard").toArrow())
 
 
-@pytest.mark.parametrize("case", sample(CASES, quick=2), ids=str)
+@pytest.mark.parametrize("case", sample(CASES), ids=str)
 def test_every_micro_batch_that_the_query_can_return_to(lab: Lab, case: Case) -> None:
     """State and timers, of every operator's kind, as `read_state` has them."""
     with configured(lab.spark, dict(case.settings)):

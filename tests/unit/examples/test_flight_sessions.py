@@ -9,8 +9,12 @@ from holdfast.examples.flights import data, sessions
 from holdfast.testing import PandasWithStateTester
 from tests import flights_by_pandas
 
-FLIGHTS = data.load_flights(1500)
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def flights() -> pd.DataFrame:
+    return data.load_flights(1500)
 
 
 def follower() -> PandasWithStateTester:
@@ -30,10 +34,10 @@ def as_set(rows: pd.DataFrame) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-def test_chains_are_those_of_pandas() -> None:
+def test_chains_are_those_of_pandas(flights: pd.DataFrame) -> None:
     """Every flight is in the chain that it belongs to, whichever micro-batch brings it, and each chain comes once."""
     chains, found = follower(), []
-    legs = FLIGHTS[FLIGHTS["tailnum"].notna()]
+    legs = flights[flights["tailnum"].notna()]
     legs = legs.assign(departure_ms=legs["departure"].dt.tz_convert("UTC").astype("int64") // 1_000_000)
     for start in range(0, len(legs), 500):
         batch = legs.iloc[start : start + 500]
@@ -43,22 +47,22 @@ def test_chains_are_those_of_pandas() -> None:
             pd.DataFrame(chains.setWatermark(newest_ms - HOUR_MS), columns=["tailnum", *sessions.Chain._fields])
         )
     found.append(pd.DataFrame(chains.setWatermark(newest_ms + 5 * HOUR_MS), columns=found[-1].columns))
-    expected = flights_by_pandas.expected_chains(FLIGHTS, sessions.GAP_MS)
+    expected = flights_by_pandas.expected_chains(flights, sessions.GAP_MS)
     together = pd.concat(found)
     assert len(together) == len(expected) > 400
     assert as_set(together) == as_set(expected)
     assert expected["legs"].max() > 2
 
 
-def test_statistics_are_those_of_pandas() -> None:
+def test_statistics_are_those_of_pandas(flights: pd.DataFrame) -> None:
     columns = "carrier string, dep_delay long"
     delays = PandasWithStateTester(
         sessions.add_delays, "carrier", columns, sessions.STATISTICS, "n long, mean double, squares double"
     )
-    rows = FLIGHTS[["carrier", "dep_delay"]]
+    rows = flights[["carrier", "dep_delay"]]
     found = [delays.testInPandas(rows.iloc[start : start + 700]) for start in range(0, len(rows), 700)]
     newest = pd.concat(found).groupby("carrier").tail(1).sort_values("carrier", ignore_index=True)
-    pd.testing.assert_frame_equal(newest, flights_by_pandas.expected_statistics(FLIGHTS), check_dtype=False)
+    pd.testing.assert_frame_equal(newest, flights_by_pandas.expected_statistics(flights), check_dtype=False)
 
 
 @pytest.mark.parametrize(

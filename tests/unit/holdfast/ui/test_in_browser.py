@@ -11,12 +11,14 @@ from playwright.sync_api import Browser
 
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
+from tests.repetitions import sample
 from tests.servers import downloads
 from tests.unit.holdfast.commands.checkpoint import put_record
 from tests.unit.holdfast.ui.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow(30)]
 
+SCREENS = [(PHONE, "dark"), (DESKTOP, "light")]
 VIEWS = {
     "overview": "",
     "operator": "0/totals/",
@@ -58,8 +60,11 @@ def address(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield address
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    ("view", "width", "scheme"),
+    # Each view on one of the screens, and in the next run on the other.
+    sample([(view, *screen) for view in VIEWS for screen in SCREENS], quick=len(VIEWS)),
+)
 def test_everybody_can_read_it(browser: Browser, address: str, view: str, width: int, scheme: str) -> None:
     """Nothing for an accessibility checker to find, no sideways scrolling, no request to anybody else, no error."""
     with shown(browser, address + VIEWS[view], width, scheme) as it:
