@@ -25,7 +25,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _step(
         state = source.load(query_checkpoint)
         has_timeout = variable is None and _TIMEOUT in state.select("value.*").columns
         rows = state.select(columns)
-        if rows.columns != list(POINTER_COLUMNS):
+        if rows.columns != [POINTER_COLUMN]:
             return StatefulStep(number, host, False, has_timeout, {})  # of another library, or the user's own
         found = rows.collect()
     except PySparkException as exc:

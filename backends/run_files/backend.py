@@ -201,8 +201,9 @@ class RunFilesBackend(Backend):
     def drop(self, pointers: Iterable[Pointer]) -> None:
         for pointer in set(pointers):
             self._retire(self._version_folder(pointer))
-        held = self._held_runs()
-        for merge in read_merges(self._merges, self._damaged):
+        merges = read_merges(self._merges, self._damaged)
+        held = self._held_runs() if merges else set()  # reads every version
+        for merge in merges:
             if not set(merge.inputs) <= held:
                 self._retire(merge.folder)
 

@@ -30,19 +30,18 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
     ValueState,
 )
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdfast.spark_integration.hosts.host import SentRows
 from holdfast.spark_integration.shard.call import ShardStep, call_shard
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.transport.transport import ROUTE
 
 #: The value state that holds pointers.
 POINTER_VARIABLE = "holdfast_pointer"
-_TYPES = {"int": IntegerType, "string": StringType, "long": LongType, "binary": BinaryType}
-#: The pointer's columns for a worker, which has no JVM to parse text.
-POINTER_SCHEMA = StructType([StructField(name, _TYPES[kind]()) for name, kind in POINTER_COLUMNS.items()])
+#: The pointer's column for a worker, which has no JVM to parse text.
+POINTER_SCHEMA = StructType([StructField(POINTER_COLUMN, BinaryType())])
 _BATCH_MS = "__holdfast_batch_ms"
 
 

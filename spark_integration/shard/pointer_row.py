@@ -5,10 +5,15 @@ or a definition say later, a call continues with what Spark has pinned, or fails
 
 Commits too small for an object of their own travel in the row; see `holdfast.snapshotter.commits`. A row without a
 pointer means that the shard was called but has no state yet.
+
+The row is one binary value, a line of JSON and the commit that it carries, if any::
+
+    {"format": 1, "query": …, "directory": …, "shard": 3, "shards": 64, "version": 17, "commit": …, …}⏎commit
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,22 +22,14 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatc
 from holdfast.spark_integration.shard.operator_directory import QUERY_ID, operator_of
 
 ROW_FORMAT = 1
-POINTER_COLUMNS = {
-    "format": "int",
-    "query": "string",
-    "directory": "string",
-    "shard": "int",
-    "shards": "int",
-    "version": "long",
-    "commit": "string",
-    "carried": "binary",
-    "earliest_timer_ms": "long",
-    "batch_ms": "long",
-    "spare": "binary",
-}
-"""Types by name. Spark accepts no further column in an existing operator's state, so later formats use ``spare``."""
-POINTER_STATE = ", ".join(f"{name} {kind}" for name, kind in POINTER_COLUMNS.items())
+#: The one column. Of each column Spark generates code in every task, and binds it several times in every micro-batch.
+POINTER_COLUMN = "holdfast_pointer"
+POINTER_STATE = f"{POINTER_COLUMN} binary"
+_FIELDS = frozenset(
+    {"format", "query", "directory", "shard", "shards", "version", "commit", "earliest_timer_ms", "batch_ms"}
+)
 _MAX_SHARDS = 1 << 31
+_NUMBER_LIMIT = 1 << 63
 
 
 class PointerRow(NamedTuple):
@@ -68,33 +65,27 @@ class PointerRow(NamedTuple):
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> PointerRow:
-        """Return the row that Spark's state gave back; its binary values are bytes or a bytearray.
+        """Return the row that Spark's state gave back: one binary value, as bytes or a bytearray.
 
         Raises
         ------
         CorruptionError
             It is not a pointer's row, or one of a later release.
         """
-        if len(row) != len(POINTER_COLUMNS) or row[0] != ROW_FORMAT:
-            raise CorruptionError(
-                "the pointer in Spark's state has a format that this release of holdfast cannot read: start the query "
-                "with the release that wrote it",
-                format=row[0] if row else None,
-                readable=ROW_FORMAT,
-            )
-        _, query, directory, shard, shards, version, commit_id, carried, earliest_timer_ms, batch_ms, _ = row
-        pointer = _pointer(version, commit_id)
+        fields, carried = _parsed(row)
+        query, directory, shard, shards = (fields[name] for name in ("query", "directory", "shard", "shards"))
+        earliest_timer_ms, batch_ms = fields["earliest_timer_ms"], fields["batch_ms"]
+        pointer = _pointer(fields["version"], fields["commit"])
         if not (isinstance(query, str) and QUERY_ID.fullmatch(query)):
             raise _no_pointer("query")
         if directory is not None and not (isinstance(directory, str) and operator_of(directory)):
             raise _no_pointer("directory")
         if not (_is_number(shard) and _is_number(shards) and 0 <= shard < shards < _MAX_SHARDS):
             raise _no_pointer("shard and shards")
-        if not (isinstance(carried, (bytes, bytearray)) if carried is not None and pointer else carried is None):
+        if carried is not None and pointer is None:
             raise _no_pointer("carried")
         if not (_is_number(batch_ms) and (earliest_timer_ms is None or _is_number(earliest_timer_ms))):
             raise _no_pointer("batch_ms and earliest_timer_ms")
-        carried = None if carried is None else bytes(carried)
         return cls(query, directory, shard, shards, pointer, carried, earliest_timer_ms, batch_ms)
 
     def require(self, operator: str, shard: int, shards: int) -> None:
@@ -122,16 +113,48 @@ class PointerRow(NamedTuple):
                 asked=f"{operator} shard {shard}",
             )
 
-    def columns(self) -> tuple[Any, ...]:
-        """Return the row as Spark's state takes it, in the order of `POINTER_COLUMNS`."""
+    def columns(self) -> tuple[bytes]:
+        """Return the row as Spark's state takes it."""
         version, commit_id = self.pointer or (None, None)
-        which = (ROW_FORMAT, self.query, self.directory, self.shard, self.shards)
-        return (*which, version, commit_id, self.carried, self.earliest_timer_ms, self.batch_ms, None)
+        fields = {
+            "format": ROW_FORMAT,
+            "query": self.query,
+            "directory": self.directory,
+            "shard": self.shard,
+            "shards": self.shards,
+            "version": version,
+            "commit": commit_id,
+            "earliest_timer_ms": self.earliest_timer_ms,
+            "batch_ms": self.batch_ms,
+        }
+        line = json.dumps(fields, separators=(",", ":")).encode()
+        return (line if self.carried is None else line + b"\n" + self.carried,)
 
     @property
     def carried_commits(self) -> Mapping[Pointer, bytes]:
         """The commit that the row carries, if any, by its pointer."""
         return {} if self.carried is None or self.pointer is None else {self.pointer: self.carried}
+
+
+def _parsed(row: tuple[Any, ...]) -> tuple[dict[str, Any], bytes | None]:
+    """Return the fields of a row, and what it carries."""
+    fields: Any = None
+    has_carried, carried = b"", b""
+    if len(row) == 1 and isinstance(row[0], (bytes, bytearray)):
+        line, has_carried, carried = bytes(row[0]).partition(b"\n")
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            fields = None
+    found = fields.get("format") if isinstance(fields, dict) else None
+    if found != ROW_FORMAT or fields.keys() != _FIELDS:
+        raise CorruptionError(
+            "the pointer in Spark's state has a format that this release of holdfast cannot read: start the query "
+            "with the release that wrote it",
+            format=str(found)[:80],
+            readable=ROW_FORMAT,
+        )
+    return fields, carried if has_carried else None
 
 
 def _pointer(version: object, commit_id: object) -> Pointer | None:
@@ -146,7 +169,7 @@ def _pointer(version: object, commit_id: object) -> Pointer | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -_NUMBER_LIMIT <= value < _NUMBER_LIMIT
 
 
 def _no_pointer(what: str) -> CorruptionError:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
 
 #: Spark's names of the hosts.
 GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
@@ -166,7 +166,7 @@ def holds_pointers(location: ObjectStorage, operator: StateOperator) -> bool:
         if names[:1] != _POINTERS_OF_GROUPS or names[1:] not in ((), (_TIMEOUT,)):
             return False
         state = columns[0]["type"]
-        return isinstance(state, dict) and [field["name"] for field in state["fields"]] == list(POINTER_COLUMNS)
+        return isinstance(state, dict) and [field["name"] for field in state["fields"]] == [POINTER_COLUMN]
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as exc:
         raise CorruptionError(f"{source} holds no schema: {exc!r}") from exc
 

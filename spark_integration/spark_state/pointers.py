@@ -25,7 +25,7 @@ from functools import partial
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS, PointerRow
+from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.spark_state import delta_files, rocksdb_files
 from holdfast.spark_integration.spark_state.compressed import CODECS
 from holdfast.spark_integration.spark_state.operators import (
@@ -208,13 +208,11 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
 
 
 def _pointer(value: memoryview, is_of_group: bool, source: str) -> tuple[object, ...]:
-    """Return the columns of a pointer from a value of Spark's state."""
+    """Return the row of a pointer from a value of Spark's state."""
     if is_of_group:
         # The column of the group's state stands before that of a timeout.
         inner = UnsafeRow(value, 1, source).binary(0)
         if inner is None:
             raise CorruptionError(f"{source} holds a group without a state")
         value = inner
-    row = UnsafeRow(value, len(POINTER_COLUMNS), source)
-    read = {"int": row.int32, "long": row.int64, "string": row.text, "binary": row.whole}
-    return tuple(read[kind](column) for column, kind in enumerate(POINTER_COLUMNS.values()))
+    return (UnsafeRow(value, 1, source).whole(0),)

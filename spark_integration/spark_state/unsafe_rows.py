@@ -46,14 +46,6 @@ class UnsafeRow:
         """Tell whether a column is null."""
         return bool(self._data[column // 8] >> column % 8 & 1)
 
-    def int32(self, column: int) -> int | None:
-        """Return a column of type int."""
-        return None if self.is_null(column) else int(struct.unpack_from("<i", self._data, self._place(column))[0])
-
-    def int64(self, column: int) -> int | None:
-        """Return a column of type long."""
-        return None if self.is_null(column) else int(struct.unpack_from("<q", self._data, self._place(column))[0])
-
     def binary(self, column: int) -> memoryview | None:
         """Return the bytes of a column; raises `CorruptionError` if they stand elsewhere."""
         if self.is_null(column):
@@ -67,14 +59,6 @@ class UnsafeRow:
         """Return a copy of a column of type binary; raises as `binary`."""
         data = self.binary(column)
         return None if data is None else bytes(data)
-
-    def text(self, column: int) -> str | None:
-        """Return a column of type string; raises `CorruptionError` if it is none."""
-        data = self.binary(column)
-        try:
-            return None if data is None else bytes(data).decode()
-        except UnicodeDecodeError as exc:
-            raise CorruptionError(f"{self._source} holds a row whose text is none", column=column) from exc
 
     def _place(self, column: int) -> int:
         return self._null_bytes + column * _WORD

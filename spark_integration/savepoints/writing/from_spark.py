@@ -46,7 +46,7 @@ from holdfast.spark_integration.savepoints.seeding import PARTITIONS
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
@@ -251,7 +251,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     keys, value = _struct(rows, "key"), _struct(rows, "value")
     state = value["groupState"].dataType
     assert isinstance(state, StructType)
-    if state.names == list(POINTER_COLUMNS):
+    if state.names == [POINTER_COLUMN]:
         raise _is_ours(step)
     has_timeout = "timeoutTimestamp" in value.names
     if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):

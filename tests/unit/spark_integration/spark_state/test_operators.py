@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.storage.local import LocalStorage
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMNS
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
 from holdfast.spark_integration.spark_state.operators import NotKnownError, StateOperators
 
 
@@ -30,7 +30,7 @@ def put(root: Path, key: str, document: object, version: str = "v1") -> None:
 
 def schema(root: Path, columns: list[str], version: str = "v2", state: list[str] | None = None) -> None:
     """Store the schema of operator 0; the first column is a struct of `state`."""
-    names = list(POINTER_COLUMNS) if state is None else state
+    names = [POINTER_COLUMN] if state is None else state
     struct_type = {"type": "struct", "fields": [{"name": name, "type": "long"} for name in names]}
     fields = [{"name": name, "type": "long" if number else struct_type} for number, name in enumerate(columns)]
     texts = ['{"type":"struct","fields":[]}', json.dumps({"type": "struct", "fields": fields})]
