@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, SchemaMismatchError
-from holdfast.spark_integration.shard.pointer_row import POINTER_SCHEMA, POINTER_STATE, PointerRow
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA
+from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
 
 ROW = PointerRow("q-1", "totals", 3, 4, Pointer(7, "00c0ffee00c0ffee"), b"commit", 1_000, 1_795_287_600_000)
 FIELDS = json.loads(ROW.columns()[0].partition(b"\n")[0])
