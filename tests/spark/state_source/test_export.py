@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -83,11 +84,15 @@ def test_an_export_that_fails_takes_its_files_away(lab: Lab, monkeypatch: pytest
     def lose(*given: object, **options: object) -> None:
         if where.name == "made":
             make(*given, **options)  # type: ignore[arg-type]
-        raise OSError("the connection was closed")
+        raise KeyboardInterrupt if where.name == "interrupted" else OSError("the connection was closed")
 
     monkeypatch.setattr(exporting, "create_table_with_add_actions", lose)
     where = lab.folder / "failed"
     with pytest.raises(UnavailableError, match="the connection was closed"):
+        write(frame, str(where), "delta")
+    assert not list(where.rglob("*.parquet"))
+    where = lab.folder / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
         write(frame, str(where), "delta")
     assert not list(where.rglob("*.parquet"))
     where = lab.folder / "made"
@@ -96,6 +101,21 @@ def test_an_export_that_fails_takes_its_files_away(lab: Lab, monkeypatch: pytest
     with pytest.raises(SchemaMismatchError, match="column=d type=duration"):
         write(lab.spark.sql("SELECT interval '1' day AS d"), str(lab.folder / "typed"), "delta")
     assert not (lab.folder / "typed").exists()
+
+
+def test_what_a_repeated_task_has_left_is_taken_away(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no part of the table, and nobody else would delete it. The URL is one as Spark writes them."""
+    make = exporting.create_table_with_add_actions
+
+    def make_later(*given: object, **options: object) -> None:
+        (written,) = where.glob("*.parquet")
+        shutil.copy(written, written.with_stem(f"{written.stem}-again"))
+        make(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "create_table_with_add_actions", make_later)
+    where = lab.folder / "repeated"
+    write(lab.spark.range(3).coalesce(1), f"file:{where}", "delta")
+    assert [Path(file) for file in DeltaTable(str(where)).file_uris()] == list(where.glob("*.parquet"))
 
 
 def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
