@@ -34,6 +34,7 @@ from holdfast.spark_integration.sinks.delta.features import delta_schema
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable
 from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.sinks.writing import fitted, numbered
 from holdfast.spark_integration.spark_types import arrow_schema
 
 _FILE_BYTES = 128 << 20
@@ -73,8 +74,9 @@ def export_table(frame: DataFrame, url: str) -> None:
         table = KeptTable(place, options)
         _require_new(table, storage)
         files: list[_File] = []
+        writer = _FileWriter(place, settings, schema, export_id)
         try:
-            found = frame.mapInArrow(_FileWriter(place, settings, schema, export_id), _WRITTEN).collect()
+            found = numbered(frame).mapInArrow(writer, _WRITTEN).collect()
             files = [_File(*row) for row in found]
             _make(table, schema, files, export_id)
         except BaseException as exc:
@@ -144,12 +146,12 @@ def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
     """Yield rows, as many at once as make a file."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        held.append(batch)
+        held.append(fitted(batch, schema))
         if sum(one.nbytes for one in held) >= _FILE_BYTES:
-            yield pa.Table.from_batches(held).cast(schema)
+            yield pa.Table.from_batches(held)
             held = []
     if sum(batch.num_rows for batch in held):
-        yield pa.Table.from_batches(held).cast(schema)
+        yield pa.Table.from_batches(held)
 
 
 def _encoded(rows: pa.Table) -> pa.Buffer:

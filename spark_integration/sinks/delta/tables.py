@@ -47,6 +47,7 @@ _DENIED = re.compile(
 )
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _FRAGMENT = re.compile("#.*")
+_EXISTS = "already exists at that location"
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _DETAIL_MAX = 400
 
@@ -206,7 +207,7 @@ _MESSAGES: dict[type[HoldfastError], str] = {
 def _error(exc: Exception, text: str) -> type[HoldfastError]:
     if isinstance(exc, TableNotFoundError):
         return NotFoundError
-    if isinstance(exc, CommitFailedError):
+    if isinstance(exc, CommitFailedError) or _EXISTS in text:
         return ConflictError
     refused = isinstance(exc, DeltaProtocolError | SchemaMismatchError | ValueError | TypeError)
     return InvalidArgumentError if refused or _DENIED.search(text) else UnavailableError

@@ -33,6 +33,7 @@ TYPES = (
     "map('k', n) map",
     "named_struct('x', n, 'y', array(named_struct('z', 'a'))) struct",
     "if(n % 3 = 0, null, cast(n AS double)) f",
+    "n `value.n`",  # PySpark parses the dot
 )
 
 
