@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.registry import backend_names
-from holdfast.errors import InvalidArgumentError, NotFoundError
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
@@ -78,6 +78,23 @@ class StatefulStep:
     has_timeout: bool
     pointers: dict[str, list[PointerRow]]
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+def properties_of(text: str | None, number: int) -> dict[str, Any]:
+    """Return what Spark keeps of an operator in its metadata: JSON, or nothing.
+
+    Raises
+    ------
+    CorruptionError
+        It is something else.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptionError("Spark's metadata of an operator with state is damaged", number=number)
+    return found
 
 
 def modes_of(properties: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -218,4 +235,4 @@ def _step(
     pointers: dict[str, list[PointerRow]] = {}
     for row in map(PointerRow.read, map(tuple, found)):
         pointers.setdefault(row.directory or "", []).append(row)
-    return StatefulStep(number, host, True, has_timeout, pointers, json.loads(properties or "{}"))
+    return StatefulStep(number, host, True, has_timeout, pointers, properties_of(properties, number))

@@ -19,6 +19,7 @@ from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
 
 if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame, SparkSession
 
 # Types that a line of text cannot hold, as Spark's JSON names them.
@@ -117,4 +118,12 @@ def errors_of_spark() -> Iterator[None]:
         yield
     except PySparkException as exc:
         kind = InvalidArgumentError if isinstance(exc, AnalysisException) else UnavailableError
-        raise (said_by_holdfast(exc) or kind(str(exc).partition("\n")[0])) from exc
+        raise (said_by_holdfast(exc) or kind(_summary(exc))) from exc
+
+
+def _summary(error: PySparkException) -> str:
+    """Return a line that says what went wrong: of a traceback in a worker the last one, else the first one."""
+    _, is_traceback, traced = str(error).partition("Traceback (most recent call last):\n")
+    lines = [line for line in (traced or str(error)).splitlines() if line.strip()]
+    raised = [line for line in lines if not line[0].isspace()] if is_traceback else lines
+    return (raised or lines or [type(error).__name__])[0]

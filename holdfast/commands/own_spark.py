@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,7 @@ def started_spark(
     settings = pairs(conf, "--conf")
     if _MASTER not in settings and not SparkConf().contains(_MASTER):
         settings[_MASTER] = "local[*,4]"
+    use_own_python(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
     for option, value in named_options(options).items():
@@ -54,6 +57,15 @@ def started_spark(
             yield spark
     finally:
         spark.stop()
+
+
+def use_own_python(settings: Mapping[str, str]) -> None:
+    """Let tasks on this machine run in the Python that the command runs in, unless the environment names another one.
+
+    Spark takes the ``python3`` of the PATH, which has no holdfast where its environment is not activated.
+    """
+    if settings.get(_MASTER, "").startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def pairs(given: tuple[str, ...], option: str) -> dict[str, str]:

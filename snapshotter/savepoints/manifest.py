@@ -183,7 +183,7 @@ class Savepoint:
         return logs | {piece.key: piece.size_bytes for operator in self.operators for piece in operator.pieces}
 
     def find_operator(self, name: str | None) -> SavedOperator:
-        """Return an operator by its name; None will do if there is one.
+        """Return an operator by its name; None will do if only one has tables.
 
         Raises
         ------
@@ -191,8 +191,9 @@ class Savepoint:
             There is none of this name, or there are several.
         """
         names = [operator.name for operator in self.operators]
-        if name is None and len(names) == 1:
-            return self.operators[0]
+        with_tables = [operator for operator in self.operators if operator.tables] or self.operators
+        if name is None and len(with_tables) == 1:
+            return with_tables[0]
         if name not in names:
             what = "no such operator" if name else "the savepoint has several operators"
             raise NotFoundError(f"{what}: choose one by the option operator", operator=name, operators=", ".join(names))

@@ -41,7 +41,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
-from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -311,9 +311,9 @@ def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
         step.number,
         name,
     )
-    partitions = int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
     modes = modes_of(step.properties, step.number) if step.host == STATE_VARIABLES else {}
-    operator = SavedOperator(name, step.number, step.host, step.has_timeout, partitions, {}, {}, True, modes, (), ())
+    shards = partitions_of(batch)
+    operator = SavedOperator(name, step.number, step.host, step.has_timeout, shards, {}, {}, True, modes, (), ())
     return _Known(operator, [], {})
 
 

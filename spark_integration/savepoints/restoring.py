@@ -318,5 +318,9 @@ def _time_mode(saved: SavedOperator) -> TimeMode:
         return known[stated.lower()]
     if not saved.has_timeout:
         return "None"
+    if not saved.tables:
+        return (
+            "ProcessingTime"  # nothing tells which: Spark keeps only whether there is one, and this needs no watermark
+        )
     names = saved.tables[TIMERS].value.names if TIMERS in saved.tables else []
     return "ProcessingTime" if DUE["ProcessingTimeTimeout"] in names else "EventTime"

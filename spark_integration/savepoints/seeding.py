@@ -24,13 +24,15 @@ from typing import Any
 
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery
+from holdfast.snapshotter.savepoints.saved_operator import SHARDS_LIMIT
 from holdfast.snapshotter.savepoints.savepoints import read_log
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
+from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, LoggedBatch
 
 #: The setting that says into how many partitions Spark divides the state.
 PARTITIONS = "spark.sql.shuffle.partitions"
+_COUNT = re.compile("[1-9][0-9]{0,9}")
 _STATE = "state/"
 _STATE_BYTES_MAX = 4 << 30
 _OURS = ("offsets/", "commits/", "sources/", _STATE)
@@ -124,6 +126,20 @@ def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
     if strange:
         raise CorruptionError("the savepoint pins a setting that Spark does not pin", setting=strange[0])
     return conf | ({PARTITIONS: str(partitions)} if partitions is not None else {})
+
+
+def partitions_of(batch: LoggedBatch) -> int:
+    """Return into how many partitions a micro-batch's query divides its state; 1 if it pinned none.
+
+    Raises
+    ------
+    CorruptionError
+        It pinned something else.
+    """
+    text = str(json.loads(batch.batch)["conf"].get(PARTITIONS, 1))
+    if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
+        raise CorruptionError("the query's log pins partitions that cannot be", batch_id=batch.batch_id, pinned=text)
+    return int(text)
 
 
 def seed(

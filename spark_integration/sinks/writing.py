@@ -147,8 +147,13 @@ def _prepared(transaction: SinkTransaction) -> str:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return Spark's batch in the schema that the sink was given: time zones and names of elements are normalised."""
-    return batch if batch.schema.equals(schema) else batch.cast(schema)
+    """Return Spark's batch in the schema that the sink was given: names and time zones are normalised."""
+    return batch if batch.schema.equals(schema) else batch.rename_columns(schema.names).cast(schema)
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """Return a DataFrame with other names of columns: of its own, PySpark parses dots and backticks as syntax."""
+    return frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
 
 
 def is_repeated(context: TaskContext) -> bool:
@@ -174,6 +179,7 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
         Whether Spark may run two attempts at one task at a time (``spark.speculation``).
     """
     session = frame.sparkSession
+    frame = numbered(frame)
     if not is_classic(session):
         # Nothing tells there that a stage was begun again, so that a spare handle might be given out twice.
         task = replace(task, spares=())

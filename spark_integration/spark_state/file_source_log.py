@@ -14,6 +14,7 @@ Source: Spark 4.3's ``CompactibleFileStreamLog`` and ``FileStreamSourceLog``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -22,6 +23,9 @@ from holdfast.errors import CorruptionError
 
 COMPACT = ".compact"
 _NAME = re.compile(rf"([0-9]{{1,18}})({re.escape(COMPACT)})?")
+_VERSION = re.compile(r"v[0-9]{1,3}")
+# Each is cut from the same file of all.
+_SINGLE_FILES_MAX = 1000
 
 
 def number_of(name: str) -> int | None:
@@ -35,6 +39,13 @@ def compacted(names: Iterable[str]) -> list[int]:
     return sorted(int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT) and _NAME.fullmatch(name))
 
 
+def first_missing(numbers: set[int], first: int, last: int) -> int | None:
+    """Return the first number from one to another that is not there; None if all are."""
+    if sum(first <= number <= last for number in numbers) > last - first:
+        return None
+    return next(number for number in itertools.count(first) if number not in numbers)
+
+
 def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
     """Return the names of files that make up a log to a number, where later files hold all of it.
 
@@ -42,7 +53,7 @@ def names_up_to(end: int, compact_numbers: list[int]) -> list[str]:
     how often to compact.
     """
     *_, before, last = [-1, -1, *compact_numbers]
-    if before >= 0 and end + 1 < last - before:
+    if before >= 0 and end + 1 < min(last - before, _SINGLE_FILES_MAX):
         return [str(number) for number in range(end + 1)]
     return [f"{end}{COMPACT}"]
 
@@ -62,21 +73,26 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     Raises
     ------
     CorruptionError
-        It does not hold all that it should.
+        It is no log, or does not hold all that it should.
     """
     is_compact, end = name.endswith(COMPACT), number_of(name)
     assert end is not None
     first = 0 if is_compact else end
-    version, *lines = bytes(data).decode(errors="replace").split("\n")
-    kept, found = [version], set()
+    try:
+        version, *lines = bytes(data).decode().split("\n")
+    except UnicodeDecodeError as exc:
+        raise CorruptionError(f"{source} is no text: it is damaged") from exc
+    if not _VERSION.fullmatch(version):
+        raise CorruptionError(f"{source} does not begin with a version: it is damaged")
+    kept, found = [version], set[int]()
     for line in filter(None, lines):
         number = _number_of_line(line, source)
         if first <= number <= end:
             kept.append(line)
             found.add(number)
-    missing = set(range(first, end + 1)) - found
-    if missing:
-        raise CorruptionError(f"{source} lacks the files of an earlier time: it is damaged", number=min(missing))
+    missing = first_missing(found, first, end)
+    if missing is not None:
+        raise CorruptionError(f"{source} lacks the files of an earlier time: it is damaged", number=missing)
     return "\n".join(kept).encode()
 
 

@@ -184,24 +184,24 @@ class QueryLocation:
         wanted = {name: number for name, number in found.items() if number <= end}
         compacted = file_source_log.compacted(found)
         newest = max((number for number in compacted if number <= end), default=-1)
-        missing = set(range(newest + 1, end + 1)) - set(wanted.values())
-        if missing and not names and self._has_named_sources():
+        missing = file_source_log.first_missing(set(wanted.values()), newest + 1, end)
+        if missing is None:
+            return sorted(wanted, key=lambda name: (wanted[name], name))
+        if not names and self._has_named_sources():
             raise InvalidArgumentError(
                 "the query's sources have names, but its log of micro-batches does not: Spark 4.2 writes them with "
                 "spark.sql.streaming.offsetLog.formatVersion=2, set before the query's first start",
                 source=source,
                 location=self._storage.url,
             )
-        if missing and compacted and compacted[-1] > end:
+        if compacted and compacted[-1] > end:
             return file_source_log.names_up_to(end, compacted)
-        if missing:
-            raise UnavailableError(
-                "what Spark keeps of a source has a gap: if the query runs, try again",
-                source=source,
-                missing=min(missing),
-                location=self._storage.url,
-            )
-        return sorted(wanted, key=lambda name: (wanted[name], name))
+        raise UnavailableError(
+            "what Spark keeps of a source has a gap: if the query runs, try again",
+            source=source,
+            missing=missing,
+            location=self._storage.url,
+        )
 
     def source_log(self, source: str, name: str) -> memoryview:
         """Return a file that a source keeps, or kept until Spark compacted it.

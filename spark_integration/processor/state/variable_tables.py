@@ -55,6 +55,8 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
     for table in (name, *(table_of(kind, name) for kind in KINDS)):
         if table in shown:
             return table
+    if not shown:
+        raise NotFoundError("the operator has no tables: it had had no rows", table=name)
     raise NotFoundError("no such table: choose one by the option table", table=name, tables=", ".join(shown))
 
 

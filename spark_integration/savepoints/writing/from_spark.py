@@ -14,7 +14,6 @@ Source: Spark 4.3's data sources ``state-metadata`` and ``statestore``, and stat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.savepoints.changes import require_comment, require_counts
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
-from holdfast.spark_integration.savepoints.seeding import PARTITIONS
+from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
@@ -55,6 +54,7 @@ from holdfast.spark_integration.stored_pointers import (
     STATE_VARIABLES,
     modes_of,
     no_query,
+    properties_of,
     require_readable,
 )
 from holdfast.spark_integration.tables.key_rows import index_of
@@ -132,7 +132,7 @@ def from_spark(
         require_free(targets, name)
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
-        wanted = shards if shards is not None else int(json.loads(batch.batch)["conf"].get(PARTITIONS, 0)) or 1
+        wanted = shards if shards is not None else partitions_of(batch)
         steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = tuple(_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps)
@@ -152,7 +152,7 @@ class _Step:
     number : int
     host : str
         Spark's name of it.
-    properties : dict
+    properties : mapping
         What Spark keeps of ``transformWithState``: modes, and variables.
     location : str
     batch_id : int
@@ -161,7 +161,7 @@ class _Step:
 
     number: int
     host: str
-    properties: dict[str, Any]
+    properties: Mapping[str, Any]
     location: str
     batch_id: int
     spark: SparkSession
@@ -200,7 +200,7 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
     except PySparkException as exc:
         raise no_query(location) from exc
     steps = [
-        _Step(number, host, json.loads(properties or "{}"), location, batch.batch_id, spark)
+        _Step(number, host, properties_of(properties, number), location, batch.batch_id, spark)
         for number, host, properties in sorted(found, key=lambda row: row[0])
     ]
     if not steps:

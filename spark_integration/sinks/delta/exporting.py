@@ -5,14 +5,13 @@
     <url>/part-<export>-<partition>-<attempt>-<number>.parquet      tasks; nothing reads them yet
     <url>/_delta_log/00000000000000000000.json                      driver, last: columns and files at once
 
-Only files count that a task has told of, so an attempt that Spark repeats leaves files that no reader sees. An export
-that fails takes away what it has written.
+Only files count that a task has told of: what an attempt has left that Spark repeated is taken away at the end. An
+export that fails, or is interrupted, takes away all that it has written.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties
 from deltalake.transaction import AddAction, create_table_with_add_actions
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from holdfast import clock
@@ -36,6 +34,7 @@ from holdfast.spark_integration.sinks.delta.features import delta_schema
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import KeptTable
 from holdfast.spark_integration.sinks.files.columns import check_columns
+from holdfast.spark_integration.sinks.writing import fitted, numbered
 from holdfast.spark_integration.spark_types import arrow_schema
 
 _FILE_BYTES = 128 << 20
@@ -64,7 +63,6 @@ def export_table(frame: DataFrame, url: str) -> None:
     InvalidArgumentError, UnavailableError
         The storage refuses, or does not answer.
     """
-    url = url if "://" in url else os.path.abspath(url)
     schema = arrow_schema(frame.schema, "the table")
     check_columns(schema)
     configuration = dict(frame.sparkSession.conf.getAll)
@@ -72,17 +70,23 @@ def export_table(frame: DataFrame, url: str) -> None:
     options = settings.storage_values(configuration)
     export_id = clock.new_id()
     with open_storage(url, parse_storage_options(options)) as storage:
-        table = KeptTable(url, options)
+        place = storage.url.removeprefix("file://")  # a local one by its path, as deltalake wants it
+        table = KeptTable(place, options)
         _require_new(table, storage)
+        files: list[_File] = []
+        writer = _FileWriter(place, settings, schema, export_id)
         try:
-            found = frame.mapInArrow(_FileWriter(url, settings, schema, export_id), _WRITTEN).collect()
-            _make(table, schema, [_File(*row) for row in found], export_id)
-        except (HoldfastError, PySparkException):
-            if not _is_made(storage, export_id):
-                mine = [info.key for info in storage.list("") if info.key.startswith(_prefix(export_id))]
-                storage.delete(mine)
+            found = numbered(frame).mapInArrow(writer, _WRITTEN).collect()
+            files = [_File(*row) for row in found]
+            _make(table, schema, files, export_id)
+        except BaseException as exc:
+            is_made = _is_made(storage, export_id)
+            if not is_made:
+                _take_away(storage, export_id)
+            if not (is_made and isinstance(exc, HoldfastError)):
                 raise
         table.sync(table.open(), -1)
+        _take_away(storage, export_id, {file.name for file in files})
 
 
 def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
@@ -142,12 +146,12 @@ def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
     """Yield rows, as many at once as make a file."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        held.append(batch)
+        held.append(fitted(batch, schema))
         if sum(one.nbytes for one in held) >= _FILE_BYTES:
-            yield pa.Table.from_batches(held).cast(schema)
+            yield pa.Table.from_batches(held)
             held = []
     if sum(batch.num_rows for batch in held):
-        yield pa.Table.from_batches(held).cast(schema)
+        yield pa.Table.from_batches(held)
 
 
 def _encoded(rows: pa.Table) -> pa.Buffer:
@@ -176,6 +180,12 @@ def _is_made(storage: ObjectStorage, export_id: str) -> bool:
         return export_id.encode() in bytes(storage.get(_FIRST_COMMIT, _COMMIT_BYTES_MAX))
     except NotFoundError:
         return False
+
+
+def _take_away(storage: ObjectStorage, export_id: str, but: Collection[str] = ()) -> None:
+    """Delete an export's files that are not part of its table."""
+    written = (info.key for info in storage.list("") if info.key.startswith(_prefix(export_id)))
+    storage.delete([key for key in written if key not in but])
 
 
 def _prefix(export_id: str) -> str:

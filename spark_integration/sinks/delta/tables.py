@@ -45,6 +45,9 @@ _DENIED = re.compile(
     r"40[13] (Forbidden|Unauthorized)|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|"
     r"Permission denied|lacked the necessary privileges|Unauthenticated|Read-only file system"
 )
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
+_FRAGMENT = re.compile("#.*")
+_EXISTS = "already exists at that location"
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 _DETAIL_MAX = 400
 
@@ -57,9 +60,15 @@ class KeptTable:
     url : str
     options : mapping of str to str
         The query's.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `deltalake` would take the URL for another place.
     """
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        _require_literal(url)
         self.url, self._options = url, options
         self.storage_options = storage_options(url, options)
         self._secrets = secrets_of(parse_storage_options(options)) | secrets_of(self.storage_options)
@@ -175,6 +184,18 @@ class KeptTable:
             raise error from (None if is_silent else exc)
 
 
+def _require_literal(url: str) -> None:
+    """Check that `deltalake` reads a URL as it stands: it decodes what looks like an escape, in a path, too."""
+    found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
+    if found:
+        raise InvalidArgumentError(
+            "deltalake takes this for the URL of another place, so that the table's log would not be where its files "
+            "are: choose another name for the folder",
+            table=url,
+            part=found[0],
+        )
+
+
 _MESSAGES: dict[type[HoldfastError], str] = {
     NotFoundError: "there is no Delta table",
     ConflictError: "another writer committed to the Delta table first",
@@ -186,7 +207,7 @@ _MESSAGES: dict[type[HoldfastError], str] = {
 def _error(exc: Exception, text: str) -> type[HoldfastError]:
     if isinstance(exc, TableNotFoundError):
         return NotFoundError
-    if isinstance(exc, CommitFailedError):
+    if isinstance(exc, CommitFailedError) or _EXISTS in text:
         return ConflictError
     refused = isinstance(exc, DeltaProtocolError | SchemaMismatchError | ValueError | TypeError)
     return InvalidArgumentError if refused or _DENIED.search(text) else UnavailableError

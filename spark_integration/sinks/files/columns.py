@@ -59,6 +59,9 @@ def _problem(t: pa.DataType) -> str | None:
     if pt.is_map(t):
         return _problem(t.key_type) or _problem(t.item_type)
     if pt.is_struct(t):
+        names = [t.field(i).name.lower() for i in range(t.num_fields)]
+        if len(set(names)) < len(names):
+            return "has two fields of one name, as many readers see it: rename one"
         problems: Iterable[str | None] = (_problem(t.field(i).type) for i in range(t.num_fields))
         return next(filter(None, problems), None) if t.num_fields else "has no fields: leave it out"
     if any(test(t) for test in _PLAIN):

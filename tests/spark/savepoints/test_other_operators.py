@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.state import GroupState
 
 import holdfast
 from holdfast import savepoints
@@ -99,7 +102,26 @@ def counted_if(frame: DataFrame, condition: str) -> DataFrame:
     return counts(counted, ["carrier"], "alerts")
 
 
-QUIET = {"vectorised": (counted_if, UNCHECKED), "processor": (appended_if, {**NEEDED, **UNCHECKED})}
+def reminded_if(frame: DataFrame, condition: str) -> DataFrame:
+    """Count rows, and wait for what comes after those for which something holds: the second operator has timeouts."""
+
+    def remind(key: tuple[str], _chunks: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        state.update((1,))
+        state.setTimeoutDuration(3_600_000)
+        yield pd.DataFrame({"carrier": [key[0]]})
+
+    grouped = holdfast.stream(counts(frame, ["carrier", "origin"], "pairs").where(condition)).groupBy("carrier")
+    clock = "ProcessingTimeTimeout"
+    return grouped.applyInPandasWithState(remind, "carrier string", "n long", "update", clock, name="alerts")
+
+
+# With timeouts Spark would run micro-batches without rows for ever.
+NO_MORE = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+QUIET = {
+    "vectorised": (counted_if, UNCHECKED),
+    "processor": (appended_if, {**NEEDED, **UNCHECKED}),
+    "timeouts": (reminded_if, {**NO_MORE, **UNCHECKED}),
+}
 
 
 @pytest.mark.parametrize("kind", sample(sorted(QUIET), quick=1))

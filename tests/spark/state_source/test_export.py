@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,7 +66,8 @@ def test_a_delta_table_of_no_rows_and_of_every_type(lab: Lab) -> None:
     """A reader finds the columns even where there is no file."""
     frame = lab.spark.sql(
         "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map('k', 2) AS by, X'00' AS raw, "
-        "timestamp'2026-01-01 00:00:00' AS at, timestamp_ntz'2026-01-01 00:00:00' AS clock, 1.5BD AS amount"
+        "timestamp'2026-01-01 00:00:00' AS at, timestamp_ntz'2026-01-01 00:00:00' AS clock, 1.5BD AS amount, "
+        "5 AS `value.n`"
     )
     write(frame, str(lab.folder / "typed"), "delta")
     write(frame.where("n > 1"), str(lab.folder / "empty"), "delta")
@@ -83,11 +86,22 @@ def test_an_export_that_fails_takes_its_files_away(lab: Lab, monkeypatch: pytest
     def lose(*given: object, **options: object) -> None:
         if where.name == "made":
             make(*given, **options)  # type: ignore[arg-type]
-        raise OSError("the connection was closed")
+        if where.name == "taken":
+            DeltaTable.create(where, pa.schema([("id", pa.int64())]))
+            make(*given, **options)  # type: ignore[arg-type]
+        raise KeyboardInterrupt if where.name == "interrupted" else OSError("the connection was closed")
 
     monkeypatch.setattr(exporting, "create_table_with_add_actions", lose)
     where = lab.folder / "failed"
     with pytest.raises(UnavailableError, match="the connection was closed"):
+        write(frame, str(where), "delta")
+    assert not list(where.rglob("*.parquet"))
+    where = lab.folder / "taken"
+    with pytest.raises(ConflictError, match="another writer"):
+        write(frame, str(where), "delta")
+    assert (DeltaTable(str(where)).version(), list(where.rglob("*.parquet"))) == (0, [])
+    where = lab.folder / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
         write(frame, str(where), "delta")
     assert not list(where.rglob("*.parquet"))
     where = lab.folder / "made"
@@ -98,6 +112,21 @@ def test_an_export_that_fails_takes_its_files_away(lab: Lab, monkeypatch: pytest
     assert not (lab.folder / "typed").exists()
 
 
+def test_what_a_repeated_task_has_left_is_taken_away(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no part of the table, and nobody else would delete it. The URL is one as Spark writes them."""
+    make = exporting.create_table_with_add_actions
+
+    def make_later(*given: object, **options: object) -> None:
+        (written,) = where.glob("*.parquet")
+        shutil.copy(written, written.with_stem(f"{written.stem}-again"))
+        make(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(exporting, "create_table_with_add_actions", make_later)
+    where = lab.folder / "repeated"
+    write(lab.spark.range(3).coalesce(1), f"file:{where}", "delta")
+    assert [Path(file) for file in DeltaTable(str(where)).file_uris()] == list(where.glob("*.parquet"))
+
+
 def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
     frame = lab.spark.sql(
         "SELECT 1 AS n, array(1) AS list, named_struct('a', 1) AS inner, map(1, 2) AS by, X'00' AS raw"
@@ -105,6 +134,19 @@ def test_csv_cannot_hold_what_is_nested(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match="columns='list, inner, by, raw'"):
         write(frame, str(lab.folder / "csv"), "csv")
     assert not (lab.folder / "csv").exists()
+
+
+def test_errors_of_spark_say_what_went_wrong_in_a_worker(lab: Lab) -> None:
+    """Of a traceback the last line; Spark's own first line only says that there was one."""
+
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise ModuleNotFoundError("No module named 'deltalake'")
+
+    with (
+        pytest.raises(UnavailableError, match=r"^ModuleNotFoundError: No module named 'deltalake'$"),
+        errors_of_spark(),
+    ):
+        lab.spark.range(1).mapInArrow(fail, "id long").collect()
 
 
 def test_errors_say_what_holdfast_said(lab: Lab) -> None:

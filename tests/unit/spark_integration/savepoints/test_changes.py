@@ -11,6 +11,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, unnamed
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.processor.state.variables import find_shown
 from holdfast.spark_integration.savepoints.changes import Changes, plans_of
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
@@ -45,6 +46,15 @@ def test_a_name_is_asked_for(quiet: Savepoint) -> None:
         planned(quiet, rename={"unnamed-1": "totals"})
     with pytest.raises(NotFoundError, match=r"no operator of this name to rename.*operators='totals, unnamed-1'"):
         planned(quiet, rename={"unnamed-0": "alerts"})
+
+
+def test_an_operator_without_tables_is_no_choice(quiet: Savepoint) -> None:
+    """Who reads or edits the one operator that has tables need not name it."""
+    assert quiet.find_operator(None).name == "totals"
+    only = replace(quiet, operators=quiet.operators[1:])
+    assert only.find_operator(None).name == "unnamed-1"
+    with pytest.raises(NotFoundError, match="it had had no rows"):
+        find_shown(only.operators[0].tables, "state")
 
 
 def test_an_operator_that_is_called_so_has_its_name() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.seeding import moved, pinned, seed
+from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed
+from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 
 PINNED = {"spark.sql.shuffle.partitions": "2", "spark.sql.a": "1"}
 BATCH = json.dumps({"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": PINNED})
@@ -117,3 +118,15 @@ def test_other_files_of_state_stay_as_they_are(key: str) -> None:
     """A user's values may look like paths."""
     data = memoryview(b'v2\n{"stateSchemaFilePaths": ["file:/data/query/state/3/_stateSchema/x"]}')
     assert bytes(moved(key, data, "file:///new")) == bytes(data)
+
+
+def test_partitions_are_a_number_of_shards() -> None:
+    """An operator without rows is saved with as many: no manifest may name what no reader takes."""
+
+    def logged(conf: Mapping[str, object]) -> LoggedBatch:
+        return LoggedBatch(4, "v1", json.dumps({"conf": conf}), (), 0)
+
+    assert [partitions_of(logged(conf)) for conf in (PINNED, {})] == [2, 1]
+    for given in ("many", "0", "-1", "3000000000", None, [2], "9" * 5000):
+        with pytest.raises(CorruptionError, match="partitions that cannot be"):
+            partitions_of(logged({"spark.sql.shuffle.partitions": given}))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import CorruptionError
+from holdfast.errors import CorruptionError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
@@ -65,3 +65,25 @@ def test_a_later_file_that_is_damaged_is_no_log(tmp_path: Path, damage: str) -> 
     (folder / "19.compact").write_text("\n".join(["v1", *kept]))
     with pytest.raises(CorruptionError, match=r"19\.compact (lacks|has a line)"):
         read(tmp_path, 5)
+
+
+def test_a_compacted_log_that_is_no_log_is_damaged(tmp_path: Path) -> None:
+    """A line that is taken for the version is a file that a restored query would read again."""
+    file = stored(tmp_path, "3.compact") / "3.compact"
+    for data, match in (
+        ("\n".join(lines(0, 3)).encode(), "does not begin with a version"),
+        (b"v1\n" + "\n".join(lines(0, 3)).encode().replace(b"input", b"\xff"), "is no text"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(CorruptionError, match=match):
+            read(tmp_path, 1)
+
+
+def test_a_number_that_no_log_has_reached_costs_nothing(tmp_path: Path) -> None:
+    """Positions and names of files are what stands in storage: they are compared, not counted up to."""
+    stored(tmp_path, "0", "3.compact")
+    with pytest.raises(UnavailableError, match="missing=4"):
+        read(tmp_path, 10**16)
+    (tmp_path / f"sources/0/{10**17}.compact").write_text("\n".join(["v1", *lines(0, 3)]))
+    with pytest.raises(CorruptionError, match="number=4"):
+        read(tmp_path, 10**16)
