@@ -167,14 +167,15 @@ def test_empty_places_that_are_slow_are_waited_for_together(
     tmp_path: Path, site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that hangs holds each view up for a moment, however many empty places lie there."""
-    monkeypatch.setattr("holdfast.ui.site.PATIENCE_S", 0.2)
+    monkeypatch.setattr("holdfast.ui.site.PATIENCE_S", 0.5)
     answered = threading.Event()
     slow = [FaultyStorage(open_storage(str(tmp_path / f"empty-{n}"))) for n in range(4)]
     site = site_of([*slow, directory(tmp_path / "state")], lambda _query, _home: Stored())
     for one in slow:
         one.faults.append(Fault("delay", times=None, wait=answered.wait))
     begun = time.monotonic()
-    assert site.directory(4).place == 4
-    took = time.monotonic() - begun
-    answered.set()
-    assert took < 0.6
+    try:
+        assert site.directory(4).place == 4
+        assert time.monotonic() - begun < 1.5
+    finally:
+        answered.set()
