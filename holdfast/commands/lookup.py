@@ -7,6 +7,7 @@ import csv
 import datetime as dt
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from decimal import Decimal
@@ -29,6 +30,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")  # noqa:
 _CELL_MAX = 200
 
 
+#: Of a micro-batch: a long, as Spark counts them.
+_NUMBER = re.compile("[0-9]{1,18}")
 _TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
 
 
@@ -153,7 +156,7 @@ def diff(
         (url, name), (other_url, other) = map(_savepoint, compared)
         compare_savepoints(url, name, other, rows, options, as_json, other_url=other_url)
         return
-    if len(compared) != 4 or not (compared[2].isdecimal() and compared[3].isdecimal()):
+    if len(compared) != 4 or not all(_NUMBER.fullmatch(one) for one in compared[2:]):
         raise click.UsageError(
             "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
         )

@@ -25,7 +25,7 @@ SHOWN_MS = 3_000
 #: Of the time that passes, listings take at most one part in so many.
 _REST = 10
 #: How long somebody who asks waits for a newer one.
-_PATIENCE_S = 2.0
+PATIENCE_S = 2.0
 TROUBLES_MAX = 20
 _METADATA_BYTES_MAX = 1 << 16
 
@@ -84,20 +84,20 @@ class Survey:
         Objects that belong to no operator, not even to one without a record.
     without_record : tuple of str
         Folders with shards, but without an operator record.
-    is_query : bool
-        Whether it is Spark's checkpoint location of a query, and no checkpoint directory.
+    query_id : str
+        Of the query whose checkpoint location this is; empty for what is no such location.
     """
 
     operators: Mapping[str, OperatorSurvey]
     sinks: tuple[StoredSink, ...]
     unknown: int
     without_record: tuple[str, ...]
-    is_query: bool = False
+    query_id: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether no operator and no sink has stored anything there."""
-        return not (self.is_query or self.operators or self.sinks or self.without_record)
+        return not (self.query_id or self.operators or self.sinks or self.without_record)
 
     def operator(self, name: str) -> OperatorSurvey:
         """Return an operator.
@@ -125,21 +125,22 @@ def survey(storage: ObjectStorage) -> Survey:
     Cost: one listing, and one small request for each operator and another one. Memory: while it lists, about 1 KB an
     object; then 33 bytes.
     """
-    if _is_query(storage):
-        return Survey({}, (), 0, (), is_query=True)
+    if query_id := _query_id(storage):
+        return Survey({}, (), 0, (), query_id)
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
     return Survey(_surveyed(storage, listing), listing.sinks, foreign, without_record)
 
 
-def _is_query(storage: ObjectStorage) -> bool:
-    """Tell whether a directory is Spark's checkpoint location of a query, which says the query's id."""
+def _query_id(storage: ObjectStorage) -> str:
+    """Return what Spark's checkpoint location of a query says is the query's id; nothing if this is none."""
     try:
         found = json.loads(bytes(storage.get("metadata", _METADATA_BYTES_MAX)))
     except (NotFoundError, CorruptionError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and isinstance(found.get("id"), str)
+        return ""
+    query_id = found.get("id") if isinstance(found, dict) else None
+    return query_id if isinstance(query_id, str) else ""
 
 
 def _surveyed(storage: ObjectStorage, listing: CheckpointListing) -> dict[str, OperatorSurvey]:
@@ -215,8 +216,19 @@ class Surveyor:
         self._due_ms = 0
         self._running: Future[None] | None = None
 
-    def latest(self) -> Dated:
+    @property
+    def known(self) -> Survey | None:
+        """What was told last, however old it is; None before the first survey."""
+        with self._lock:
+            return self._latest.survey if self._latest else None
+
+    def latest(self, patience_s: float = PATIENCE_S) -> Dated:
         """Return the latest survey, perhaps a new one.
+
+        Parameters
+        ----------
+        patience_s : float
+            How long to wait for a newer one.
 
         Raises
         ------
@@ -228,7 +240,7 @@ class Surveyor:
                 self._running = self._executor.submit(self._make)
             running, known = self._running, self._latest
         if running is not None:
-            done, _ = wait([running], _PATIENCE_S if known else None)
+            done, _ = wait([running], patience_s if known else None)
             for one in done:
                 one.result()  # what is no error of holdfast's is none to go on after
         with self._lock:

@@ -237,6 +237,8 @@ def list_checkpoint(storage: ObjectStorage, operator: str | None = None) -> Chec
 def list_begun(storage: ObjectStorage) -> CheckpointListing:
     """List a checkpoint directory in which no operator may have committed yet, or some are half-deleted.
 
+    What a query stores of an operator before its record is not unknown there.
+
     Raises
     ------
     NotFoundError
@@ -245,10 +247,11 @@ def list_begun(storage: ObjectStorage) -> CheckpointListing:
     infos = storage.list("")
     found = _listing(infos)
     is_inside = any(info.key == "operator" for info in found.unknown)  # one operator's directory was given
-    is_begun = not is_inside and any(_BEGUN.fullmatch(one.key) or _is_version(one) for one in found.unknown)
+    unknown = tuple(info for info in found.unknown if not _BEGUN.fullmatch(info.key))
+    is_begun = not is_inside and (len(unknown) < len(found.unknown) or any(map(_is_version, unknown)))
     if found.unknown and not (found.operators or found.sinks or is_begun):
         raise _nothing_found(storage, None, infos)
-    return found
+    return replace(found, unknown=unknown)
 
 
 def _listing(infos: Collection[ObjectInfo]) -> CheckpointListing:

@@ -14,15 +14,16 @@ Source: Spark 4.3, and locations that 4.0 to 4.3 wrote.
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 from holdfast.errors import CorruptionError
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.shard.pointer_row import PointerRow
@@ -49,6 +50,7 @@ _ENCODING = b"\0"
 FILE_BYTES_MAX = 1 << 30
 #: The same of one that is read beside others, so that all of them have about as much together.
 PART_BYTES_MAX = 64 << 20
+_AT_ONCE = 16
 #: All pointers of an operator, with the commits that they carry.
 KEPT_BYTES_MAX = 4 << 30
 #: Whoever reads a large one.
@@ -197,14 +199,15 @@ def _each(read: Callable[..., Rows], partitions: Collection[int], executor: Exec
         except CorruptionError:
             return None  # larger, or damaged: which is told when it is read again
 
-    found = executor.map(read_small, partitions) if len(partitions) > 1 else itertools.repeat(None)
-    for partition, small in zip(partitions, found, strict=False):
-        if small is not None:
-            yield small
-        else:
-            with _ALONE:
-                large = read(partition, limit_bytes=FILE_BYTES_MAX)
-            yield large
+    # Nor are more of them kept while a large one is read.
+    with closing(ahead(executor, read_small, partitions, _AT_ONCE)) as found:
+        for partition, small in zip(partitions, found, strict=True):
+            if small is not None:
+                yield small
+            else:
+                with _ALONE:
+                    large = read(partition, limit_bytes=FILE_BYTES_MAX)
+                yield large
 
 
 def _pointer(value: memoryview, is_of_group: bool, source: str) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -142,3 +143,13 @@ class TestHdfsStorage(_OnAServer):
     @pytest.fixture
     def place(self, hdfs: Hdfs) -> tuple[str, dict[str, object]]:
         return f"{hdfs.url}/contract/{next(_PLACES)}", hdfs.options()
+
+    def test_a_file_is_no_empty_directory(self, storage: ObjectStorage, hdfs: Hdfs) -> None:
+        """Whoever names one is told, as on a local disk."""
+        storage.put("one", b"object")
+        with (
+            open_storage(f"{storage.url}/one", hdfs.options()) as inside,
+            pytest.raises(InvalidArgumentError, match="this is a file"),
+        ):
+            inside.list("")
+        assert storage.list("one/") == []

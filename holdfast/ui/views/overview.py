@@ -133,14 +133,17 @@ def overview(site: Site) -> Overview:
     shown: list[ShownDirectory] = []
     found: list[tuple[int, OperatorSurvey]] = []
     lost: list[str] = []
-    for directory in site.directories():
+    homes, awaited = site.look()
+    for directory in homes:
         try:
             dated = directory.surveyor.latest()
         except HoldfastError as exc:
             shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), exc))
             continue
-        if dated.survey.is_empty and dated.error is None:
-            continue  # it is awaited
+        if empty := directory.awaited:
+            awaited.append(empty)
+            if dated.error is None:
+                continue
         operators = [(directory.place, one) for one in dated.survey.operators.values()]
         found += operators
         lost += dated.survey.without_record
@@ -158,7 +161,7 @@ def overview(site: Site) -> Overview:
                 len(rows),
             )
         )
-    return Overview(shown, _answers(found, lost) if found else [], site.awaited())
+    return Overview(shown, _answers(found, lost) if found else [], awaited)
 
 
 def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:

@@ -116,6 +116,16 @@ def files_below(client: hdfs_native.Client, folder: str) -> Sequence[hdfs_native
         return []
 
 
+def is_file(client: hdfs_native.Client, path: str) -> bool:
+    """Tell whether there is a file at a path, rather than a folder or nothing."""
+    try:
+        return not client.get_file_info(path).isdir
+    except (FileNotFoundError, RuntimeError) as exc:
+        if _says_absent(exc):
+            return False
+        raise
+
+
 def _is_there(client: hdfs_native.Client, path: str) -> bool:
     try:
         client.get_file_info(path)

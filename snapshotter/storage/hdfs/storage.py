@@ -59,6 +59,7 @@ from holdfast.snapshotter.storage.hdfs.calls import (
     create_file,
     delete_file,
     files_below,
+    is_file,
     read_file,
 )
 from holdfast.snapshotter.storage.keys import TEMPORARY_PREFIX, check_folder, check_key, key_problem
@@ -175,6 +176,9 @@ class HdfsStorage(ObjectStorage):
         """Return the objects of a folder; see `ObjectStorage.list`."""
         folder = f"{self._root}/{check_folder(prefix)}"
         found = self._perform("list", prefix, lambda client, _: files_below(client, folder))
+        top = self._root or "/"
+        if not (found or prefix) and self._perform("list", prefix, lambda client, _: is_file(client, top)):
+            raise InvalidArgumentError("this is a file: give a directory", storage=self.url)
         keys = [(status.path.removeprefix(f"{self._root}/"), status) for status in found]
         return [
             ObjectInfo(key, status.length, status.modification_time)

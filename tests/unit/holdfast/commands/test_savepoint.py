@@ -117,6 +117,7 @@ def test_diff_takes_savepoints_by_their_places(target: ObjectStorage, tmp_path: 
     assert "200" in said("diff", f"{tmp_path}/one", f"file://{tmp_path}/elsewhere/one")
     assert "two savepoints as URL/NAME" in said("diff", tmp_path, "totals", "one", "same")
     assert "two savepoints as URL/NAME" in said("diff", tmp_path, "one", "same")
+    assert "two savepoints as URL/NAME" in said("diff", tmp_path, "totals", "9" * 5000, "5")
     assert "is URL/NAME" in said("diff", "s3://bucket", f"{tmp_path}/one")
     assert "all tables are compared" in said("diff", f"{tmp_path}/one", f"{tmp_path}/same", "--table", "state")
     assert "'--checkpoint-dir'" in said("diff", tmp_path, "totals", "4", "5")

@@ -17,16 +17,17 @@ from holdfast.ui.site import Site, open_site
 TOKEN = "00112233445566778899aabbccddeeff"
 
 
-def _site(stack: ExitStack, locations: Iterable[Path], local_dir: str | None = None) -> Site:
+def _site(stack: ExitStack, locations: Iterable[Path], **places: str | None) -> Site:
     requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(4))
-    return open_site([str(one) for one in locations], {}, requests, surveys, stack, local_dir=local_dir)
+    return open_site([str(one) for one in locations], {}, requests, surveys, stack, **places)
 
 
 @contextmanager
-def opened(*locations: Path, local_dir: str | None = None) -> Iterator[FlaskClient]:
+def opened(*locations: Path, local_dir: str | None = None, checkpoint_dir: Path | None = None) -> Iterator[FlaskClient]:
     """Open the page of some directories and queries; yields what asks for it, below `TOKEN`."""
     with ExitStack() as stack:
-        site = _site(stack, locations, local_dir)
+        of_queries = str(checkpoint_dir) if checkpoint_dir else None
+        site = _site(stack, locations, local_dir=local_dir, checkpoint_dir=of_queries)
         yield make_app(site, TOKEN, ["localhost"]).test_client()
 
 
@@ -34,7 +35,7 @@ def opened(*locations: Path, local_dir: str | None = None) -> Iterator[FlaskClie
 def served(*locations: Path, local_dir: str | None = None) -> Iterator[str]:
     """Serve the page of some directories; yields its address."""
     with ExitStack() as stack:
-        site = _site(stack, locations, local_dir)
+        site = _site(stack, locations, local_dir=local_dir)
         server = make_server(site, TOKEN, "127.0.0.1", 0)
         thread = threading.Thread(target=server.run)
         thread.start()

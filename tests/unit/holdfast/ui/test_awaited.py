@@ -66,6 +66,37 @@ def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
         assert page.get(f"{FIRST}0/totals/").status_code == 404
 
 
+def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
+    """A place that becomes a query's needs a directory: the one that was given for queries, or the page says so."""
+    with opened(tmp_path / "query") as page:
+        assert "Empty" in page.get(FIRST).text
+        begin(tmp_path / "query")
+        assert "start the page with the checkpoint directory, too" in said(page.get(FIRST).text)
+    (tmp_path / "query/metadata").unlink()
+    with opened(tmp_path / "query", checkpoint_dir=tmp_path / "state") as page:
+        assert said(page.get(FIRST).text).count("Empty, or it does not exist") == 2
+        begin(tmp_path / "query")
+        assert "first commit is awaited" in said(page.get(FIRST).text)
+        with open_storage(str(tmp_path / "state")) as storage:
+            put_record(storage)
+        assert ">totals</a>" in page.get(FIRST).text
+
+
+def test_a_directory_that_is_a_query(tmp_path: Path) -> None:
+    """Of two locations of queries none is the other's checkpoint directory."""
+    one, other = begin(tmp_path / "one"), begin(tmp_path / "other")
+    with pytest.raises(NotFoundError, match="holds pointers only"), opened(one, checkpoint_dir=other):
+        pass
+
+
+def test_a_place_that_is_named_twice(tmp_path: Path) -> None:
+    """Written in two ways it is still one."""
+    with open_storage(str(tmp_path / "state")) as storage:
+        put_record(storage)
+    with opened(tmp_path / "state", tmp_path / "state/../state") as page:
+        assert ">Operators</h2>" in page.get(FIRST).text  # else each has its place for a heading
+
+
 def test_what_a_query_stores_first_is_no_foreign_file(tmp_path: Path) -> None:
     """Before its record an operator has probes and claims: the directory is awaited, not refused."""
     with open_storage(str(tmp_path / "state")) as storage:
@@ -73,6 +104,10 @@ def test_what_a_query_stores_first_is_no_foreign_file(tmp_path: Path) -> None:
         storage.put("_queries/0f1e2d3c", b"origin")
     with opened(tmp_path / "state") as page:
         assert "Nothing to show yet" in page.get(FIRST).text
+        with open_storage(str(tmp_path / "state")) as storage:
+            put_record(storage, "sessions")
+        assert ">sessions</a>" in page.get(FIRST).text
+        assert "not holdfast's" not in page.get(FIRST).text
 
 
 def test_a_record_that_was_deleted(tmp_path: Path) -> None:

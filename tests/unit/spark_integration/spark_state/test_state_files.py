@@ -6,6 +6,7 @@ import io
 import json
 import random
 import struct
+import threading
 import time
 import zipfile
 from collections.abc import Mapping
@@ -223,7 +224,37 @@ def test_partitions_side_by_side_are_small(tmp_path: Path) -> None:
         assert limits.count(PART_BYTES_MAX) == 2 * operator.partitions
         limits.clear()
         read_pointers(*args, partitions=[3])  # as a look-up does
-        assert limits == [FILE_BYTES_MAX]
+        assert limits == [PART_BYTES_MAX, FILE_BYTES_MAX]
+
+
+def test_a_look_up_waits_for_nobody(tmp_path: Path) -> None:
+    """While a large partition is read, slowly, look-ups in small ones go on, and few others are kept in memory."""
+    begun, released, small = threading.Event(), threading.Event(), []
+
+    def read(_location: object, _operator: int, partition: int, *, family: str, limit_bytes: int) -> dict[bytes, bytes]:
+        if partition:
+            small.append(partition)
+        elif limit_bytes == PART_BYTES_MAX:
+            raise CorruptionError("more than Spark would have stored")
+        else:
+            begun.set()
+            assert released.wait(10)
+        return {}
+
+    operator = StateOperator(0, STATE_VARIABLES, 200, (POINTER_VARIABLE,))
+    stores: Any = SimpleNamespace(read=read)
+    with LocalStorage(str(tmp_path)) as location, ThreadPoolExecutor(16) as threads, ThreadPoolExecutor(2) as callers:
+        args = location, stores, operator, StateOperators(location), threads
+        slow = callers.submit(read_pointers, *args)
+        assert begun.wait(10)
+        try:
+            assert callers.submit(read_pointers, *args, partitions=[7]).result(timeout=5) == []
+            time.sleep(0.05)
+            assert len(small) <= 20
+        finally:
+            released.set()
+        assert slow.result() == []
+        assert len(small) == 200
 
 
 def test_a_database_that_grows_when_read_is_refused(tmp_path: Path) -> None:
