@@ -58,6 +58,7 @@ def postgres(
     create: bool = False,
     schema: str | None = None,
     dsn: str = "",
+    connections: int = 4,
 ) -> TwoPhaseSink:
     """Return a sink that is a table of PostgreSQL; needs ``holdfast[postgres]``.
 
@@ -76,6 +77,9 @@ def postgres(
         Where the sink keeps its marks and staging tables; by default beside the table.
     dsn : str
         A libpq connection string without credentials. Options go before it.
+    connections : int
+        By how many the driver applies a micro-batch of more than 4 MB by keys: its parts become visible one after the
+        other, within milliseconds. With 1 it is visible as a whole.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def postgres(
     """
     with needs_extra("postgres"):
         from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-    return PostgresSink(name, table, keys, create, schema, dsn)
+    return PostgresSink(name, table, keys, create, schema, dsn, connections)
 
 
 def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:

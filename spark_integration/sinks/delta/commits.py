@@ -71,8 +71,8 @@ class TableCommits:
         check_schema(table, schema, self._partition_by)
         self._kept.checked = demands(table)
 
-    def check_again(self, nulls: Iterable[str]) -> None:
-        """Check that the table is as it was at the start, and takes nulls in these columns.
+    def check_again(self, files: Iterable[DataFile]) -> None:
+        """Check that the table is as it was at the start, and takes the nulls in these files.
 
         Raises
         ------
@@ -86,10 +86,7 @@ class TableCommits:
         self._kept.require_same()
         table = self._kept.current()
         self._require_unchanged(table)
-        if refused := sorted(columns_without_nulls(table).intersection(nulls)):
-            raise InvalidArgumentError(
-                "rows have a null where the Delta table takes none", column=refused[0], table=self._url
-            )
+        self._require_place_for_nulls(table, files)
 
     def newest(self, query: SinkQuery) -> int:
         """Return the newest micro-batch of a query that the table has; -1 if it has none."""
@@ -184,6 +181,8 @@ class TableCommits:
                 self.has(query, batch_id, files)
                 return
             self._require_unchanged(table)
+            # One that another process confirmed may have been changed since: what it refuses is not known here.
+            self._require_place_for_nulls(table, files)
             properties = CommitProperties(
                 custom_metadata={"holdfast": said},
                 app_transactions=[
@@ -213,6 +212,13 @@ class TableCommits:
                 "start it again, and the table is checked again; what was decided is committed then",
                 table=self._url,
                 changed=", ".join(name for name, value in now.items() if before and before[name] != value),
+            )
+
+    def _require_place_for_nulls(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
+        nulls = {name for file in files for name in file.details.get("nulls", ())}
+        if refused := sorted(columns_without_nulls(table) & nulls):
+            raise InvalidArgumentError(
+                "rows have a null where the Delta table takes none", column=refused[0], table=self._url
             )
 
     def _newest(self, table: DeltaTable, query: SinkQuery) -> int:

@@ -20,6 +20,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt,
 from tests.read_kafka import committed, transactional_ids
 from tests.repetitions import sample
 from tests.servers.kafka import PASSWORD, USER, Kafka
+from tests.servers.programs import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
 
@@ -266,7 +267,7 @@ def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_mad
             lab.sink.confirm(lab.query, 1, [handle])
             time.sleep(0.05)
     if is_made_anew:
-        admin.create_topics([kafka_admin.NewTopic(lab.topic, 1, 1)])[lab.topic].result(30)
+        make_anew(lab, admin)
     for step in (lab.sink.confirm, lab.sink.commit, lab.sink.commit):
         with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
             step(lab.query, 1, [handle])
@@ -276,6 +277,32 @@ def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_mad
     else:
         with pytest.raises(InvalidArgumentError, match="no such topic"):
             lab.sink.open(lab.query, _SCHEMA)
+
+
+def make_anew(lab: Lab, admin: kafka_admin.AdminClient) -> None:
+    """Create the topic again, and return when the broker knows it."""
+    admin.create_topics([kafka_admin.NewTopic(lab.topic, 1, 1)])[lab.topic].result(30)
+    wait_until(lambda: lab.topic in admin.list_topics(timeout=10).topics, list)
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_topic_that_was_made_anew_before_the_first_decision_is_said(lab: Lab, is_written: bool) -> None:
+    """What was written went with it; nothing was shown, so the next start writes into the one that is there."""
+    lab.sink.open(lab.query, _SCHEMA)
+    handle = lab.prepare("gone") if is_written else None
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
+    make_anew(lab, admin)
+    handle = handle or lab.prepare("gone")
+    with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+        lab.sink.confirm(lab.query, 0, [handle])
+    assert lab.sink.open(lab.query, _SCHEMA) == -1
+    lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))
+    handle = lab.prepare("shown")
+    lab.sink.confirm(lab.query, 0, [handle])
+    lab.sink.commit(lab.query, 0, [handle])
+    assert lab.shown() == ["shown"]
 
 
 def test_a_longer_time_than_the_broker_allows_is_refused(kafka: Kafka) -> None:
