@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -228,6 +228,23 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
         link.close()
         raise
     give_back(link, to, application)
+
+
+def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Link]]) -> None:
+    """Refuse a pooler that gives a session of the server to others between two transactions: so are its settings.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is one.
+    """
+    asked = "SELECT pg_backend_pid()"
+    mine = link.run(asked)
+    if mine == [(link.connection.info.backend_pid,)]:  # a pooler says other numbers at the beginning
+        return
+    with lend() as other:
+        if other.run(asked) == mine:
+            raise InvalidArgumentError(failures.NO_SESSION)
 
 
 def is_alive(link: Link) -> bool:

@@ -105,6 +105,7 @@ class PostgresSink(TwoPhaseSink):
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
         with self._driver(query, "a sink is opened") as link:
+            connecting.require_own_session(link, lambda: self._lent(query))
             if self.create:
                 self._make_table(link, schema)
             found = link.known[self.table] = link.known[_OPENED, self.table] = target.read(link, self.table)

@@ -29,7 +29,7 @@ import holdfast
 from holdfast import sinks
 from tests.faults import killed_driver
 from tests.faults.sinks.killed_at import KilledAt
-from tests.faults.sinks.targets import TARGETS, Place
+from tests.faults.sinks.targets import Place, target_of
 
 OPERATOR = "totals"
 KEYS, ROWS = 40, 80
@@ -47,7 +47,7 @@ class Job(killed_driver.Job):
     Attributes
     ----------
     target : str
-        One of `TARGETS`.
+        One of `TARGETS` or `OTHERS`.
     place : dict
         Where the target is.
     way : str
@@ -93,7 +93,7 @@ def totals_of(run: str) -> Callable[[holdfast.ShardBatch], pa.Table]:
 
 def run_once(spark: SparkSession, job: Job) -> None:
     """Start the query and wait until it fails, or ends because it is to."""
-    mode = "append" if job.way == "source" else "update"
+    mode = "append" if job.way == "source" or target_of(job.target).appends_only else "update"
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
     rows = (
         holdfast.stream(numbers.select((sf.col("value") % KEYS).alias("key"), "value"))
@@ -120,7 +120,7 @@ def run_once(spark: SparkSession, job: Job) -> None:
 
 def _own_writer(job: Job, rows: DataFrame) -> DataStreamWriter | None:
     """Return the writer of a stream, where rows do not go through foreachBatch."""
-    target, place = TARGETS[job.target], job.place or {}
+    target, place = target_of(job.target), job.place or {}
     if job.way == "plain":
         return target.plain_writer(target.shape(rows), place)
     if job.way != "source":
@@ -133,7 +133,7 @@ def _own_writer(job: Job, rows: DataFrame) -> DataStreamWriter | None:
 
 
 def _writing(job: Job) -> Callable[[DataFrame, int], None]:
-    target, place = TARGETS[job.target], job.place or {}
+    target, place = target_of(job.target), job.place or {}
     if job.way == "plain":
         return lambda frame, _: target.plain(target.shape(frame), place)
     sink = target.sink(place)
@@ -160,7 +160,7 @@ def _until_stopped(job: Job, write: Callable[[DataFrame, int], None]) -> Callabl
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    target = TARGETS[job.target]
+    target = target_of(job.target)
     if job.way == "plain" and (jars := target.jars()):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(jars)} {os.environ['PYSPARK_SUBMIT_ARGS']}"
     spark = killed_driver.start_spark(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.faults.sinks import killed_query
 from tests.faults.sinks.judging import Census, census
 from tests.faults.sinks.killed_at import STEPS
 from tests.faults.sinks.killed_query import Job, newest_commit
-from tests.faults.sinks.targets import TARGETS, Target
+from tests.faults.sinks.targets import Target, target_of
 
 #: How long a query may go without a micro-batch.
 _PATIENCE_S = 180.0
@@ -38,11 +39,11 @@ class SinkKillings(Killings):
 
     @property
     def target(self) -> Target:
-        return TARGETS[self.job.target]
+        return target_of(self.job.target)
 
-    def run(self, kills: int) -> None:
+    def run(self, kills: int, victims: Sequence[str] = ("driver", "worker", "server", "sink's server")) -> None:
         """Kill so many processes, then let the query end between two micro-batches."""
-        self.victims = ("driver", "worker", "server", *(["sink's server"] if self.target.has_server else []))
+        self.victims = tuple(each for each in victims if each != "sink's server" or self.target.has_server)
         with self.cleaned_up():
             self._start()
             self._progress(1)

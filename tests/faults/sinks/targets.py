@@ -20,7 +20,7 @@ from holdfast.examples.sinks import csv_folder
 from tests.servers import downloads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
     from holdfast.sinks import TwoPhaseSink
@@ -46,6 +46,8 @@ class Target:
     name: str
     upserts = False
     has_server = False
+    #: Whether Spark's own sink only appends.
+    appends_only = False
 
     @contextmanager
     def served(self, folder: Path) -> Iterator[Place]:
@@ -71,7 +73,7 @@ class Target:
         return rows
 
     def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter | None:
-        """Return Spark's own sink, if that is the plain way."""
+        """Return Spark's own sink, if that is the plain way; it decides whether rows may be updates."""
         return None
 
     def plain(self, rows: DataFrame, place: Place) -> None:
@@ -121,6 +123,23 @@ class ParquetTarget(Target):
         if not list(Path(place["folder"]).glob("_SUCCESS")):
             return sinks.read_parquet(place["folder"])
         return ds.dataset(place["folder"], format="parquet").to_table()
+
+
+class SparksFiles(Target):
+    """Spark's own file sink: it lists what counts in ``_spark_metadata``, which Spark's reader knows and no other."""
+
+    name = "sparks-files"
+    appends_only = True
+
+    def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter:
+        return rows.writeStream.format("parquet").option("path", place["folder"])
+
+    def read(self, place: Place) -> pa.Table:
+        """Read all files, as DuckDB, Polars, pandas and Hive do."""
+        return ds.dataset(place["folder"], format="parquet", exclude_invalid_files=True).to_table()
+
+    def read_by_spark(self, spark: SparkSession, place: Place) -> pa.Table:
+        return spark.read.parquet(place["folder"]).toArrow().cast(SCHEMA)
 
 
 class DeltaTarget(Target):
@@ -191,8 +210,9 @@ class PostgresTarget(Target):
         return place
 
     def plain(self, rows: DataFrame, place: Place) -> None:
-        """Insert the rows of each partition in one transaction, as JDBC does."""
-        conflict = "ON CONFLICT (key) DO UPDATE SET batch = EXCLUDED.batch" if self.upserts else ""
+        """Insert the rows of each partition in one transaction, as Spark's JDBC writer does; or upsert them."""
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in SCHEMA.names)
+        conflict = f"ON CONFLICT (key) DO UPDATE SET {sets}" if self.upserts else ""
         insert = f"INSERT INTO results VALUES ({', '.join(['%s'] * len(SCHEMA))}) {conflict}"
 
         def insert_all(partition: Iterator[Row]) -> None:
@@ -271,3 +291,9 @@ TARGETS: dict[str, Target] = {
     "postgres upsert": PostgresTarget(upserts=True),
     "kafka": KafkaTarget(),
 }
+#: How others write, where that is no sink of `TARGETS`.
+OTHERS: dict[str, Target] = {"Spark's files": SparksFiles()}
+
+
+def target_of(name: str) -> Target:
+    return {**TARGETS, **OTHERS}[name]

@@ -6,19 +6,25 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.sinks.judging import Onlooker, census
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
-from tests.faults.sinks.targets import TARGETS
+from tests.faults.sinks.targets import TARGETS, SparksFiles, target_of
 from tests.repetitions import LONG, sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KILLS = 100 if LONG else 4
 #: Those that append.
 SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.
-OTHERS = ["parquet", "delta", "postgres", "kafka"]
+APPENDERS = ["parquet", "delta", "postgres", "kafka"]
+SPARKS_FILES = SparksFiles()
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
@@ -62,16 +68,51 @@ def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("target", APPENDERS)
 def test_what_others_do(target: str, java_home: Path, tmp_path: Path) -> None:
     """The same kills without these sinks: results are doubled, and attempts mixed.
 
     That nothing of ours is, `test_kills_show_each_result_once` shows in every run.
     """
-    with TARGETS[target].served(tmp_path) as place:
+    with target_of(target).served(tmp_path) as place:
         run = run_of(tmp_path, target, place, "plain", 0)
         run.run(KILLS)
         found = run.judged()
     print(f"\n{target}, the plain way: killed {run.done}; {found}")
     assert found.doubled
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.long
+def test_what_spark_shows_of_its_own_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Its own reader knows which files count; all others find those of dead attempts, too."""
+    with SPARKS_FILES.served(tmp_path) as place:
+        run = run_of(tmp_path, "Spark's files", place, "plain", 0)
+        run.run(KILLS)
+        by_others = run.judged()
+        by_spark = census(SPARKS_FILES.read_by_spark(spark, place), by_others.batches, upserts=False)
+    print(f"\nSpark's files: killed {run.done}; all files: {by_others}; by Spark: {by_spark}")
+    assert by_others.doubled
+    assert by_spark.is_right
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["plain", "exactly_once"])
+def test_what_an_onlooker_sees_of_upserts(way: str, java_home: Path, tmp_path: Path) -> None:
+    """In the end both have the newest results; on the way others show parts of micro-batches, and change results."""
+    target = target_of("postgres upsert")
+    with target.served(tmp_path) as place, Onlooker(lambda: target.read(place)) as onlooker:
+        run = run_of(tmp_path, "postgres upsert", place, way, 0)
+        run.run(KILLS)
+        found = run.judged()
+    print(f"\nupserts, {way}: killed {run.done}; {found}; of {onlooker.reads} looks {onlooker.torn} at parts, "
+          f"{onlooker.changed} results changed")  # fmt: skip
+    assert onlooker.reads
+    if way == "plain":
+        assert onlooker.torn
+        assert onlooker.changed
+    else:
+        assert found.is_right
+        assert (onlooker.torn, onlooker.changed) == (0, 0)
     shutil.rmtree(tmp_path)
