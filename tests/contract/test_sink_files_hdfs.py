@@ -1,4 +1,7 @@
-"""The Parquet sink keeps the contract of two-phase sinks on a real HDFS, whose daemons are killed and started again."""
+"""The Parquet sink keeps the contract of two-phase sinks on a real HDFS, whose daemons are killed and started again.
+
+A quick run has `tests/spark/sinks/test_file_sinks.py::test_parquet_on_hdfs_shows_each_micro_batch_once`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import pytest
 from holdfast.spark_integration.sinks.parquet.reading import read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from tests.contract.sampled_contract import SampledContract
+from holdfast.testing.sink_contract import SinkContract
 from tests.servers.hdfs import Hdfs
 
-pytestmark = [pytest.mark.hdfs, pytest.mark.slow(120)]
+pytestmark = [pytest.mark.hdfs, pytest.mark.long, pytest.mark.slow(600)]
 _PLACES = itertools.count()
 
 
-class TestParquetSinkOnHdfs(SampledContract):
+class TestParquetSinkOnHdfs(SinkContract):
     @pytest.fixture
     def sink(self, hdfs: Hdfs) -> TwoPhaseSink:
         self.server, self.url = hdfs, f"{hdfs.url}/sinks/{next(_PLACES)}"

@@ -192,7 +192,9 @@ def _there(link: Link, handles: Sequence[Handle]) -> tuple[set[tuple[str, ...]],
     if gids:
         there |= {(gid,) for (gid,) in link.run(_PREPARED, [gids])}
     rows = [row for row in link.run(_STAGED, [tables]) if row[:2] in keys] if tables else []
-    staged = [Staged(*row[:2], [(name, declared) for name, declared in row[2]], set(row[3]), row[4]) for row in rows]
+    staged = [
+        Staged(row[0], row[1], [(name, declared) for name, declared in row[2]], set(row[3]), row[4]) for row in rows
+    ]
     return there | {row[:2] for row in rows}, staged
 
 

@@ -100,7 +100,7 @@ def test_what_spark_shows_of_its_own_files(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["plain", "exactly_once"])
 def test_what_an_onlooker_sees_of_upserts(way: str, java_home: Path, tmp_path: Path) -> None:
-    """In the end both have the newest results; on the way others show parts of micro-batches, and change results."""
+    """In the end both have the newest results; on the way others show parts of micro-batches."""
     target = target_of("postgres upsert")
     with target.served(tmp_path) as place, Onlooker(lambda: target.read(place)) as onlooker:
         run = run_of(tmp_path, "postgres upsert", place, way, 0)
@@ -111,7 +111,6 @@ def test_what_an_onlooker_sees_of_upserts(way: str, java_home: Path, tmp_path: P
     assert onlooker.reads
     if way == "plain":
         assert onlooker.torn
-        assert onlooker.changed
     else:
         assert found.is_right
         assert (onlooker.torn, onlooker.changed) == (0, 0)
