@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -52,7 +53,8 @@ class Job(killed_driver.Job):
         Where the target is.
     way : str
         ``exactly_once``, ``steps`` (the same, and it dies at each step of the protocol), ``source`` (the sink as a data
-        source), or ``plain``: what is done without holdfast's sinks.
+        source), or ``plain``: what is done without holdfast's sinks; by foreachBatch it dies once between its first
+        write and the end of the micro-batch, whatever else kills it.
     """
 
     target: str = "csv"
@@ -137,7 +139,12 @@ def _writing(job: Job) -> Callable[[DataFrame, int], None]:
     if job.way == "plain":
         return lambda frame, _: target.plain(target.shape(frame), place)
     sink = target.sink(place)
-    write = sinks.exactly_once(KilledAt(sink, str(job.path / "marks")) if job.way == "steps" else sink)
+    if job.way == "steps":
+        sink = killed = KilledAt(sink, str(job.path / "marks"), target.steps)
+        target.prepare_driver(killed.die)
+    else:
+        target.prepare_driver(lambda step: None)
+    write = sinks.exactly_once(sink)
     return lambda frame, batch_id: write(target.shape(frame), batch_id)
 
 
@@ -153,6 +160,10 @@ def _until_stopped(job: Job, write: Callable[[DataFrame, int], None]) -> Callabl
         # Time for a kill between what the target shows and what Spark notes.
         (job.path / "written").mkdir(exist_ok=True)
         (job.path / "written" / str(batch_id)).touch()
+        if job.way == "plain" and not (died := job.path / "died").exists():
+            # Random kills may all miss the moment that tells most.
+            died.touch()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         time.sleep(_AFTERWARDS_S)
 
     return write_or_end
@@ -164,6 +175,7 @@ def main() -> None:
     if job.way == "plain" and (jars := target.jars()):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(jars)} {os.environ['PYSPARK_SUBMIT_ARGS']}"
     spark = killed_driver.start_spark(job)
+    spark.conf.set("spark.sql.shuffle.partitions", target.partitions)
     for option, value in target.options(job.place or {}).items():
         spark.conf.set(f"spark.holdfast.sink.{target.name}.{option}", value)
     commits, in_vain = job.path / "query" / "commits", 0

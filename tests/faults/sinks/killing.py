@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.faults.killings import Killings
 from tests.faults.sinks import killed_query
 from tests.faults.sinks.judging import Census, census
-from tests.faults.sinks.killed_at import STEPS
 from tests.faults.sinks.killed_query import Job, newest_commit
 from tests.faults.sinks.targets import Target, target_of
 
@@ -60,7 +59,7 @@ class SinkKillings(Killings):
             self._progress(2)
             marks.mkdir()
             died, since = 0, time.monotonic()
-            while died < len(STEPS):
+            while died < len(self.target.steps):
                 self._keep_running()
                 if self.count("marks/*") > died:
                     died, since = self.count("marks/*"), time.monotonic()

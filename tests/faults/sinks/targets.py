@@ -7,16 +7,17 @@ its `Place`. Readers are those of other people: they know nothing of holdfast.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from holdfast import sinks
 from holdfast.examples.sinks import csv_folder
+from tests.faults.sinks.killed_at import STEPS
 from tests.servers import downloads
 
 if TYPE_CHECKING:
@@ -41,11 +42,17 @@ class Target:
     upserts : bool
         Whether it keeps one row for each key.
     has_server : bool
+    partitions : int
+        Of a micro-batch.
+    steps : tuple of str
+        At which its query can die.
     """
 
     name: str
     upserts = False
     has_server = False
+    partitions = 2
+    steps = STEPS
     #: Whether Spark's own sink only appends.
     appends_only = False
 
@@ -71,6 +78,9 @@ class Target:
     def shape(self, rows: DataFrame) -> DataFrame:
         """Return the rows as the sink takes them."""
         return rows
+
+    def prepare_driver(self, die: Callable[[str], None]) -> None:
+        """Set up the process that commits; `die` ends it, if it is the turn of that step."""
 
     def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter | None:
         """Return Spark's own sink, if that is the plain way; it decides whether rows may be updates."""
@@ -236,6 +246,31 @@ class PostgresTarget(Target):
         self._server.start()
 
 
+class PostgresParts(PostgresTarget):
+    """A table by key, into which the driver puts each micro-batch over several connections, however small it is."""
+
+    partitions = 4
+    steps = (*STEPS, "parted")
+
+    def __init__(self) -> None:
+        super().__init__(upserts=True)
+
+    def sink(self, place: Place) -> TwoPhaseSink:
+        return sinks.postgres(self.name, "results", keys=["key"], connections=4)
+
+    def prepare_driver(self, die: Callable[[str], None]) -> None:
+        from holdfast.spark_integration.sinks.postgres import applying
+
+        applying._SMALL_BYTES = 0
+        commit_shares = applying.Applying._commit_shares
+
+        def commit_and_die(*given: Any) -> None:
+            commit_shares(*given)
+            die("parted")
+
+        applying.Applying._commit_shares = commit_and_die  # type: ignore[method-assign]
+
+
 class KafkaTarget(Target):
     """A topic; a consumer reads it that sees committed messages only."""
 
@@ -289,6 +324,7 @@ TARGETS: dict[str, Target] = {
     "postgres": PostgresTarget(),
     "postgres staged": PostgresTarget(prepares=False),
     "postgres upsert": PostgresTarget(upserts=True),
+    "postgres parts": PostgresParts(),
     "kafka": KafkaTarget(),
 }
 #: How others write, where that is no sink of `TARGETS`.

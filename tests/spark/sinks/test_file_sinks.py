@@ -106,6 +106,7 @@ def test_parquet_shows_each_micro_batch_once(session: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.hdfs
+@pytest.mark.turn(0, 3)
 def test_parquet_on_hdfs_shows_each_micro_batch_once(session: SparkSession, hdfs: Hdfs, tmp_path: Path) -> None:
     """Written by Spark's forked workers; its daemons are killed between two starts of the query."""
     url = f"{hdfs.url}/shown"
