@@ -8,7 +8,8 @@
 
 The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. Nobody is a member of the
 group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit could
-until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells.
+until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells. Brokers
+that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is raised.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
 from holdfast.spark_integration.sinks.kafka.wire.requests import Mark
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+_NO_ID = "0" * 32
 
 
 class Marks:
@@ -87,7 +90,7 @@ class Marks:
             raise refused(code, f"read the consumer group {self._group}")
         for mark in marks:
             query_id, _, topic_id = mark.text.partition(" ")
-            if mark.topic == self._topic and mark.offset >= 0 and topic_id == self._topic_id():
+            if mark.topic == self._topic and mark.offset >= 0 and _may_be_same(topic_id, self._topic_id()):
                 return Mark(mark.topic, mark.offset, query_id)
         return None
 
@@ -108,3 +111,7 @@ class Marks:
                 raise refused(code, "see the topic", topic=self._topic)
             self._known_id = "gone" if code else topics[0].topic_id
         return self._known_id
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    return one == other or _NO_ID in (one, other)
