@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ class _Source(SinkSource):
 
     def _number(self, option: str, default: int) -> int:
         value = self.options.get(option, str(default))
-        if not value.isdecimal():
+        if not re.fullmatch("[0-9]{1,9}", value):
             raise InvalidArgumentError(f"the option {option} is a whole number", given=value)
         return int(value)
 

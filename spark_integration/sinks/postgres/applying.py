@@ -6,6 +6,8 @@
     several  each: BEGIN; apply, remember and drop its share
              when all have done so: COMMIT, one after the other, the one with the mark last: visible in parts
 
+Several only where the user asks for it, and where no row depends on another: a row that refers to one of another share,
+or takes the value of a second unique index from it, would be refused each time. So nothing is checked at a COMMIT.
 Each transaction holds what it locked until all have applied. So where two shares have a key in common, one waits for
 another that waits for it to be done; it gives up after a second, all are rolled back, and one applies everything. Of a
 key that is in a table twice, the row that was written last counts; of one in two tables, that of the higher partition.
@@ -14,14 +16,15 @@ key that is in a table twice, the row that was written last counts; of one in tw
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from psycopg import errors, sql
 
+from holdfast.errors import UnavailableError
 from holdfast.spark_integration.sinks.postgres import names
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.marks import Marks
@@ -34,7 +37,7 @@ _log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 # Who has done its share waits for the others, idle.
 _TOGETHER = "SET LOCAL lock_timeout = '1s'; SET LOCAL idle_in_transaction_session_timeout = 0"
-_SHARE_KEYS = "partitions share keys"
+_ONE = "one connection applies"
 
 
 class Staged(NamedTuple):
@@ -76,7 +79,7 @@ class Helpers:
 
 
 class _HeldUpError(Exception):
-    """Somebody else has locked what is to be written."""
+    """Several connections cannot do it; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,15 @@ class Applying:
         self, link: Link, query: SinkQuery, batch_id: int, staged: Sequence[Staged], helpers: Helpers | None
     ) -> None:
         """Apply, remember and drop staging tables; what helpers have done is committed before the link's own part."""
-        shares = _shares(staged, helpers.connections if helpers and _SHARE_KEYS not in link.known else 1)
+        may_share = helpers and _ONE not in link.known and not self.target.looks_across_rows(self.keys)
+        shares = _shares(staged, helpers.connections if helpers and may_share else 1)
         if helpers and len(shares) > 1:
             try:
                 self._commit_shares(link, query, batch_id, shares, helpers)
                 return
-            except _HeldUpError:
-                link.known[_SHARE_KEYS] = True
-                _log.info(
-                    "sink %s: two partitions have a key in common, or somebody else holds one: "
-                    "micro-batches are applied over one connection",
-                    query.sink,
-                )
+            except _HeldUpError as exc:
+                link.known[_ONE] = True
+                _log.info("sink %s: %s: from now on micro-batches are applied over one connection", query.sink, exc)
         self._commit_share(link, query, batch_id, staged)
 
     def apply(self, link: Link, staged: Sequence[Staged]) -> None:
@@ -119,7 +119,7 @@ class Applying:
         self, link: Link, query: SinkQuery, batch_id: int, shares: Sequence[Sequence[Staged]], helpers: Helpers
     ) -> None:
         with ExitStack() as stack:
-            links = [stack.enter_context(helpers.lend()) for _ in shares[1:]]
+            links = [stack.enter_context(_lent(helpers)) for _ in shares[1:]]
             # A savepoint of the link's transaction: it is left last, and undone with the others.
             for each in (link, *links):
                 stack.enter_context(each.connection.transaction())
@@ -141,7 +141,7 @@ class Applying:
             link.run(_TOGETHER)
             self._commit_share(link, query, batch_id, share)
         except (errors.LockNotAvailable, errors.DeadlockDetected):
-            problem = _HeldUpError()
+            problem = _HeldUpError("two partitions have a key in common, or somebody else has locked one")
         else:
             return
         raise problem
@@ -172,6 +172,17 @@ class Applying:
             sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in values
         )
         return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
+
+
+@contextmanager
+def _lent(helpers: Helpers) -> Iterator[Link]:
+    with ExitStack() as stack:
+        try:
+            link = stack.enter_context(helpers.lend())
+        except UnavailableError as exc:
+            # The server, or the user's role, may have no room for more. If it is away, the link will say so.
+            raise _HeldUpError(f"there is no further connection ({exc})") from exc
+        yield link
 
 
 def drop(link: Link, tables: Sequence[Staged]) -> None:

@@ -142,7 +142,9 @@ class Link:
         """Run a statement, and return its rows if it has any."""
         query = sql.SQL(statement) if isinstance(statement, str) else statement
         cursor = self.connection.execute(query, values)
-        return cursor.fetchall() if cursor.description else []
+        # Not by its columns: `SELECT FROM …` has none, and may have rows.
+        has_rows = cursor.pgresult is not None and cursor.pgresult.status == pq.ExecStatus.TUPLES_OK
+        return cursor.fetchall() if has_rows else []
 
     def close(self) -> None:
         with suppress(psycopg.Error):

@@ -191,7 +191,9 @@ def _there(link: Link, handles: Sequence[Handle]) -> tuple[set[tuple[str, ...]],
     tables = [str(handle["table"]) for handle in handles if handle["way"] == STAGED]
     if gids:
         there |= {(gid,) for (gid,) in link.run(_PREPARED, [gids])}
-    rows = [row for row in link.run(_STAGED, [tables]) if row[:2] in keys] if tables else []
+    found = link.run(_STAGED, [tables]) if tables else []
+    # A size is waited for while somebody drops the table, as a dead driver's connection may; then there is none.
+    rows = [row for row in found if row[:2] in keys and row[4] is not None]
     staged = [
         Staged(row[0], row[1], [(name, declared) for name, declared in row[2]], set(row[3]), row[4]) for row in rows
     ]

@@ -41,6 +41,13 @@ SELECT c.relname, has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c
                   AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s)"""
 _MAY_CREATE = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
+_HAS_TARGET = """
+SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'holdfast_sinks' AND a.attname = 'target' AND a.atttypid = 'regclass'::regtype
+    AND NOT a.attisdropped"""
+_TAKE_TARGET = """\
+ALTER TABLE {sinks} ADD target regclass; UPDATE {sinks} SET target = '<table>' WHERE sink = '<name>'; \
+ALTER TABLE {sinks} ALTER target SET NOT NULL"""
 # Two drivers at once: CREATE TABLE IF NOT EXISTS alone may fail then.
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
 _CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
@@ -101,6 +108,14 @@ class Marks:
                     "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
                     table=f"{self.schema}.{name}",
                 )
+        if SINKS in rights and not link.run(_HAS_TARGET, [self.schema]):
+            said = self._sql(_TAKE_TARGET)
+            raise InvalidArgumentError(
+                "the sinks' marks do not say which table shows what was committed: another version of holdfast made "
+                "them. To take them over, run these statements, the second for each sink whose table is still the one "
+                f"that it wrote to: {said.as_string()}",
+                table=f"{self.schema}.{SINKS}",
+            )
         if not complete:
             with link.connection.transaction():
                 link.run(_ONE_AT_A_TIME)

@@ -6,8 +6,8 @@ way                     when
 prepared transactions   rows are appended; the server allows prepared transactions; nothing in the table
                         makes one transaction wait for another. A partition is a transaction of its own:
                         those of a micro-batch become visible one after the other, within milliseconds
-staging tables          rows are updated by keys, or the above does not hold. The driver applies a micro-batch:
-                        a small one in one transaction, a larger one in some at once
+staging tables          rows are updated by keys, or the above does not hold. The driver applies a micro-batch
+                        in one transaction; a large one in several at once if the user asks for that
 ======================  ==================================================================================
 
 The sink chooses by itself when a query starts, and logs which and why.
@@ -71,13 +71,14 @@ class PostgresSink(TwoPhaseSink):
     dsn : str
         A libpq connection string without credentials: ``host=db dbname=shop``. Settings go before it.
     connections : int
-        By how many the driver applies what is staged, where that is more than 4 MB: the parts become visible one after
-        the other, within milliseconds. With 1 a micro-batch is visible as a whole.
+        By how many at once the driver applies what is staged. With 1 a micro-batch is visible as a whole. With more,
+        those of more than 4 MB become visible in parts, one after the other, within milliseconds; after a crash between
+        two of them, the rest with the next start.
 
     Raises
     ------
     InvalidArgumentError
-        A name or key is empty or there twice, credentials are in ``dsn``, or there are no connections.
+        A name or key is empty or there twice, credentials are in ``dsn``, or ``connections`` is no number from 1 on.
     """
 
     name: str
@@ -86,7 +87,7 @@ class PostgresSink(TwoPhaseSink):
     create: bool = False
     schema: str | None = None
     dsn: str = ""
-    connections: int = 4
+    connections: int = 1
 
     credentials: ClassVar[Sequence[str]] = (*sorted(connecting.SECRETS), connecting.DSN)
 
@@ -99,8 +100,8 @@ class PostgresSink(TwoPhaseSink):
             raise InvalidArgumentError("a sink of PostgreSQL needs a table", sink=self.name)
         if len(set(self.keys)) != len(self.keys) or not all(self.keys):
             raise InvalidArgumentError("a key is empty, or named twice", keys=", ".join(self.keys))
-        if self.connections < 1:
-            raise InvalidArgumentError("a sink needs at least one connection", connections=self.connections)
+        if type(self.connections) is not int or self.connections < 1:
+            raise InvalidArgumentError("connections must be a whole number from 1 on", connections=self.connections)
         connecting.checked_dsn(self.dsn)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
@@ -141,7 +142,9 @@ class PostgresSink(TwoPhaseSink):
             opened = link.known.get((_OPENED, self.table))
             # A prepared transaction has met all that the table may refuse.
             are_staged = any(handle["way"] == STAGED for handle in handles)
-            found = target.read(link, self.table) if are_staged else self._target(link)
+            if are_staged:
+                link.known[self.table] = target.read(link, self.table)
+            found = self._target(link)
             self._ending(found).confirm(link, query, handles, opened)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:

@@ -305,14 +305,16 @@ def test_a_table_that_was_made_anew_after_the_decision_gets_no_rows_behind_the_g
 
 
 def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> None:
-    """A dump has names and no numbers: another server's table is the one that the marks mean."""
+    """A dump has names and no numbers: the table that it brings is the one that the marks mean."""
     either.open()
     either.commit(either.prepared(("a", 1)))
     schema = either.sink.table.partition(".")[0]
-    lines = either.sql(f"SELECT sink, query_id, batch_id, target::text FROM {schema}.holdfast_sinks")
-    rows = either.rows()
-    either.sql(f"DELETE FROM {schema}.holdfast_sinks")
-    _remake(either)
-    either.sql(f"INSERT INTO {either.sink.table} VALUES {rows[0]}")
-    either.sql(f"INSERT INTO {schema}.holdfast_sinks (sink, query_id, batch_id, target) VALUES {lines[0]}")
+    dump = either.server.run("pg_dump", f"--schema={schema}")
+    either.sql(f"CREATE DATABASE {schema}")
+    either.server.run("psql", "--set=ON_ERROR_STOP=1", f"--dbname={schema}", given=dump)
+    either.options = {"dbname": schema}
     assert either.open() == 0
+    handle = either.prepared(("b", 2), batch_id=1)
+    either.confirm(handle, batch_id=1)
+    either.commit(handle, batch_id=1)
+    assert either.sql(f"SELECT * FROM {either.sink.table} ORDER BY 1", dbname=schema) == [("a", 1), ("b", 2)]

@@ -223,7 +223,10 @@ def test_a_dsn_says_where_and_the_settings_go_before_it(postgres: Postgres) -> N
     assert sink.open(query, SCHEMA) == -1
 
 
-@pytest.mark.parametrize("given", [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}])
+@pytest.mark.parametrize(
+    "given",
+    [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}, *({"connections": n} for n in (0, "4", 1.5))],
+)
 def test_a_sink_that_makes_no_sense_is_refused_when_it_is_made(given: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         PostgresSink(**{"name": "s", "table": "t", **given})
