@@ -162,6 +162,44 @@ def test_a_table_that_is_changed_while_a_decided_micro_batch_waits_for_a_driver_
     assert writer.shown() == [(0, "a"), (1, None)]
 
 
+def _new_column_without_nulls(url: str) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("more", pa.string(), nullable=False)])
+    write_deltalake(url, pa.table([[0], ["a"], ["x"]], schema=schema), mode="overwrite", schema_mode="overwrite")
+
+
+def _partitions(url: str) -> None:
+    write_deltalake(
+        url, pa.table([[0], ["a"]], schema=SCHEMA), mode="overwrite", schema_mode="overwrite", partition_by=["key"]
+    )
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize("change", [_overwrite, _text_for_numbers, _no_nulls, _new_column_without_nulls, _partitions])
+def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
+    url: str, keys: list[str] | None, is_decided: bool, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data source begins and commits a micro-batch in two processes; a commit may come from any."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    handle = writer.prepared(1, {1: None})
+    version = DeltaTable(url).version()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    if is_decided:
+        writer.sink.confirm(writer.query, 1, [handle])
+        monkeypatch.setattr(os, "getpid", lambda: -2)
+    change(url)
+    before = DeltaTable(url).version()
+    with pytest.raises(HoldfastError, match=r"others have changed|takes none"):
+        (writer.sink.commit if is_decided else writer.sink.confirm)(writer.query, 1, [handle])
+    assert DeltaTable(url).version() == before
+    DeltaTable(url).restore(version)
+    monkeypatch.setattr(os, "getpid", lambda: -3)
+    writer.sink.confirm(writer.query, 1, [handle])
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.shown() == [(0, "a"), (1, None)]
+
+
 @pytest.mark.parametrize("keys", [None, ["key"]])
 @pytest.mark.parametrize("is_decided", [True, False])
 @pytest.mark.parametrize("versions", [0, 1, 9])

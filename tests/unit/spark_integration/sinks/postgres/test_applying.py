@@ -277,3 +277,15 @@ def test_rows_that_somebody_else_has_locked_are_waited_for(large: Case) -> None:
         large.commit(*handles, batch_id=1)
         end.join()
     assert [row[1] for row in large.rows()] == [1] * 12
+
+
+def test_two_drivers_that_commit_at_once_show_each_row_once(large: Case) -> None:
+    """A zombie and its successor: the second waits for the first, and finds all of it done."""
+    for batch in range(3):
+        handles = prepared(large, batch)
+        with ThreadPoolExecutor(2) as threads:
+            for each in [threads.submit(large.commit, *handles, batch_id=batch) for _ in range(2)]:
+                each.result()
+        assert [row[1] for row in large.rows()] == [batch] * 12
+        assert large.open() == batch
+        assert large.leftovers() == []
