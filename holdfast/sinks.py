@@ -58,6 +58,7 @@ def postgres(
     create: bool = False,
     schema: str | None = None,
     dsn: str = "",
+    connections: int = 1,
 ) -> TwoPhaseSink:
     """Return a sink that is a table of PostgreSQL; needs ``holdfast[postgres]``.
 
@@ -76,6 +77,10 @@ def postgres(
         Where the sink keeps its marks and staging tables; by default beside the table.
     dsn : str
         A libpq connection string without credentials. Options go before it.
+    connections : int
+        By how many at once the driver applies a micro-batch of more than 4 MB by keys. With 1 it is visible as a whole.
+        With more, say 4, that is faster, and its parts become visible one after the other, within milliseconds; after a
+        crash between two of them, the rest with the next start.
 
     Raises
     ------
@@ -84,7 +89,7 @@ def postgres(
     """
     with needs_extra("postgres"):
         from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
-    return PostgresSink(name, table, keys, create, schema, dsn)
+    return PostgresSink(name, table, keys, create, schema, dsn, connections)
 
 
 def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:

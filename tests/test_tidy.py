@@ -170,6 +170,7 @@ MAY_START_THREADS = (
     "spark_integration/read_state.py",
     "spark_integration/server/state_server.py",
     "spark_integration/shard/task_storage.py",
+    "spark_integration/sinks/postgres/sink.py",
 )
 
 # Nothing durable may hold code: docs/decisions, and the file where the pickle never leaves Spark's own transport.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -34,11 +36,17 @@ class _Source(SinkSource):
             raise InvalidArgumentError(f"the option {option} is true or false", given=value)
         return value == "true"
 
+    def _number(self, option: str, default: int) -> int:
+        value = self.options.get(option, str(default))
+        if not re.fullmatch("[0-9]{1,9}", value):
+            raise InvalidArgumentError(f"the option {option} is a whole number", given=value)
+        return int(value)
+
 
 class PostgresSource(_Source):
-    """``format("holdfast-postgres")``: options ``name``, ``table``, ``keys``, ``create``, ``schema`` and ``dsn``."""
+    """``format("holdfast-postgres")``: options ``name``, ``table``, and others of `PostgresSink`."""
 
-    arguments = ("name", "table", "keys", "create", "schema", "dsn")
+    arguments = ("name", "table", "keys", "create", "schema", "dsn", "connections")
 
     @classmethod
     def name(cls) -> str:
@@ -51,7 +59,8 @@ class PostgresSource(_Source):
             from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
         name, table = self._required("name"), self._required("table")
         schema, dsn = self.options.get("schema"), self.options.get("dsn", "")
-        return PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
+        sink = PostgresSink(name, table, self._names("keys"), self._flag("create"), schema, dsn)
+        return replace(sink, connections=self._number("connections", sink.connections))
 
 
 class KafkaSource(_Source):

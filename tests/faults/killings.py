@@ -144,7 +144,8 @@ class Killings:
         self._strike(victim, moment, wipe=wipe)
 
     def _strike(self, victim: str, moment: str, *, wipe: bool) -> None:
-        chosen = {"driver": self._drivers, "worker": self._workers, "server": self._servers}[victim]()
+        processes = {"driver": self._drivers, "worker": self._workers, "server": self._servers}
+        chosen = (processes | {"executor": self._executors})[victim]()
         if not chosen or not self.is_running():
             return
         self.done[victim] += 1
@@ -180,6 +181,9 @@ class Killings:
 
     def _servers(self) -> list[int]:
         return list(self.processes("holdfast.spark_integration.server.state_server"))
+
+    def _executors(self) -> list[int]:
+        return list(self.processes("org.apache.spark.executor.CoarseGrainedExecutorBackend"))
 
     def processes(self, module: str) -> dict[int, int]:
         """Return the processes of this run that were started with ``-m module``, each with its parent."""

@@ -60,6 +60,11 @@ class Postgres:
         """Open a connection of somebody else, in autocommit."""
         return psycopg.connect(**{**self.options, **options}, autocommit=True)
 
+    def run(self, program: str, *arguments: str, given: bytes = b"") -> bytes:
+        """Run one of PostgreSQL's own programs, with this server's address; return what it printed."""
+        command, environment = [str(self._programs / program), *arguments], {**os.environ, **self.environment()}
+        return subprocess.run(command, input=given, check=True, capture_output=True, env=environment).stdout
+
     def make(self) -> None:
         """Make an empty cluster in the folder, with the one user who owns it."""
         password = self.folder / "password"

@@ -74,7 +74,7 @@ class PlainCopy:
 
 @dataclass(frozen=True)
 class PlainUpsert:
-    """COPY into a temporary table, then ``INSERT … ON CONFLICT``, committed by each task."""
+    """COPY into a temporary table in the order of keys, then ``INSERT … ON CONFLICT``, committed by each task."""
 
     dsn: str
     table: str
@@ -82,13 +82,15 @@ class PlainUpsert:
     def __call__(self, batches: Rows) -> Iterator[pa.RecordBatch]:
         from psycopg import sql
 
+        from holdfast.spark_integration.sinks.postgres.writing import by_key
+
         connection, table = _connection(self.dsn), sql.Identifier(self.table)
         with connection.transaction():
             connection.execute(
                 sql.SQL("CREATE TEMPORARY TABLE given (LIKE {}) ON COMMIT DROP").format(table),
             )
             with connection.cursor().copy("COPY given (key, n, total, page) FROM STDIN") as copy:
-                count = _copied(copy, batches)
+                count = _copied(copy, (by_key(batch, ["key"]) for batch in batches))
             connection.execute(
                 sql.SQL(
                     "INSERT INTO {} SELECT * FROM given ON CONFLICT (key) DO UPDATE "

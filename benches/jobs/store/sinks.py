@@ -100,6 +100,12 @@ def _ways(job: Sinks, places: Places) -> dict[str, Way]:
             "postgres by key": _sink(
                 sinks.postgres("bench-keys", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
             ),
+            "postgres by key, 4 connections": _sink(
+                sinks.postgres(
+                    "bench-parts", "holdfast_bench_parts_keys", keys=["key"], dsn=job.postgres, connections=4
+                ),
+                6,
+            ),
             "postgres by key, plain": _plain(plain_writes.PlainUpsert(job.postgres, "holdfast_bench_plain_keys")),
         }
     if job.kafka is not None and job.topic is not None:
@@ -139,7 +145,9 @@ def _make_tables(dsn: str) -> None:
     import psycopg
 
     with psycopg.connect(dsn) as connection:
-        for table in ("holdfast_bench", "holdfast_bench_plain", "holdfast_bench_keys", "holdfast_bench_plain_keys"):
+        for table in ("", "_plain", "_keys", "_parts_keys", "_plain_keys"):
             key = "PRIMARY KEY" if table.endswith("keys") else "NOT NULL"
-            connection.execute(f"DROP TABLE IF EXISTS {table}")
-            connection.execute(f"CREATE TABLE {table} (key text {key}, n bigint, total bigint, page text)")
+            connection.execute(f"DROP TABLE IF EXISTS holdfast_bench{table}")
+            connection.execute(
+                f"CREATE TABLE holdfast_bench{table} (key text {key}, n bigint, total bigint, page text)"
+            )

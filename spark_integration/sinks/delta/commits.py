@@ -24,12 +24,14 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.sinks.delta.features import (
+    arrow_schema,
     check_features,
     check_schema,
     columns_without_nulls,
     delta_schema,
     demands,
 )
+from holdfast.spark_integration.sinks.delta.partitions import columns_of
 from holdfast.spark_integration.sinks.delta.tables import kept_table
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
@@ -71,8 +73,8 @@ class TableCommits:
         check_schema(table, schema, self._partition_by)
         self._kept.checked = demands(table)
 
-    def check_again(self, nulls: Iterable[str]) -> None:
-        """Check that the table is as it was at the start, and takes nulls in these columns.
+    def check_again(self, files: Iterable[DataFile]) -> None:
+        """Check that the table is as it was at the start, and takes the nulls in these files.
 
         Raises
         ------
@@ -85,11 +87,8 @@ class TableCommits:
         """
         self._kept.require_same()
         table = self._kept.current()
-        self._require_unchanged(table)
-        if refused := sorted(columns_without_nulls(table).intersection(nulls)):
-            raise InvalidArgumentError(
-                "rows have a null where the Delta table takes none", column=refused[0], table=self._url
-            )
+        self._require_unchanged(table, files)
+        self._require_place_for_nulls(table, files)
 
     def newest(self, query: SinkQuery) -> int:
         """Return the newest micro-batch of a query that the table has; -1 if it has none."""
@@ -183,7 +182,9 @@ class TableCommits:
             if self._newest(table, query) >= batch_id:
                 self.has(query, batch_id, files)
                 return
-            self._require_unchanged(table)
+            self._require_unchanged(table, files)
+            # One that another process confirmed may have been changed since: what it refuses is not known here.
+            self._require_place_for_nulls(table, files)
             properties = CommitProperties(
                 custom_metadata={"holdfast": said},
                 app_transactions=[
@@ -205,14 +206,28 @@ class TableCommits:
             tries=_TRIES,
         )
 
-    def _require_unchanged(self, table: DeltaTable) -> None:
+    def _require_unchanged(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
         before, now = self._kept.checked, demands(table)
-        if before not in (None, now):
+        if before is None:
+            # Another process has opened the table, as with a data source: what it was then, the files tell.
+            check_features(table, upsert=bool(self._keys))
+            before = now | {"partitions": list(self._partition_by)}
+            written = [file.details["columns"] for file in files if "columns" in file.details]
+            if any(columns != columns_of(arrow_schema(table)) for columns in written):
+                before |= {"columns": written}
+        if before != now:
             raise UnavailableError(
                 "others have changed the Delta table's columns, settings or features while the query was running: "
                 "start it again, and the table is checked again; what was decided is committed then",
                 table=self._url,
-                changed=", ".join(name for name, value in now.items() if before and before[name] != value),
+                changed=", ".join(name for name, value in now.items() if before[name] != value),
+            )
+
+    def _require_place_for_nulls(self, table: DeltaTable, files: Iterable[DataFile]) -> None:
+        nulls = {name for file in files for name in file.details.get("nulls", ())}
+        if refused := sorted(columns_without_nulls(table) & nulls):
+            raise InvalidArgumentError(
+                "rows have a null where the Delta table takes none", column=refused[0], table=self._url
             )
 
     def _newest(self, table: DeltaTable, query: SinkQuery) -> int:

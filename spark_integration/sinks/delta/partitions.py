@@ -12,6 +12,7 @@ import pyarrow.types as pt
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.sinks.delta.statistics import COLUMNS_MAX, statistics
+from holdfast.spark_integration.sinks.files.columns import plain_type
 
 #: Of so many files the driver keeps the statistics of all columns.
 _DESCRIBED = 8
@@ -46,8 +47,10 @@ def described(partition_by: Sequence[str]) -> Callable[[pa.Table], Iterable[tupl
     def split(rows: pa.Table) -> Iterable[tuple[pa.Table, Mapping[str, Any]]]:
         parts = _parts(rows, partition_by)
         columns_max = COLUMNS_MAX if len(parts) <= _DESCRIBED else COLUMNS_MAX // _DESCRIBED
-        for part, values in parts:
+        for number, (part, values) in enumerate(parts):
             details: dict[str, Any] = {"stats": statistics(part, columns_max)}
+            if number == 0:
+                details["columns"] = columns_of(rows.schema)
             if partition_by:
                 details["partition"] = values
             if nulls := [name for name in rows.column_names if _has_nulls(part, values, name)]:
@@ -55,6 +58,11 @@ def described(partition_by: Sequence[str]) -> Callable[[pa.Table], Iterable[tupl
             yield part, details
 
     return split
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """Return names and types, by which a process that has not seen the rows compares them with the table."""
+    return {field.name: plain_type(field.type) for field in schema}
 
 
 def _has_nulls(part: pa.Table, values: Mapping[str, str | None], name: str) -> bool:

@@ -127,7 +127,7 @@ class DeltaSink(TwoPhaseSink):
             raise UnavailableError(
                 "files are gone that were just written", batch=batch_id, table=self.url, gone=", ".join(gone[:3])
             )
-        self._table(query).check_again({name for file in files for name in file.details.get("nulls", ())})
+        self._table(query).check_again(files)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
         """Commit one Delta transaction, unless the table has it."""

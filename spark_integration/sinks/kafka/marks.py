@@ -4,20 +4,23 @@
 
     consumer group   holdfast.<sink>     topic, partition 0
     offset           number of the micro-batch + 1; 0 if the query has begun and committed nothing
-    metadata         the id of the query
+    metadata         the ids of the query and of the topic
 
 The driver commits this offset after a micro-batch: the mark may be one behind, never ahead. Nobody is a member of the
 group. A broker drops such offsets after a week, but not where a commit says how long to keep it, as OffsetCommit could
-until version 4. With its topic, the mark goes, too.
+until version 4. With its topic the mark goes, too, though some moments later: until then the topic's id tells. Brokers
+that are upgraded from before 2.8 have no ids, all zeros, until `inter.broker.protocol.version` is raised.
 """
 
 from __future__ import annotations
 
 from holdfast.errors import ConflictError, StateLostError
-from holdfast.spark_integration.sinks.kafka.wire import requests
+from holdfast.spark_integration.sinks.kafka.wire import error_codes, requests
 from holdfast.spark_integration.sinks.kafka.wire.cluster import Cluster, refused
 from holdfast.spark_integration.sinks.kafka.wire.requests import Mark
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
+
+_NO_ID = "0" * 32
 
 
 class Marks:
@@ -26,6 +29,7 @@ class Marks:
     def __init__(self, cluster: Cluster, sink: str, topic: str) -> None:
         self._cluster, self._sink, self._topic = cluster, sink, topic
         self._group = f"holdfast.{sink}"
+        self._known_id: str | None = None
 
     def claim(self, query: SinkQuery) -> int:
         """Make the query the one that writes here; return its newest micro-batch, -1 if there is none.
@@ -84,10 +88,30 @@ class Marks:
         code, marks = self._cluster.ask_coordinator(self._group, request, lambda answer: answer[0], group=True)
         if code:
             raise refused(code, f"read the consumer group {self._group}")
-        return next((mark for mark in marks if mark.topic == self._topic and mark.offset >= 0), None)
+        for mark in marks:
+            query_id, _, topic_id = mark.text.partition(" ")
+            if mark.topic == self._topic and mark.offset >= 0 and _may_be_same(topic_id, self._topic_id()):
+                return Mark(mark.topic, mark.offset, query_id)
+        return None
 
     def _write(self, query: SinkQuery, offset: int) -> None:
-        request = requests.commit_mark(self._group, Mark(self._topic, offset, query.query_id))
+        mark = Mark(self._topic, offset, f"{query.query_id} {self._topic_id()}")
+        request = requests.commit_mark(self._group, mark)
         code = self._cluster.ask_coordinator(self._group, request, lambda answer: answer, group=True)
         if code:
             raise refused(code, f"keep an offset of the consumer group {self._group} at the topic {self._topic}")
+
+    def _topic_id(self) -> str:
+        """Return the id of the topic; of one that is gone, none that a mark has."""
+        if self._known_id is None:
+            request = requests.metadata([self._topic])
+            _, topics = self._cluster.ask_any(request, lambda answer: max((one.code for one in answer[1]), default=0))
+            code = next((one.code for one in topics), error_codes.UNKNOWN_TOPIC_OR_PARTITION)
+            if code not in (0, error_codes.UNKNOWN_TOPIC_OR_PARTITION):
+                raise refused(code, "see the topic", topic=self._topic)
+            self._known_id = "gone" if code else topics[0].topic_id
+        return self._known_id
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    return one == other or _NO_ID in (one, other)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +142,9 @@ class Link:
         """Run a statement, and return its rows if it has any."""
         query = sql.SQL(statement) if isinstance(statement, str) else statement
         cursor = self.connection.execute(query, values)
-        return cursor.fetchall() if cursor.description else []
+        # Not by its columns: `SELECT FROM …` has none, and may have rows.
+        has_rows = cursor.pgresult is not None and cursor.pgresult.status == pq.ExecStatus.TUPLES_OK
+        return cursor.fetchall() if has_rows else []
 
     def close(self) -> None:
         with suppress(psycopg.Error):
@@ -228,6 +230,23 @@ def lent(to: Mapping[str, str], application: str) -> Iterator[Link]:
         link.close()
         raise
     give_back(link, to, application)
+
+
+def require_own_session(link: Link, lend: Callable[[], AbstractContextManager[Link]]) -> None:
+    """Refuse a pooler that gives a session of the server to others between two transactions: so are its settings.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is one.
+    """
+    asked = "SELECT pg_backend_pid()"
+    mine = link.run(asked)
+    if mine == [(link.connection.info.backend_pid,)]:  # a pooler says other numbers at the beginning
+        return
+    with lend() as other:
+        if other.run(asked) == mine:
+            raise InvalidArgumentError(failures.NO_SESSION)
 
 
 def is_alive(link: Link) -> bool:

@@ -4,20 +4,19 @@ A handle that is still there is not committed: a prepared transaction's name goe
 is dropped in the transaction that applies it. One that is gone was committed if its mark says so, or if the target
 shows a later micro-batch; else it is lost.
 
-All staging tables of a micro-batch are applied, marked and dropped in one transaction. Of a key that is in a table
-twice, the row that was written last counts; of one in two tables, that of the higher partition.
+Staging tables are applied, marked and dropped as `applying` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from psycopg import errors, sql
 
 from holdfast.errors import SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import names, target
+from holdfast.spark_integration.sinks.postgres.applying import Applying, Helpers, Staged, drop
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.marks import Marks
 from holdfast.spark_integration.sinks.postgres.target import Target
@@ -28,7 +27,7 @@ _PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database
 _STAGED = """
 SELECT n.nspname, c.relname, ARRAY(SELECT ARRAY[attname::text, format_type(atttypid, atttypmod)] FROM pg_attribute
                                    WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum),
-       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c')
+       ARRAY(SELECT conname::text FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c'), pg_relation_size(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND c.relname = ANY (%s)"""
 _LEFT_PREPARED = """
 SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s) ORDER BY gid"""
@@ -42,25 +41,6 @@ _PATIENCE_MS = 10_000
 _INDEXED_BYTES_MAX = 2_000
 
 
-class Staged(NamedTuple):
-    """A staging table, with names and types of its columns, and names of its checks."""
-
-    schema: str
-    table: str
-    columns: list[tuple[str, str]]
-    checks: set[str]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return [name for name, _ in self.columns]
-
-    @property
-    def identifier(self) -> sql.Identifier:
-        """The table's name in SQL."""
-        return sql.Identifier(self.schema, self.table)
-
-
 @dataclass(frozen=True)
 class Ending:
     """See the module."""
@@ -69,11 +49,16 @@ class Ending:
     marks: Marks
     keys: tuple[str, ...]
 
+    @property
+    def _applying(self) -> Applying:
+        return Applying(self.target, self.marks, self.keys)
+
     def confirm(self, link: Link, query: SinkQuery, handles: Sequence[Handle], opened: Target | None) -> None:
         """Raise if a handle is gone, or if the target refuses what was staged; `opened` is what it was when opened.
 
         Nothing can be mended after the decision: what a staging table does not refuse by itself is tried.
         """
+        self.marks.require_same(link, query, self.target)
         there, staged = _there(link, handles)
         gone = _gone(handles, there)
         if gone:
@@ -86,7 +71,7 @@ class Ending:
             self._check_unaltered(one)
         if staged and (self.target != opened or self._may_refuse(link, staged)):
             with link.connection.transaction(force_rollback=True):
-                self._apply(link, staged)
+                self._applying.apply(link, staged)
                 link.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _check_unaltered(self, staged: Staged) -> None:
@@ -113,40 +98,42 @@ class Ending:
         size = sql.SQL(" + ").join(sizes)
         return bool(link.run(ask.format(staged.identifier, size, sql.Literal(_INDEXED_BYTES_MAX)))[0][0])
 
-    def commit(self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+    def commit(
+        self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], helpers: Helpers | None = None
+    ) -> None:
         """Commit what is there, once all that is gone is known to be committed."""
         there, _ = _there(link, handles)
-        owner, newest = self.marks.shown(link, query)
-        is_ours = owner in (None, query.query_id)
-        if not is_ours or batch_id >= newest:
+        shown = self.marks.shown(link, query)
+        is_ours = shown.query_id in (None, query.query_id)
+        if not is_ours or batch_id >= shown.batch_id:
             self._check_gone(link, query, batch_id, _gone(handles, there))
         if not is_ours:
             if there:
-                raise self.marks.conflict(query, owner)
+                raise self.marks.conflict(query, shown.query_id)
             return
         prepared = [handle for handle in handles if handle["way"] == PREPARED and _key(handle) in there]
         others = [handle for handle in prepared if not end_prepared(link, "COMMIT", str(handle["gid"]))]
-        if others and self.marks.shown(link, query)[1] <= batch_id:
+        if others and self.marks.shown(link, query).batch_id <= batch_id:
             self._check_gone(link, query, batch_id, others)
-        if any(handle["way"] == STAGED and _key(handle) in there for handle in handles):
+        staged = [handle for handle in handles if handle["way"] == STAGED]
+        if any(_key(handle) in there for handle in staged):
             with link.connection.transaction():
-                self._commit_staged(link, query, batch_id, [handle for handle in handles if handle["way"] == STAGED])
-        elif there or batch_id > newest:
-            self.marks.show(link, query, batch_id)
+                self._commit_staged(link, query, batch_id, staged, helpers)
+        elif there or batch_id > shown.batch_id:
+            self.marks.show(link, query, batch_id, self.target)
 
-    def _commit_staged(self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+    def _commit_staged(
+        self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], helpers: Helpers | None
+    ) -> None:
         # Whoever else commits this micro-batch waits here, and then finds it done.
-        owner, newest = self.marks.shown(link, query, lock=True)
-        if owner not in (None, query.query_id):
-            raise self.marks.conflict(query, owner)
+        shown = self.marks.shown(link, query, lock=True)
+        if shown.query_id not in (None, query.query_id):
+            raise self.marks.conflict(query, shown.query_id)
         there, staged = _there(link, handles)
-        if batch_id >= newest:
+        if batch_id >= shown.batch_id:
             self._check_gone(link, query, batch_id, _gone(handles, there))
-        self._apply(link, staged)
-        for one in staged:
-            link.run(self.marks.remember(query, batch_id, names.attempt_of_table(one.table)))
-        self.marks.show(link, query, batch_id)
-        _drop(link, staged)
+        self._applying.commit(link, query, batch_id, staged, helpers)
+        self.marks.show(link, query, batch_id, self.target)
 
     def _check_gone(self, link: Link, query: SinkQuery, batch_id: int, gone: Sequence[Handle]) -> None:
         attempts = {_attempt_of(handle) for handle in gone}
@@ -159,34 +146,6 @@ class Ending:
                 sink=query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
 
-    def _apply(self, link: Link, staged: Sequence[Staged]) -> None:
-        for one in sorted(staged, key=lambda each: names.partition_of(each.table)):
-            try:
-                with link.connection.transaction():
-                    link.run(self._insert(one.identifier, one.names, sql.SQL("")))
-            except errors.CardinalityViolation:
-                # Rare, and sorting costs as much as the rest: so only where a key is there twice.
-                link.run(self._insert(one.identifier, one.names, sql.SQL("DISTINCT ON ({keys}) ")))
-
-    def _insert(self, source: sql.Identifier, columns: Sequence[str], distinct: sql.SQL) -> sql.Composed:
-        named = sql.SQL(", ").join(map(sql.Identifier, columns))
-        keys = sql.SQL(", ").join(map(sql.Identifier, self.keys))
-        once = distinct.format(keys=keys)
-        # The last row that was written is the last in the file: nothing was ever deleted from it.
-        order = sql.SQL(" ORDER BY {}, ctid DESC").format(keys) if once.as_string() else sql.SQL("")
-        parts = [self.target.identifier, named, once, named, source, order]
-        insert = sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {}{}").format(*parts)
-        return sql.Composed([insert, self._on_conflict(columns, keys)]) if self.keys else insert
-
-    def _on_conflict(self, columns: Sequence[str], keys: sql.Composed) -> sql.Composed:
-        values = [name for name in columns if name not in self.keys]
-        if not values:
-            return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
-        sets = sql.SQL(", ").join(
-            sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in values
-        )
-        return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, sets)
-
 
 def abort(link: Link, handles: Sequence[Handle]) -> None:
     """Roll back or drop what is still there."""
@@ -194,7 +153,7 @@ def abort(link: Link, handles: Sequence[Handle]) -> None:
     for handle in handles:
         if handle["way"] == PREPARED and _key(handle) in there:
             end_prepared(link, "ROLLBACK", str(handle["gid"]))
-    _drop(link, staged)
+    drop(link, staged)
 
 
 def leftovers(link: Link, query: SinkQuery) -> list[Handle]:
@@ -232,8 +191,12 @@ def _there(link: Link, handles: Sequence[Handle]) -> tuple[set[tuple[str, ...]],
     tables = [str(handle["table"]) for handle in handles if handle["way"] == STAGED]
     if gids:
         there |= {(gid,) for (gid,) in link.run(_PREPARED, [gids])}
-    rows = [row for row in link.run(_STAGED, [tables]) if row[:2] in keys] if tables else []
-    staged = [Staged(row[0], row[1], [(name, declared) for name, declared in row[2]], set(row[3])) for row in rows]
+    found = link.run(_STAGED, [tables]) if tables else []
+    # A size is waited for while somebody drops the table, as a dead driver's connection may; then there is none.
+    rows = [row for row in found if row[:2] in keys and row[4] is not None]
+    staged = [
+        Staged(row[0], row[1], [(name, declared) for name, declared in row[2]], set(row[3]), row[4]) for row in rows
+    ]
     return there | {row[:2] for row in rows}, staged
 
 
@@ -251,9 +214,3 @@ def _attempt_of(handle: Handle) -> str:
     if handle["way"] == PREPARED:
         return names.attempt_of(str(handle["gid"]))
     return names.attempt_of_table(str(handle["table"]))
-
-
-def _drop(link: Link, tables: Sequence[Staged]) -> None:
-    if tables:
-        listed = sql.SQL(", ").join(one.identifier for one in tables)
-        link.run(sql.SQL("DROP TABLE IF EXISTS {}").format(listed))

@@ -8,6 +8,7 @@ SQLSTATE                what it is                                              
 57014, 25P03/P04        cancelled, or a time limit of the server's                      UnavailableError
 22, 23502, 42703/804    a value or a column does not fit                                SchemaMismatchError
 23                      a constraint of the table refuses a row                         InvalidArgumentError
+42P05, 26000            somebody else is in the same session: a pooler                  InvalidArgumentError
 all others              no right, no table, another password                            InvalidArgumentError
 ======================  ==============================================================  =======================
 
@@ -29,6 +30,12 @@ _AWAY = ("08", "53", "57", "40", "58")
 # idle_in_transaction_session_timeout, transaction_timeout
 _TIMED_OUT = {"25P03", "25P04"}
 _LOCKED = "55P03"
+# Prepared statements that others have made in this session, or that it has lost.
+_SHARED = {"42P05", "26000"}
+NO_SESSION = (
+    "a pooler gives the server's sessions to others between two transactions, and the sink's settings with them: set "
+    "pool_mode = session for it in PgBouncer, or name the server itself"
+)
 _LOST_A_RACE = {_LOCKED, "55000", "55006"}
 _DOES_NOT_FIT = {"23502", "42703", "42804"}
 # libpq gives no SQLSTATE where a connection is refused. Servers that speak another language are taken for away.
@@ -64,6 +71,8 @@ def _ours(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastE
             "number of partitions of all queries, or end those that nobody needs (pg_prepared_xacts)",
             **facts,
         )
+    if state in _SHARED:
+        return InvalidArgumentError(NO_SESSION, **facts)
     if state == _LOCKED:
         return UnavailableError(
             f"somebody else held a lock for longer than lock_timeout while {doing}: {said}; pg_locks shows who", **facts

@@ -3,23 +3,28 @@
 ::
 
     holdfast_sinks            sink | query_id | batch_id | committed_at      one row a sink: its query, the newest
-                                                                            micro-batch that is whole; -1 for none
+                              | target                                      micro-batch that is whole, -1 for none; and
+                                                                            the table that shows it
     holdfast_sink_attempts    sink | batch_id | attempt | query_id          the attempts that were committed of the
                                                                             newest micro-batch
 
 An attempt's row is part of its transaction: where its name is gone from ``pg_prepared_xacts``, the row tells committed
 from lost. The next micro-batch's commit removes it.
+
+The table is a ``regclass``: a number, so that one that was made anew is another, and in a dump a name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import sql
 
-from holdfast.errors import ConflictError, InvalidArgumentError
+from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError
 from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 
 SINKS = "holdfast_sinks"
@@ -28,7 +33,7 @@ ATTEMPTS = "holdfast_sink_attempts"
 _MAKE = """
 CREATE TABLE IF NOT EXISTS {sinks} (
     sink text PRIMARY KEY, query_id text NOT NULL, batch_id bigint NOT NULL,
-    committed_at timestamptz NOT NULL DEFAULT now());
+    committed_at timestamptz NOT NULL DEFAULT now(), target regclass NOT NULL);
 CREATE TABLE IF NOT EXISTS {attempts} (
     sink text, batch_id bigint, attempt text, query_id text NOT NULL, PRIMARY KEY (sink, batch_id, attempt))"""
 _RIGHTS = """
@@ -36,14 +41,25 @@ SELECT c.relname, has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c
                   AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s)"""
 _MAY_CREATE = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
+_HAS_TARGET = """
+SELECT FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'holdfast_sinks' AND a.attname = 'target' AND a.atttypid = 'regclass'::regtype
+    AND NOT a.attisdropped"""
+_TAKE_TARGET = """\
+ALTER TABLE {sinks} ADD target regclass; UPDATE {sinks} SET target = '<table>' WHERE sink = '<name>'; \
+ALTER TABLE {sinks} ALTER target SET NOT NULL"""
 # Two drivers at once: CREATE TABLE IF NOT EXISTS alone may fail then.
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('holdfast_sinks'))"
-_CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id) VALUES (%s, %s, -1) ON CONFLICT DO NOTHING"
+_CLAIM = "INSERT INTO {sinks} (sink, query_id, batch_id, target) VALUES (%s, %s, -1, %s::oid) ON CONFLICT DO NOTHING"
 _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AND query_id = %s"
+# Nothing that the table showed can be gone with it.
+_BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
 _NEWEST = "SELECT query_id, batch_id FROM {sinks} WHERE sink = %s"
+_IS_SAME = "SELECT target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s AND query_id = %s"
 _SHOW = """
 WITH shown AS (
-    INSERT INTO {sinks} AS s (sink, query_id, batch_id) VALUES (%(sink)s, %(query)s, %(batch)s)
+    INSERT INTO {sinks} AS s (sink, query_id, batch_id, target)
+    VALUES (%(sink)s, %(query)s, %(batch)s, %(target)s::oid)
     ON CONFLICT (sink) DO UPDATE SET batch_id = EXCLUDED.batch_id, committed_at = now()
     WHERE s.query_id = EXCLUDED.query_id AND s.batch_id <= EXCLUDED.batch_id
     RETURNING sink)
@@ -51,6 +67,13 @@ DELETE FROM {attempts} WHERE sink IN (SELECT sink FROM shown)
     AND NOT (query_id = %(query)s AND batch_id = %(batch)s)"""
 _REMEMBER = "INSERT INTO {attempts} (sink, batch_id, attempt, query_id) VALUES ({sink}, {batch}, {attempt}, {query})"
 _REMEMBERED = "SELECT attempt FROM {attempts} WHERE sink = %s AND batch_id = %s AND attempt = ANY (%s)"
+
+
+class Shown(NamedTuple):
+    """Whose a sink's name is, and the newest micro-batch that is whole, -1 for none."""
+
+    query_id: str | None
+    batch_id: int
 
 
 @dataclass(frozen=True)
@@ -85,34 +108,69 @@ class Marks:
                     "no right to keep marks; GRANT SELECT, INSERT, UPDATE, DELETE on it to the sink's user",
                     table=f"{self.schema}.{name}",
                 )
+        if SINKS in rights and not link.run(_HAS_TARGET, [self.schema]):
+            said = self._sql(_TAKE_TARGET)
+            raise InvalidArgumentError(
+                "the sinks' marks do not say which table shows what was committed: another version of holdfast made "
+                "them. To take them over, run these statements, the second for each sink whose table is still the one "
+                f"that it wrote to: {said.as_string()}",
+                table=f"{self.schema}.{SINKS}",
+            )
         if not complete:
             with link.connection.transaction():
                 link.run(_ONE_AT_A_TIME)
                 link.run(self._sql(_MAKE))
 
-    def claim(self, link: Link, query: SinkQuery) -> int:
+    def claim(self, link: Link, query: SinkQuery, found: Target) -> int:
         """Make the sink's name this query's, if it is nobody's or the replaced query's; return its newest micro-batch.
 
         Raises
         ------
         ConflictError
             The name is another query's.
+        StateLostError
+            The table is not the one that shows the query's micro-batches.
         """
-        link.run(self._sql(_CLAIM), [query.sink, query.query_id])
+        link.run(self._sql(_CLAIM), [query.sink, query.query_id, found.oid])
         if query.replaces is not None and query.replaces != query.query_id:
             link.run(self._sql(_TAKE_OVER), [query.query_id, query.sink, query.replaces])
-        owner, newest = self.shown(link, query)
-        if owner != query.query_id:
-            raise self.conflict(query, owner)
-        return newest
+        link.run(self._sql(_BEGIN_WITH), [found.oid, query.sink, query.query_id])
+        shown = self.shown(link, query)
+        if shown.query_id != query.query_id:
+            raise self.conflict(query, shown.query_id)
+        self.require_same(link, query, found)
+        return shown.batch_id
 
-    def shown(self, link: Link, query: SinkQuery, *, lock: bool = False) -> tuple[str | None, int]:
+    def require_same(self, link: Link, query: SinkQuery, found: Target) -> None:
+        """Check that the table's name means the table with which the query began.
+
+        Raises
+        ------
+        StateLostError
+            It was dropped, and perhaps made anew, or another took its name.
+        """
+        name = found.identifier.as_string()
+        update = self._sql(
+            "UPDATE {sinks} SET target = {target} WHERE sink = {sink}",
+            target=sql.Literal(name),
+            sink=sql.Literal(query.sink),
+        )
+        if link.run(self._sql(_IS_SAME), [name, query.sink, query.query_id]) in ([(False,)], [(None,)]):
+            raise StateLostError(
+                "the table is not the one that the query wrote to: it was dropped, and perhaps made anew, or another "
+                "one has its name now, so that what was committed may be gone. Bring the first one back, or give the "
+                "sink another name to begin anew. If the one that is there has all its rows: "
+                f"{update.as_string()}",
+                sink=query.sink, table=name,
+            )  # fmt: skip
+
+    def shown(self, link: Link, query: SinkQuery, *, lock: bool = False) -> Shown:
         """Return whose the sink's name is, and the newest micro-batch that is whole, -1 for none.
 
         With `lock`, others who ask so wait until this transaction has ended.
         """
         found = link.run(self._sql(_NEWEST + (" FOR UPDATE" if lock else "")), [query.sink])
-        return (found[0][0], int(found[0][1])) if found else (None, -1)
+        return Shown(found[0][0], int(found[0][1])) if found else Shown(None, -1)
 
     def conflict(self, query: SinkQuery, owner: str | None) -> ConflictError:
         """Return the error for a name that is another query's."""
@@ -122,9 +180,10 @@ class Marks:
             sink=query.sink, query=query.query_id, other_query=owner,
         )  # fmt: skip
 
-    def show(self, link: Link, query: SinkQuery, batch_id: int) -> None:
+    def show(self, link: Link, query: SinkQuery, batch_id: int, found: Target) -> None:
         """Mark a micro-batch as whole, and forget the attempts of those before; nothing if a later one is."""
-        link.run(self._sql(_SHOW), {"sink": query.sink, "query": query.query_id, "batch": batch_id})
+        values = {"sink": query.sink, "query": query.query_id, "batch": batch_id, "target": found.oid}
+        link.run(self._sql(_SHOW), values)
 
     def remember(self, query: SinkQuery, batch_id: int, attempt: str) -> sql.Composed:
         """Return the statement that marks an attempt as committed, once its transaction is."""

@@ -6,8 +6,8 @@ way                     when
 prepared transactions   rows are appended; the server allows prepared transactions; nothing in the table
                         makes one transaction wait for another. A partition is a transaction of its own:
                         those of a micro-batch become visible one after the other, within milliseconds
-staging tables          rows are updated by keys, or the above does not hold. One transaction of the driver
-                        applies a whole micro-batch
+staging tables          rows are updated by keys, or the above does not hold. The driver applies a micro-batch
+                        in one transaction; a large one in several at once if the user asks for that
 ======================  ==================================================================================
 
 The sink chooses by itself when a query starts, and logs which and why.
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ from psycopg import sql
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.decisions import checked_sink
 from holdfast.spark_integration.sinks.postgres import connecting, ending, failures, names, target
+from holdfast.spark_integration.sinks.postgres.applying import Helpers
 from holdfast.spark_integration.sinks.postgres.columns import made_for
 from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.ending import Ending
@@ -68,11 +70,15 @@ class PostgresSink(TwoPhaseSink):
         Where the sink keeps its marks and staging tables; by default beside the table.
     dsn : str
         A libpq connection string without credentials: ``host=db dbname=shop``. Settings go before it.
+    connections : int
+        By how many at once the driver applies what is staged. With 1 a micro-batch is visible as a whole. With more,
+        those of more than 4 MB become visible in parts, one after the other, within milliseconds; after a crash between
+        two of them, the rest with the next start.
 
     Raises
     ------
     InvalidArgumentError
-        A name or key is empty or there twice, or credentials are in ``dsn``.
+        A name or key is empty or there twice, credentials are in ``dsn``, or ``connections`` is no number from 1 on.
     """
 
     name: str
@@ -81,6 +87,7 @@ class PostgresSink(TwoPhaseSink):
     create: bool = False
     schema: str | None = None
     dsn: str = ""
+    connections: int = 1
 
     credentials: ClassVar[Sequence[str]] = (*sorted(connecting.SECRETS), connecting.DSN)
 
@@ -93,10 +100,13 @@ class PostgresSink(TwoPhaseSink):
             raise InvalidArgumentError("a sink of PostgreSQL needs a table", sink=self.name)
         if len(set(self.keys)) != len(self.keys) or not all(self.keys):
             raise InvalidArgumentError("a key is empty, or named twice", keys=", ".join(self.keys))
+        if type(self.connections) is not int or self.connections < 1:
+            raise InvalidArgumentError("connections must be a whole number from 1 on", connections=self.connections)
         connecting.checked_dsn(self.dsn)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:
         with self._driver(query, "a sink is opened") as link:
+            connecting.require_own_session(link, lambda: self._lent(query))
             if self.create:
                 self._make_table(link, schema)
             found = link.known[self.table] = link.known[_OPENED, self.table] = target.read(link, self.table)
@@ -104,11 +114,11 @@ class PostgresSink(TwoPhaseSink):
             why = found.why_staged(self.keys)
             marks = self._marks(found)
             marks.require(link, staging=why is not None)
-            newest = marks.claim(link, query)
+            newest = marks.claim(link, query, found)
         if why is None:
             _log.info("sink %s: each partition is a prepared transaction", self.name)
         else:
-            _log.info("sink %s: staging tables, which one transaction applies: %s", self.name, why)
+            _log.info("sink %s: staging tables, which the driver applies: %s", self.name, why)
         return newest
 
     def begin(self, attempt: SinkAttempt, schema: pa.Schema) -> SinkTransaction:
@@ -132,12 +142,18 @@ class PostgresSink(TwoPhaseSink):
             opened = link.known.get((_OPENED, self.table))
             # A prepared transaction has met all that the table may refuse.
             are_staged = any(handle["way"] == STAGED for handle in handles)
-            found = target.read(link, self.table) if are_staged else self._target(link)
+            if are_staged:
+                link.known[self.table] = target.read(link, self.table)
+            found = self._target(link)
             self._ending(found).confirm(link, query, handles, opened)
 
     def commit(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
-        with self._driver(query, "a micro-batch is committed", batch=batch_id) as link:
-            self._ending(self._target(link)).commit(link, query, batch_id, handles)
+        with (
+            self._driver(query, "a micro-batch is committed", batch=batch_id) as link,
+            ThreadPoolExecutor(self.connections, "holdfast-postgres") as threads,
+        ):
+            helpers = Helpers(self.connections, lambda: self._lent(query), threads)
+            self._ending(self._target(link)).commit(link, query, batch_id, handles, helpers)
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
         with self._driver(query, "what was prepared is aborted") as link:
@@ -149,10 +165,13 @@ class PostgresSink(TwoPhaseSink):
 
     @contextmanager
     def _driver(self, query: SinkQuery, doing: str, **facts: object) -> Iterator[Link]:
-        """Lend the driver's connection; it bears another name than those of workers, which may be terminated."""
-        to = connecting.parameters(self.name, self.dsn, query.options)
-        with failures.as_ours(doing, sink=self.name, **facts), connecting.lent(to, f"holdfast {self.name}") as link:
+        with failures.as_ours(doing, sink=self.name, **facts), self._lent(query) as link:
             yield link
+
+    def _lent(self, query: SinkQuery) -> AbstractContextManager[Link]:
+        """Lend a connection of the driver's; it bears another name than those of workers, which may be terminated."""
+        to = connecting.parameters(self.name, self.dsn, query.options)
+        return connecting.lent(to, f"holdfast {self.name}")
 
     def _ending(self, found: Target) -> Ending:
         return Ending(found, self._marks(found), tuple(self.keys))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -63,6 +68,47 @@ def census(rows: pa.Table, batches: int, *, upserts: bool) -> Census:
         wrong=int(np.count_nonzero(~right)) + len(found.keys() - wanted),
         mixed=_several(rows, ["batch", "part"], "attempt") + _several(rows, ["batch"], "run"),
     )
+
+
+class Onlooker:
+    """Reads a table by key again and again, while its query is killed.
+
+    Attributes
+    ----------
+    reads : int
+        How often it found rows.
+    torn : int
+        How often rows of several micro-batches were there: each micro-batch has all keys.
+    changed : int
+        Pairs of key and micro-batch that it has seen with the results of more than one attempt.
+    """
+
+    def __init__(self, read: Callable[[], pa.Table]) -> None:
+        self._read, self._end = read, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.reads = self.torn = 0
+        self._seen: dict[tuple[int, int], set[str]] = defaultdict(set)
+
+    @property
+    def changed(self) -> int:
+        return sum(len(attempts) > 1 for attempts in self._seen.values())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.05):
+            with suppress(psycopg.OperationalError):  # its server is killed, too
+                rows = self._read().to_pylist()
+                self.reads += bool(rows)
+                self.torn += len({row["batch"] for row in rows}) > 1
+                for row in rows:
+                    self._seen[row["key"], row["batch"]].add(row["attempt"])
 
 
 def _right(rows: pa.Table) -> np.ndarray:

@@ -12,7 +12,10 @@ commit      in the middle of the commit                                       dr
 committed   all is visible, and Spark has not ended the micro-batch           driver
 found       a start knows what was left, and has ended none of it             driver
 aborted     a start has ended what was left, and has written nothing          driver
+parted      a part of the commit is visible, and the rest is not              driver
 ==========  ================================================================  ========
+
+The last is for targets that show a micro-batch in parts, and say when: `Target.prepare_driver`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class KilledAt(TwoPhaseSink):
 
     inner: TwoPhaseSink
     marks: str
+    steps: tuple[str, ...] = STEPS
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -99,7 +103,7 @@ class KilledAt(TwoPhaseSink):
         # Leftovers are there after a driver's death before a decision: these two wait for it, and hold up no others.
         if step in ("found", "aborted"):
             return step not in done and (step == "found" or "found" in done)
-        others = [each for each in STEPS if each not in ("found", "aborted")]
+        others = [each for each in self.steps if each not in ("found", "aborted")]
         return next((each for each in others if each not in done), None) == step
 
     def _die_soon(self) -> None:

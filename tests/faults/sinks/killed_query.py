@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -29,7 +30,7 @@ import holdfast
 from holdfast import sinks
 from tests.faults import killed_driver
 from tests.faults.sinks.killed_at import KilledAt
-from tests.faults.sinks.targets import TARGETS, Place
+from tests.faults.sinks.targets import Place, target_of
 
 OPERATOR = "totals"
 KEYS, ROWS = 40, 80
@@ -47,12 +48,13 @@ class Job(killed_driver.Job):
     Attributes
     ----------
     target : str
-        One of `TARGETS`.
+        One of `TARGETS` or `OTHERS`.
     place : dict
         Where the target is.
     way : str
         ``exactly_once``, ``steps`` (the same, and it dies at each step of the protocol), ``source`` (the sink as a data
-        source), or ``plain``: what is done without holdfast's sinks.
+        source), or ``plain``: what is done without holdfast's sinks; by foreachBatch it dies once between its first
+        write and the end of the micro-batch, whatever else kills it.
     """
 
     target: str = "csv"
@@ -93,7 +95,7 @@ def totals_of(run: str) -> Callable[[holdfast.ShardBatch], pa.Table]:
 
 def run_once(spark: SparkSession, job: Job) -> None:
     """Start the query and wait until it fails, or ends because it is to."""
-    mode = "append" if job.way == "source" else "update"
+    mode = "append" if job.way == "source" or target_of(job.target).appends_only else "update"
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
     rows = (
         holdfast.stream(numbers.select((sf.col("value") % KEYS).alias("key"), "value"))
@@ -120,7 +122,7 @@ def run_once(spark: SparkSession, job: Job) -> None:
 
 def _own_writer(job: Job, rows: DataFrame) -> DataStreamWriter | None:
     """Return the writer of a stream, where rows do not go through foreachBatch."""
-    target, place = TARGETS[job.target], job.place or {}
+    target, place = target_of(job.target), job.place or {}
     if job.way == "plain":
         return target.plain_writer(target.shape(rows), place)
     if job.way != "source":
@@ -133,11 +135,16 @@ def _own_writer(job: Job, rows: DataFrame) -> DataStreamWriter | None:
 
 
 def _writing(job: Job) -> Callable[[DataFrame, int], None]:
-    target, place = TARGETS[job.target], job.place or {}
+    target, place = target_of(job.target), job.place or {}
     if job.way == "plain":
         return lambda frame, _: target.plain(target.shape(frame), place)
     sink = target.sink(place)
-    write = sinks.exactly_once(KilledAt(sink, str(job.path / "marks")) if job.way == "steps" else sink)
+    if job.way == "steps":
+        sink = killed = KilledAt(sink, str(job.path / "marks"), target.steps)
+        target.prepare_driver(killed.die)
+    else:
+        target.prepare_driver(lambda step: None)
+    write = sinks.exactly_once(sink)
     return lambda frame, batch_id: write(target.shape(frame), batch_id)
 
 
@@ -153,6 +160,10 @@ def _until_stopped(job: Job, write: Callable[[DataFrame, int], None]) -> Callabl
         # Time for a kill between what the target shows and what Spark notes.
         (job.path / "written").mkdir(exist_ok=True)
         (job.path / "written" / str(batch_id)).touch()
+        if job.way == "plain" and not (died := job.path / "died").exists():
+            # Random kills may all miss the moment that tells most.
+            died.touch()
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         time.sleep(_AFTERWARDS_S)
 
     return write_or_end
@@ -160,10 +171,11 @@ def _until_stopped(job: Job, write: Callable[[DataFrame, int], None]) -> Callabl
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
-    target = TARGETS[job.target]
+    target = target_of(job.target)
     if job.way == "plain" and (jars := target.jars()):
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(jars)} {os.environ['PYSPARK_SUBMIT_ARGS']}"
     spark = killed_driver.start_spark(job)
+    spark.conf.set("spark.sql.shuffle.partitions", target.partitions)
     for option, value in target.options(job.place or {}).items():
         spark.conf.set(f"spark.holdfast.sink.{target.name}.{option}", value)
     commits, in_vain = job.path / "query" / "commits", 0

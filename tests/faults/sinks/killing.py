@@ -12,9 +12,8 @@ from pathlib import Path
 from tests.faults.killings import Killings
 from tests.faults.sinks import killed_query
 from tests.faults.sinks.judging import Census, census
-from tests.faults.sinks.killed_at import STEPS
 from tests.faults.sinks.killed_query import Job, newest_commit
-from tests.faults.sinks.targets import TARGETS, Target
+from tests.faults.sinks.targets import Target, target_of
 
 #: How long a query may go without a micro-batch.
 _PATIENCE_S = 180.0
@@ -39,11 +38,11 @@ class SinkKillings(Killings):
 
     @property
     def target(self) -> Target:
-        return TARGETS[self.job.target]
+        return target_of(self.job.target)
 
-    def run(self, kills: int) -> None:
+    def run(self, kills: int, victims: Sequence[str] = ("driver", "worker", "server", "sink's server")) -> None:
         """Kill so many processes, then let the query end between two micro-batches."""
-        self.victims = ("driver", "worker", "server", *(["sink's server"] if self.target.has_server else []))
+        self.victims = tuple(each for each in victims if each != "sink's server" or self.target.has_server)
         with self.cleaned_up():
             self._start()
             self._progress(1)
@@ -61,11 +60,11 @@ class SinkKillings(Killings):
             # The marks of the others, all at once.
             made = self.job.path / "marks-of-others"
             made.mkdir()
-            for step in set(STEPS) - set(steps):
+            for step in set(self.target.steps) - set(steps):
                 (made / step).touch()
             made.rename(marks)
-            died, since = len(STEPS) - len(steps), time.monotonic()
-            while died < len(STEPS):
+            died, since = len(self.target.steps) - len(steps), time.monotonic()
+            while died < len(self.target.steps):
                 self._keep_running()
                 if self.count("marks/*") > died:
                     died, since = self.count("marks/*"), time.monotonic()

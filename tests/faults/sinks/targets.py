@@ -7,20 +7,21 @@ its `Place`. Readers are those of other people: they know nothing of holdfast.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from holdfast import sinks
 from holdfast.examples.sinks import csv_folder
+from tests.faults.sinks.killed_at import STEPS
 from tests.servers import downloads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
     from holdfast.sinks import TwoPhaseSink
@@ -41,11 +42,19 @@ class Target:
     upserts : bool
         Whether it keeps one row for each key.
     has_server : bool
+    partitions : int
+        Of a micro-batch.
+    steps : tuple of str
+        At which its query can die.
     """
 
     name: str
     upserts = False
     has_server = False
+    partitions = 2
+    steps = STEPS
+    #: Whether Spark's own sink only appends.
+    appends_only = False
 
     @contextmanager
     def served(self, folder: Path) -> Iterator[Place]:
@@ -70,8 +79,11 @@ class Target:
         """Return the rows as the sink takes them."""
         return rows
 
+    def prepare_driver(self, die: Callable[[str], None]) -> None:
+        """Set up the process that commits; `die` ends it, if it is the turn of that step."""
+
     def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter | None:
-        """Return Spark's own sink, if that is the plain way."""
+        """Return Spark's own sink, if that is the plain way; it decides whether rows may be updates."""
         return None
 
     def plain(self, rows: DataFrame, place: Place) -> None:
@@ -121,6 +133,23 @@ class ParquetTarget(Target):
         if not list(Path(place["folder"]).glob("_SUCCESS")):
             return sinks.read_parquet(place["folder"])
         return ds.dataset(place["folder"], format="parquet").to_table()
+
+
+class SparksFiles(Target):
+    """Spark's own file sink: it lists what counts in ``_spark_metadata``, which Spark's reader knows and no other."""
+
+    name = "sparks-files"
+    appends_only = True
+
+    def plain_writer(self, rows: DataFrame, place: Place) -> DataStreamWriter:
+        return rows.writeStream.format("parquet").option("path", place["folder"])
+
+    def read(self, place: Place) -> pa.Table:
+        """Read all files, as DuckDB, Polars, pandas and Hive do."""
+        return ds.dataset(place["folder"], format="parquet", exclude_invalid_files=True).to_table()
+
+    def read_by_spark(self, spark: SparkSession, place: Place) -> pa.Table:
+        return spark.read.parquet(place["folder"]).toArrow().cast(SCHEMA)
 
 
 class DeltaTarget(Target):
@@ -191,8 +220,9 @@ class PostgresTarget(Target):
         return place
 
     def plain(self, rows: DataFrame, place: Place) -> None:
-        """Insert the rows of each partition in one transaction, as JDBC does."""
-        conflict = "ON CONFLICT (key) DO UPDATE SET batch = EXCLUDED.batch" if self.upserts else ""
+        """Insert the rows of each partition in one transaction, as Spark's JDBC writer does; or upsert them."""
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in SCHEMA.names)
+        conflict = f"ON CONFLICT (key) DO UPDATE SET {sets}" if self.upserts else ""
         insert = f"INSERT INTO results VALUES ({', '.join(['%s'] * len(SCHEMA))}) {conflict}"
 
         def insert_all(partition: Iterator[Row]) -> None:
@@ -214,6 +244,31 @@ class PostgresTarget(Target):
 
     def start_server(self) -> None:
         self._server.start()
+
+
+class PostgresParts(PostgresTarget):
+    """A table by key, into which the driver puts each micro-batch over several connections, however small it is."""
+
+    partitions = 4
+    steps = (*STEPS, "parted")
+
+    def __init__(self) -> None:
+        super().__init__(upserts=True)
+
+    def sink(self, place: Place) -> TwoPhaseSink:
+        return sinks.postgres(self.name, "results", keys=["key"], connections=4)
+
+    def prepare_driver(self, die: Callable[[str], None]) -> None:
+        from holdfast.spark_integration.sinks.postgres import applying
+
+        applying._SMALL_BYTES = 0
+        commit_shares = applying.Applying._commit_shares
+
+        def commit_and_die(*given: Any) -> None:
+            commit_shares(*given)
+            die("parted")
+
+        applying.Applying._commit_shares = commit_and_die  # type: ignore[method-assign]
 
 
 class KafkaTarget(Target):
@@ -269,5 +324,12 @@ TARGETS: dict[str, Target] = {
     "postgres": PostgresTarget(),
     "postgres staged": PostgresTarget(prepares=False),
     "postgres upsert": PostgresTarget(upserts=True),
+    "postgres parts": PostgresParts(),
     "kafka": KafkaTarget(),
 }
+#: How others write, where that is no sink of `TARGETS`.
+OTHERS: dict[str, Target] = {"Spark's files": SparksFiles()}
+
+
+def target_of(name: str) -> Target:
+    return {**TARGETS, **OTHERS}[name]

@@ -5,29 +5,29 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults.sinks.killed_at import STEPS
+from tests.faults.sinks.judging import Onlooker, census
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
-from tests.faults.sinks.targets import TARGETS
+from tests.faults.sinks.targets import TARGETS, SparksFiles, target_of
 from tests.repetitions import LONG, sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KILLS = 100 if LONG else 4
 #: Those that append.
 SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.
-OTHERS = ["parquet", "delta", "postgres", "kafka"]
-#: The steps at which one query dies: all, or in a quick run those up to a decision, or those around and after it.
-STEPS_OF_A_QUERY = (
-    [STEPS]
-    if LONG
-    else [("begin", "confirmed", "found", "aborted"), ("write", "prepared", "decided", "commit", "committed")]
-)
+APPENDERS = ["parquet", "delta", "postgres", "kafka"]
+SPARKS_FILES = SparksFiles()
+#: The steps up to a decision. In a quick run a query dies at these, or else at those around and after it.
+_EARLY = ("begin", "confirmed", "found", "aborted")
 
 pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)]
 
@@ -35,6 +35,16 @@ pytestmark = [pytest.mark.slow(60), pytest.mark.spark, pytest.mark.timeout(3000)
 def run_of(tmp_path: Path, target: str, place: dict[str, str], way: str, seed: object) -> SinkKillings:
     job = Job(str(tmp_path), "packed", target=target, place=place, way=way, compiles=LONG)
     return SinkKillings(job, random.Random(f"{seed} {target} {way}"))
+
+
+def deaths() -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield each target, and steps at which its query is to die."""
+    for name, target in TARGETS.items():
+        if LONG:
+            yield name, target.steps
+        else:
+            yield name, _EARLY
+            yield name, [step for step in target.steps if step not in _EARLY]
 
 
 @pytest.mark.turn(0, 2)
@@ -49,7 +59,7 @@ def test_kills_show_each_result_once(target: str, java_home: Path, tmp_path: Pat
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.parametrize(("target", "steps"), sample(list(product(TARGETS, STEPS_OF_A_QUERY))))
+@pytest.mark.parametrize(("target", "steps"), sample(list(deaths())))
 def test_a_death_at_each_step_shows_each_result_once(
     target: str, steps: Sequence[str], java_home: Path, tmp_path: Path
 ) -> None:
@@ -75,16 +85,50 @@ def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("target", APPENDERS)
 def test_what_others_do(target: str, java_home: Path, tmp_path: Path) -> None:
     """The same kills without these sinks: results are doubled, and attempts mixed.
 
     That nothing of ours is, `test_kills_show_each_result_once` shows in every run.
     """
-    with TARGETS[target].served(tmp_path) as place:
+    with target_of(target).served(tmp_path) as place:
         run = run_of(tmp_path, target, place, "plain", 0)
         run.run(KILLS)
         found = run.judged()
     print(f"\n{target}, the plain way: killed {run.done}; {found}")
     assert found.doubled
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.long
+def test_what_spark_shows_of_its_own_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Its own reader knows which files count; all others find those of dead attempts, too."""
+    with SPARKS_FILES.served(tmp_path) as place:
+        run = run_of(tmp_path, "Spark's files", place, "plain", 0)
+        run.run(KILLS)
+        by_others = run.judged()
+        by_spark = census(SPARKS_FILES.read_by_spark(spark, place), by_others.batches, upserts=False)
+    print(f"\nSpark's files: killed {run.done}; all files: {by_others}; by Spark: {by_spark}")
+    assert by_others.doubled
+    assert by_spark.is_right
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["plain", "exactly_once"])
+def test_what_an_onlooker_sees_of_upserts(way: str, java_home: Path, tmp_path: Path) -> None:
+    """In the end both have the newest results; on the way others show parts of micro-batches."""
+    target = target_of("postgres upsert")
+    with target.served(tmp_path) as place, Onlooker(lambda: target.read(place)) as onlooker:
+        run = run_of(tmp_path, "postgres upsert", place, way, 0)
+        run.run(KILLS)
+        found = run.judged()
+    print(f"\nupserts, {way}: killed {run.done}; {found}; of {onlooker.reads} looks {onlooker.torn} at parts, "
+          f"{onlooker.changed} results changed")  # fmt: skip
+    assert onlooker.reads
+    if way == "plain":
+        assert onlooker.torn
+    else:
+        assert found.is_right
+        assert (onlooker.torn, onlooker.changed) == (0, 0)
     shutil.rmtree(tmp_path)

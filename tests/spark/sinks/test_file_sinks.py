@@ -15,6 +15,7 @@ from holdfast import sinks
 from holdfast.examples.sinks.state_image import image_of_totals
 from holdfast.sinks import TwoPhaseSink
 from tests.repetitions import sample
+from tests.servers.hdfs import Hdfs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,6 +105,25 @@ def test_parquet_shows_each_micro_batch_once(session: SparkSession, tmp_path: Pa
     assert _sorted(session.read.parquet(*sinks.parquet_files(url)).toArrow()) == query.expected()
     with pytest.raises(AnalysisException, match="UNABLE_TO_INFER_SCHEMA"):
         session.read.parquet(url)
+
+
+@pytest.mark.hdfs
+@pytest.mark.turn(0, 3)
+def test_parquet_on_hdfs_shows_each_micro_batch_once(session: SparkSession, hdfs: Hdfs, tmp_path: Path) -> None:
+    """Written by Spark's forked workers; its daemons are killed between two starts of the query."""
+    url = f"{hdfs.url}/shown"
+    session.conf.set("spark.holdfast.sink.out.dfs.client.socket-timeout", "3000")
+    query = Appending(session, tmp_path, sinks.parquet("out", url))
+    query.scenario()
+    hdfs.namenode.kill()
+    hdfs.datanode.kill()
+    hdfs.revive()
+    query.feed(4)
+    query.run()
+    assert _sorted(sinks.read_parquet(url)) == query.expected()
+    files = sinks.parquet_files(url)
+    assert _sorted(session.read.parquet(*files).toArrow()) == query.expected()
+    assert not [path for path in hdfs.files("/shown") if "_attempts" in path or ".tmp-" in path]
 
 
 @pytest.mark.parametrize("partition_by", sample([(), ("i",)]))

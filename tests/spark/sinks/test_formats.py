@@ -91,8 +91,13 @@ def test_a_missing_option_is_named(source: type[SinkSource]) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(InvalidArgumentError, match="the option create is true or false"):
         PostgresSource({"name": "n", "table": "t", "create": "yes"}).sink()
-    assert PostgresSource({"name": "n", "table": "t", "keys": "a, b"}).sink() == sinks.postgres(
-        "n", "t", keys=["a", "b"]
+    for number in ("two", "1.5", "-1", "9" * 5000):
+        with pytest.raises(InvalidArgumentError, match="the option connections is a whole number"):
+            PostgresSource({"name": "n", "table": "t", "connections": number}).sink()
+    given = {"name": "n", "table": "t", "keys": "a, b"}
+    assert PostgresSource(given).sink() == sinks.postgres("n", "t", keys=["a", "b"])
+    assert PostgresSource(given | {"connections": "4"}).sink() == sinks.postgres(
+        "n", "t", keys=["a", "b"], connections=4
     )
 
 

@@ -88,6 +88,10 @@ class Answer:
         except UnicodeDecodeError as exc:
             raise MalformedAnswerError("a string is not text") from exc
 
+    def uuid(self) -> str:
+        """Return a UUID as hexadecimal digits."""
+        return self._take(16).hex()
+
     def blob(self) -> bytes:
         """Return bytes; none for Kafka's null."""
         length = self._varint() - 1 if self._flexible else self.number("i")

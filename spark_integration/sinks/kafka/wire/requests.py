@@ -3,7 +3,7 @@
 ::
 
     request                key  version   why this version
-    Metadata                 3  8         the first that says what the user may do with a topic
+    Metadata                 3  10        the first that tells a topic from one that was made anew: Kafka 2.8
     OffsetCommit             8  2         until 4 it may say how long to keep the offset
     OffsetFetch              9  2         plain; the first that can ask for all topics of a group
     FindCoordinator         10  4         the first that asks for many at once: Kafka 3.0
@@ -74,6 +74,7 @@ class Topic:
 
     code: int
     name: str
+    topic_id: str
     partitions: int
     operations: int
 
@@ -129,14 +130,17 @@ def sasl_authenticate(token: bytes) -> Request[tuple[int, bytes]]:
 
 def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
     """Ask for all brokers, and for topics by name."""
-    body = Fields()
-    body.array(topics, body.text).number("???", False, False, True)
+    body = Fields(flexible=True)
+    # By name, not by id; make none, and say of topics what the user may do.
+    body.array(topics, lambda name: body.number("16x").text(name).tags()).number("???", False, False, True).tags()
 
     def read_topic(answer: Answer) -> Topic:
-        code, name = answer.number("h"), answer.text() or ""
+        code, name, topic_id = answer.number("h"), answer.text() or "", answer.uuid()
         answer.number("?")
         partitions = answer.array(lambda: _skip_partition(answer))
-        return Topic(code, name, len(partitions), answer.number("i"))
+        topic = Topic(code, name, topic_id, len(partitions), answer.number("i"))
+        answer.tags()
+        return topic
 
     def read(answer: Answer) -> tuple[list[Node], list[Topic]]:
         answer.number("i")
@@ -145,7 +149,7 @@ def metadata(topics: Sequence[str]) -> Request[tuple[list[Node], list[Topic]]]:
         answer.number("i")
         return nodes, answer.array(lambda: read_topic(answer))
 
-    return Request("Metadata", 3, 8, bytes(body), read)
+    return Request("Metadata", 3, 10, bytes(body), read, flexible=True)
 
 
 def find_coordinators(keys: Sequence[str], *, group: bool = False) -> Request[list[Coordinator]]:
@@ -313,6 +317,7 @@ def _node(answer: Answer) -> Node:
 def _node_with_rack(answer: Answer) -> Node:
     node = _node(answer)
     answer.text()
+    answer.tags()
     return node
 
 
@@ -321,3 +326,4 @@ def _skip_partition(answer: Answer) -> None:
         answer.number(layout)
     for _ in range(3):  # replicas, those in sync, those away
         answer.array(lambda: answer.number("i"))
+    answer.tags()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,85 @@ def test_a_table_that_others_change_after_the_decision_gets_no_rows_that_do_not_
     writer.sink.open(writer.query, SCHEMA)
     writer.sink.commit(writer.query, 1, [handle])
     assert writer.shown() == [(0, "a"), (1, "b")]
+
+
+def _text_for_numbers(url: str) -> None:
+    table = pa.table({"key": ["a"], "word": ["a"]})
+    write_deltalake(url, table, mode="overwrite", schema_mode="overwrite")
+
+
+def _no_nulls(url: str) -> None:
+    schema = pa.schema([SCHEMA.field(0), SCHEMA.field(1).with_nullable(False)])
+    write_deltalake(url, pa.table([[0], ["a"]], schema=schema), mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+@pytest.mark.parametrize(
+    ("change", "said"), [(_overwrite, "no such column"), (_text_for_numbers, "type"), (_no_nulls, "null")]
+)
+def test_a_table_that_is_changed_while_a_decided_micro_batch_waits_for_a_driver_gets_no_rows_that_do_not_fit(
+    url: str,
+    keys: list[str] | None,
+    change: Callable[[str], None],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver died after the decision: a new process knows the table only as it is now."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    handle = writer.prepared(1, {1: None})
+    writer.sink.confirm(writer.query, 1, [handle])
+    version = DeltaTable(url).version()
+    change(url)
+    before = DeltaTable(url).version()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(HoldfastError, match=said):  # noqa: PT012  either may notice it
+        writer.sink.open(writer.query, SCHEMA)
+        writer.sink.commit(writer.query, 1, [handle])
+    assert DeltaTable(url).version() == before
+    DeltaTable(url).restore(version)
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    writer.sink.open(writer.query, SCHEMA)
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.shown() == [(0, "a"), (1, None)]
+
+
+def _new_column_without_nulls(url: str) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("more", pa.string(), nullable=False)])
+    write_deltalake(url, pa.table([[0], ["a"], ["x"]], schema=schema), mode="overwrite", schema_mode="overwrite")
+
+
+def _partitions(url: str) -> None:
+    write_deltalake(
+        url, pa.table([[0], ["a"]], schema=SCHEMA), mode="overwrite", schema_mode="overwrite", partition_by=["key"]
+    )
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+@pytest.mark.parametrize("is_decided", [True, False])
+@pytest.mark.parametrize("change", [_overwrite, _text_for_numbers, _no_nulls, _new_column_without_nulls, _partitions])
+def test_a_process_that_has_not_opened_the_table_finds_that_it_was_changed(
+    url: str, keys: list[str] | None, is_decided: bool, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data source begins and commits a micro-batch in two processes; a commit may come from any."""
+    writer = opened(DeltaSink("out", url, keys, create=True))
+    writer.write(0, {0: "a"})
+    handle = writer.prepared(1, {1: None})
+    version = DeltaTable(url).version()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    if is_decided:
+        writer.sink.confirm(writer.query, 1, [handle])
+        monkeypatch.setattr(os, "getpid", lambda: -2)
+    change(url)
+    before = DeltaTable(url).version()
+    with pytest.raises(HoldfastError, match=r"others have changed|takes none"):
+        (writer.sink.commit if is_decided else writer.sink.confirm)(writer.query, 1, [handle])
+    assert DeltaTable(url).version() == before
+    DeltaTable(url).restore(version)
+    monkeypatch.setattr(os, "getpid", lambda: -3)
+    writer.sink.confirm(writer.query, 1, [handle])
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.shown() == [(0, "a"), (1, None)]
 
 
 @pytest.mark.parametrize("keys", [None, ["key"]])

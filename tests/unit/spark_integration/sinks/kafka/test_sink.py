@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -16,50 +15,20 @@ from holdfast import clock
 from holdfast.errors import FencedError, InvalidArgumentError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
 from holdfast.spark_integration.sinks.kafka.wire.requests import Transaction
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery, SinkTransaction
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkQuery
 from tests.read_kafka import committed, transactional_ids
 from tests.repetitions import sample
 from tests.servers.kafka import PASSWORD, USER, Kafka
+from tests.unit.spark_integration.sinks.kafka.lab import SCHEMA, Lab
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow(40)]
-
-_SCHEMA = pa.schema({"value": pa.string()})
-
-
-class Lab:
-    """One sink with a topic of its own."""
-
-    def __init__(self, server: Kafka, options: Mapping[str, str], timeout_s: float = 20) -> None:
-        self.server, self.topic = server, server.add_topic()
-        self.sink = KafkaSink(f"sink-{clock.new_id()}", self.topic, timeout_s=timeout_s)
-        self.query = SinkQuery(self.sink.name, clock.new_uuid(), options=options)
-
-    def begin(self, batch_id: int = 0, schema: pa.Schema = _SCHEMA, spare: Handle | None = None) -> SinkTransaction:
-        """Begin the next attempt."""
-        attempt = SinkAttempt(self.query, batch_id, 0, clock.new_id() + clock.new_id(), spare)
-        return self.sink.begin(attempt, schema)
-
-    def prepare(self, *values: str, batch_id: int = 0, spare: Handle | None = None) -> Handle:
-        """Write and prepare."""
-        transaction = self.begin(batch_id, spare=spare)
-        transaction.write(pa.record_batch({"value": pa.array(values, pa.string())}))
-        return transaction.prepare()
-
-    def shown(self) -> list[str]:
-        """Return what a consumer of committed messages sees."""
-        return [(message.value() or b"").decode() for message in committed(self.server, self.topic)]
-
-
-@pytest.fixture
-def lab(kafka: Kafka) -> Lab:
-    return Lab(kafka, {"bootstrap.servers": kafka.servers})
 
 
 @pytest.mark.parametrize("how", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "TLS"])
 def test_each_login_writes_commits_and_finds(kafka: Kafka, how: str) -> None:
     kafka.add_scram_user()
     lab = Lab(kafka, kafka.tls_options() if how == "TLS" else kafka.sasl_options(how))
-    assert lab.sink.open(lab.query, _SCHEMA) == -1
+    assert lab.sink.open(lab.query, SCHEMA) == -1
     handle, other = lab.prepare("shown"), lab.prepare("not shown")
     assert {str(one["transactional_id"]) for one in lab.sink.leftovers(lab.query)} == {
         str(one["transactional_id"]) for one in (handle, other)
@@ -78,7 +47,7 @@ def test_a_wrong_password_is_said_and_shown_nowhere(
     lab = Lab(kafka, kafka.sasl_options(how) | {"sasl.password": wrong}, timeout_s=3)
     said = []
     with caplog.at_level(logging.DEBUG):
-        for step in (lambda: lab.sink.open(lab.query, _SCHEMA), lab.begin):
+        for step in (lambda: lab.sink.open(lab.query, SCHEMA), lab.begin):
             with pytest.raises(InvalidArgumentError, match=r"sasl\.password") as raised:
                 step()
             said.append(str(raised.getrepr(chain=True, showlocals=False)))
@@ -89,14 +58,14 @@ def test_a_wrong_password_is_said_and_shown_nowhere(
 def test_an_option_that_does_not_exist_is_named(lab: Lab) -> None:
     options = {**lab.query.options, "no.such.option": "1", "sasl.password": PASSWORD}
     with pytest.raises(InvalidArgumentError, match=r"no\.such\.option") as raised:
-        lab.sink.open(SinkQuery(lab.sink.name, lab.query.query_id, options=options), _SCHEMA)
+        lab.sink.open(SinkQuery(lab.sink.name, lab.query.query_id, options=options), SCHEMA)
     assert PASSWORD not in str(raised.getrepr(chain=True))
 
 
 def test_a_topic_that_is_missing_is_said_before_anything_is_written(lab: Lab) -> None:
     other = KafkaSink(lab.sink.name, "no-such-topic")
     with pytest.raises(InvalidArgumentError, match="no such topic"):
-        other.open(lab.query, _SCHEMA)
+        other.open(lab.query, SCHEMA)
 
 
 @pytest.fixture
@@ -141,7 +110,7 @@ def test_a_right_that_is_missing_is_named(denied: Lab, kind: str, operation: str
     name = {"TOPIC": denied.topic, "TRANSACTIONAL_ID": f"{group}.check", "GROUP": group}[kind]
     deny(denied, kafka_admin.ResourceType[kind], name, kafka_admin.AclOperation[operation])
     with pytest.raises(InvalidArgumentError, match=said):
-        denied.sink.open(denied.query, _SCHEMA)
+        denied.sink.open(denied.query, SCHEMA)
 
 
 def test_messages_arrive_as_the_rows_are(lab: Lab) -> None:
@@ -219,7 +188,7 @@ def test_what_kafka_does_not_take_is_said_and_nothing_is_left(lab: Lab, row: dic
 
 def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "1500"})
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     handles = [lab.prepare("lost", batch_id=7)]
     end_s = time.monotonic() + 30
     while lab.sink.leftovers(lab.query) and time.monotonic() < end_s:
@@ -236,7 +205,7 @@ def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafk
 
 def test_what_the_mark_shows_was_committed_where_coordinators_have_forgotten_a_part(lab: Lab) -> None:
     """Ids expire one after the other: a forgotten one beside a known one is not lost."""
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     handle = lab.prepare("a")
     lab.sink.commit(lab.query, 0, [handle])
     forgotten = {**handle, "transactional_id": f"{handle['transactional_id']}0"}
@@ -249,45 +218,16 @@ def test_what_the_mark_shows_was_committed_where_coordinators_have_forgotten_a_p
         lab.sink.commit(lab.query, 0, [handle, lost])
 
 
-@pytest.mark.parametrize("is_made_anew", [True, False])
-def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_made_anew: bool) -> None:
-    """What it showed is gone: before the decision and after it the query stops, also where another topic is there."""
-    lab.sink.open(lab.query, _SCHEMA)
-    handle = lab.prepare("0")
-    lab.sink.confirm(lab.query, 0, [handle])
-    lab.sink.commit(lab.query, 0, [handle])
-    handle = lab.prepare("1", batch_id=1)
-    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
-    admin.delete_topics([lab.topic])[lab.topic].result(30)
-    # A broker takes a moment to delete a topic, and another one for the offsets of groups at it.
-    end_s = time.monotonic() + 20
-    with suppress(StateLostError):
-        while time.monotonic() < end_s:
-            lab.sink.confirm(lab.query, 1, [handle])
-            time.sleep(0.05)
-    if is_made_anew:
-        admin.create_topics([kafka_admin.NewTopic(lab.topic, 1, 1)])[lab.topic].result(30)
-    for step in (lab.sink.confirm, lab.sink.commit, lab.sink.commit):
-        with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
-            step(lab.query, 1, [handle])
-    if is_made_anew:
-        assert lab.sink.open(lab.query, _SCHEMA) == -1, "by which the next start knows"
-        assert lab.shown() == []
-    else:
-        with pytest.raises(InvalidArgumentError, match="no such topic"):
-            lab.sink.open(lab.query, _SCHEMA)
-
-
 def test_a_longer_time_than_the_broker_allows_is_refused(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "900001"})
-    for step in (lambda: lab.sink.open(lab.query, _SCHEMA), lab.begin):
+    for step in (lambda: lab.sink.open(lab.query, SCHEMA), lab.begin):
         with pytest.raises(InvalidArgumentError, match=r"transaction\.max\.timeout\.ms"):
             step()
 
 
 @pytest.mark.parametrize("has_written", [True, False])
 def test_a_zombie_that_was_ended_cannot_write_any_more(lab: Lab, has_written: bool) -> None:
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     zombie = lab.begin()
     rows = pa.record_batch({"value": pa.array(["zombie"])})
     if has_written:
@@ -315,7 +255,7 @@ def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
             kafka.restart()
 
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=30)
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     transaction = lab.begin()
     restart("begin")
     transaction.write(pa.record_batch({"value": pa.array(["a"])}))
@@ -327,19 +267,19 @@ def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
     lab.sink.commit(lab.query, 0, [handle])
     restart("commit")
     lab.sink.commit(lab.query, 0, [handle])
-    assert lab.sink.open(lab.query, _SCHEMA) == 0
+    assert lab.sink.open(lab.query, SCHEMA) == 0
     assert lab.shown() == ["a"]
 
 
 @pytest.mark.turn(1, 2)
 def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> None:
     lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=1)
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     handle = lab.prepare("a")
     kafka.broker.kill()
     try:
         steps = {
-            "open": lambda: lab.sink.open(lab.query, _SCHEMA),
+            "open": lambda: lab.sink.open(lab.query, SCHEMA),
             "begin": lab.begin,
             "confirm": lambda: lab.sink.confirm(lab.query, 0, [handle]),
             "commit": lambda: lab.sink.commit(lab.query, 0, [handle]),
@@ -365,7 +305,7 @@ def known_ids(lab: Lab) -> dict[str, Transaction]:
 
 def test_a_spare_id_is_taken_up_and_leaves_no_new_one(lab: Lab) -> None:
     """Coordinators keep each id for a week: their number follows partitions, not micro-batches."""
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     handles: list[Handle] = []
     for batch in range(6):
         handles.append(lab.prepare(str(batch), batch_id=batch, spare=handles[-2] if batch > 1 else None))
@@ -380,7 +320,7 @@ def test_a_spare_id_is_taken_up_and_leaves_no_new_one(lab: Lab) -> None:
 
 def test_an_id_that_is_no_longer_as_it_was_left_is_not_taken_up(lab: Lab) -> None:
     """Another attempt has it, it was fenced, it is of another query, or it was forgotten: a new one is as good."""
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     first = lab.prepare("0")
     lab.sink.commit(lab.query, 0, [first])
     taken = lab.prepare("1", batch_id=1, spare=first)
@@ -399,7 +339,7 @@ def test_an_id_that_is_no_longer_as_it_was_left_is_not_taken_up(lab: Lab) -> Non
 
 def test_a_zombie_with_a_spare_id_is_fenced_once(lab: Lab) -> None:
     """Before its first message, too; later starts leave alone what is fenced already."""
-    lab.sink.open(lab.query, _SCHEMA)
+    lab.sink.open(lab.query, SCHEMA)
     first = lab.prepare("0")
     lab.sink.commit(lab.query, 0, [first])
     zombie = lab.begin(1, spare=first)

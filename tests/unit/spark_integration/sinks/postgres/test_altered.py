@@ -243,3 +243,78 @@ def test_a_table_that_is_altered_after_the_decision_shows_all_of_it_later_or_not
     updating.open()
     updating.commit(*handles)
     assert updating.rows() == [("0", 2**40), ("1", 2**40)]
+
+
+def _remake(made: Case) -> None:
+    key = " PRIMARY KEY" if made.sink.keys else ""
+    made.sql(f"DROP TABLE {made.sink.table}; CREATE TABLE {made.sink.table} (k text{key}, n bigint)")
+
+
+def test_a_table_that_was_made_anew_under_a_query_is_not_taken_for_the_first_one(either: Case) -> None:
+    """The same columns, and nothing of what was committed: noticed before the decision, and by the next start."""
+    either.open()
+    either.commit(either.prepared(("a", 1)))
+    _remake(either)
+    handle = either.prepared(("b", 2), batch_id=1)
+    with pytest.raises(StateLostError, match="not the one that the query wrote to") as raised:
+        either.confirm(handle, batch_id=1)
+    either.abort(handle)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="not the one that the query wrote to"):
+            either.open()
+        connecting.close_idle()
+    assert either.rows() == []
+    # What the message says, of a table that was restored by hand.
+    either.sql(raised.value.message[raised.value.message.index("UPDATE") :])
+    assert either.open() == 0
+
+
+def test_a_table_that_was_dropped_under_a_query_is_said_to_be_gone(either: Case) -> None:
+    either.open()
+    either.commit(either.prepared(("a", 1)))
+    handles = [either.prepared(("b", 2), batch_id=1)] if either.sink.keys else []
+    either.sql(f"DROP TABLE {either.sink.table}")
+    with pytest.raises(InvalidArgumentError, match=r"no such table|does not exist"):
+        either.confirm(*handles or [either.prepared(("b", 2), batch_id=1)], batch_id=1)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_table_that_was_made_anew_after_the_decision_gets_no_rows_behind_the_gap(
+    updating: Case, is_shown: bool
+) -> None:
+    """Where it has shown nothing yet, nothing is missing: the next start goes on with the new one."""
+    updating.open()
+    if is_shown:
+        updating.commit(updating.prepared(("a", 1)))
+    batch = int(is_shown)
+    handle = updating.prepared(("b", 2), batch_id=batch)
+    updating.confirm(handle, batch_id=batch)
+    _remake(updating)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="not the one that the query wrote to"):
+            updating.commit(handle, batch_id=batch)
+        connecting.close_idle()
+    assert updating.rows() == []
+    if is_shown:
+        with pytest.raises(StateLostError):
+            updating.open()
+    else:
+        assert updating.open() == -1
+        updating.commit(handle)
+        assert updating.rows() == [("b", 2)]
+
+
+def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> None:
+    """A dump has names and no numbers: the table that it brings is the one that the marks mean."""
+    either.open()
+    either.commit(either.prepared(("a", 1)))
+    schema = either.sink.table.partition(".")[0]
+    dump = either.server.run("pg_dump", f"--schema={schema}")
+    either.sql(f"CREATE DATABASE {schema}")
+    either.server.run("psql", "--set=ON_ERROR_STOP=1", f"--dbname={schema}", given=dump)
+    either.options = {"dbname": schema}
+    assert either.open() == 0
+    handle = either.prepared(("b", 2), batch_id=1)
+    either.confirm(handle, batch_id=1)
+    either.commit(handle, batch_id=1)
+    assert either.sql(f"SELECT * FROM {either.sink.table} ORDER BY 1", dbname=schema) == [("a", 1), ("b", 2)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, UnavailableError
-from holdfast.spark_integration.sinks.postgres import connecting
+from holdfast.spark_integration.sinks.postgres import connecting, failures
 from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.servers.postgres import PASSWORD, Postgres
@@ -223,7 +223,10 @@ def test_a_dsn_says_where_and_the_settings_go_before_it(postgres: Postgres) -> N
     assert sink.open(query, SCHEMA) == -1
 
 
-@pytest.mark.parametrize("given", [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}])
+@pytest.mark.parametrize(
+    "given",
+    [{"keys": "k"}, {"keys": ["k", "k"]}, {"keys": [""]}, {"table": ""}, *({"connections": n} for n in (0, "4", 1.5))],
+)
 def test_a_sink_that_makes_no_sense_is_refused_when_it_is_made(given: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         PostgresSink(**{"name": "s", "table": "t", **given})
@@ -293,3 +296,12 @@ def test_many_rows_are_written_in_slices(appending: Case) -> None:
     assert appending.sql(f"SELECT count(*), sum(n) FROM {appending.sink.table} WHERE n < 0 OR k = n::text") == [
         (count + 1, sum(range(count)) - 1)
     ]
+
+
+@pytest.mark.parametrize("statement", ["PREPARE p AS SELECT 1", "DEALLOCATE q"])
+def test_statements_that_others_prepared_in_the_same_session_mean_a_pooler(postgres: Postgres, statement: str) -> None:
+    """PgBouncer in transaction mode, where the look at the start has not seen it."""
+    with postgres.connect() as connection:
+        connection.execute("PREPARE p AS SELECT 1")
+        with pytest.raises(InvalidArgumentError, match="pool_mode = session"), failures.as_ours("rows are copied"):
+            connection.execute(statement)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import psutil
 import pytest
 
-from holdfast.errors import ConflictError, StateLostError, UnavailableError
+from holdfast.errors import ConflictError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.spark_integration.sinks.postgres import ending
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.unit.spark_integration.sinks.postgres.attempts import SCHEMA, Case
 
@@ -138,3 +142,34 @@ def test_a_replaced_querys_driver_commits_nothing_more(either: Case) -> None:
         either.commit(handle)
     assert either.rows() == []
     either.abort(handle)
+
+
+def test_marks_of_another_version_are_refused_with_what_to_do(either: Case) -> None:
+    either.open()
+    either.commit(either.prepared(*ROWS))
+    schema = either.sink.table.partition(".")[0]
+    either.sql(f"ALTER TABLE {schema}.holdfast_sinks DROP target")
+    with pytest.raises(InvalidArgumentError, match="another version of holdfast") as raised:
+        either.open()
+    said = raised.value.message.replace("<table>", either.sink.table).replace("<name>", either.sink.name)
+    for statement in re.findall(r'(?:ALTER TABLE|UPDATE) "[^;,]*', said):
+        either.sql(statement)
+    assert either.open() == 0
+
+
+def test_a_dead_workers_connection_that_does_not_end_is_said(either: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could still prepare, after the listing of what is left."""
+    either.open()
+    zombie = either.begun(*ROWS)
+    asked = f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hf_% {either.sink.name}'"
+    ((pid,),) = either.sql(asked)
+    monkeypatch.setattr(ending, "_PATIENCE_MS", 100)
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        with pytest.raises(UnavailableError, match="does not end"):
+            either.leftovers()
+    finally:
+        process.resume()
+    zombie.abort()
+    assert either.leftovers() == []
