@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import Row
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import holdfast
@@ -138,6 +139,39 @@ class Counting(StatefulProcessor):
         yield Row(key=key[0])
 
 
+class Passing(StatefulProcessor):
+    """Hands rows on with their own time, and counts them."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        (n,) = self.n.get() or (0,)
+        for row in rows:
+            n += 1
+            yield Row(user=key[0], at=row.at, at_ms=row.at_ms)
+        self.n.update((n,))
+
+
+def sessions_behind(frame: DataFrame) -> DataFrame:
+    """Return sessions of what another processor hands on, by the watermark that it hands on, too."""
+    clicks = frame.withWatermark("at", "10 minutes").withColumn("at_ms", F.unix_millis("at"))
+    passed = (
+        holdfast.stream(clicks)
+        .groupBy("user")
+        .transformWithState(
+            Passing(),
+            "user string, at timestamp, at_ms long",
+            "append",
+            "EventTime",
+            eventTimeColumnName="at",
+            name="passed",
+        )
+    )
+    users = holdfast.stream(passed).groupBy("user")
+    return users.transformWithState(sessions.Sessions(), sessions.SESSIONS, "append", "EventTime", name="sessions")
+
+
 def appended(frame: DataFrame) -> DataFrame:
     grouped = holdfast.stream(frame).groupBy("carrier")
     output = "carrier string, seen string"
@@ -158,6 +192,14 @@ CASES = [
         "update",
         table="seen",
         has_timers=False,
+        settings=NEEDED,
+    ),
+    Case(
+        "processors in a chain",
+        sessions.CLICKS,
+        sessions_behind,
+        "sessions",
+        table="open",
         settings=NEEDED,
     ),
     Case(
