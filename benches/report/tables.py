@@ -110,12 +110,16 @@ def _latencies(document: Document) -> Sheet:
 
 
 def _against_plain(document: Document) -> Sheet:
-    """Of each part that has a plain way beside it: what part of its throughput, and what a small one costs more."""
+    """Of each part that has a plain way beside it: what part of its throughput, and what a small one costs more.
+
+    ``postgres`` and ``postgres (…)`` are beside ``postgres, plain``.
+    """
     rows = []
     for label, engine in document["engines"].items():
         for name in engine["runs"][0]["phases_ms"][0]:
+            plain = name.partition(" (")[0]
             many, few = (
-                [np.array(counted_ms(document, label, f"{name}{plain}{few}")) for plain in (", plain", "")]
+                [np.array(counted_ms(document, label, f"{way}{few}")) for way in (f"{plain}, plain", name)]
                 for few in ("", FEW_ROWS)
             )
             if all(times.all() for times in (*many, *few)):

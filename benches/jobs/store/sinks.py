@@ -100,7 +100,7 @@ def _ways(job: Sinks, places: Places) -> dict[str, Way]:
             "postgres by key": _sink(
                 sinks.postgres("bench-keys", "holdfast_bench_keys", keys=["key"], dsn=job.postgres), 4
             ),
-            "postgres by key, 4 connections": _sink(
+            "postgres by key (4 connections)": _sink(
                 sinks.postgres(
                     "bench-parts", "holdfast_bench_parts_keys", keys=["key"], dsn=job.postgres, connections=4
                 ),
