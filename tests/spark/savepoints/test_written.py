@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-TOTALS, CHAINS_CASE, _, SESSIONS, APPENDED, _ = CASES
+TOTALS, CHAINS_CASE, _, SESSIONS, *_ = CASES
+APPENDED = next(case for case in CASES if case.table == "seen")
 
 
 def written(lab: Lab, tables: Any, **options: Any) -> savepoints.Savepoint:

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.savepoints.manifest import Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, unnamed
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.processor.state.variables import find_shown
+from holdfast.spark_integration.processor.state.variable_tables import find_shown
 from holdfast.spark_integration.savepoints.changes import Changes, plans_of
 from tests.unit.snapshotter.savepoints.sample import a_savepoint
 
