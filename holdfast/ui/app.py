@@ -25,9 +25,11 @@ from werkzeug.exceptions import HTTPException
 from holdfast import __version__, clock
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.ui import words
+from holdfast.ui.directory import Directory
 from holdfast.ui.guard import guard
-from holdfast.ui.site import Directory, Site
-from holdfast.ui.survey import Dated, OperatorSurvey
+from holdfast.ui.inquiry import Dated, Patience
+from holdfast.ui.site import Site
+from holdfast.ui.survey import OperatorSurvey, Survey
 from holdfast.ui.views.heat_map import CHOICES, LEVELS, MEASURES, ROWS, Measure, Measured, heat_map, measured, skew
 from holdfast.ui.views.overview import overview, troubles
 from holdfast.ui.views.rows import Asked, rows_view
@@ -127,10 +129,9 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get(f"{page}/")
     def operator(place: int, operator: str) -> str:
-        directory = site.directory(place)
-        dated = directory.surveyor.latest()
-        found = dated.survey.operator(operator)
-        shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)])
+        directory, dated, patience = _survey_of(site, place)
+        found = dated.found.operator(operator)
+        shown = _measured(directory, found, CHOICES[_choice("measure", CHOICES)], patience)
         window = _choice("window", WINDOWS)
         return render_template(
             "operator.html",
@@ -153,40 +154,47 @@ def _add_pages(app: Flask, site: Site, now_ms: Callable[[], int], monotonic_ms: 
 
     @app.get(f"{page}/shard/<int:shard>")
     def shard(place: int, operator: str, shard: int) -> str:
-        directory, dated = _survey_of(site, place)
-        found = dated.survey.operator(operator)
+        directory, dated, _ = _survey_of(site, place)
+        found = dated.found.operator(operator)
         view = shard_view(directory.storage, directory.executor, found, shard)
         return render_template("shard.html", directory=directory, dated=dated, operator=found, view=view)
 
     @app.get(f"{page}/rows")
     def rows(place: int, operator: str) -> str:
-        directory, dated = _survey_of(site, place)
-        found = dated.survey.operator(operator)
-        known = directory.query_of(operator)
-        view = rows_view(*known, _asked(), monotonic_ms) if known else None
+        directory, dated, patience = _survey_of(site, place)
+        found = dated.found.operator(operator)
+        view = None
+        if known := directory.query_of(operator, patience):
+            query, name = known
+            with query.reading() as stored:
+                view = rows_view(stored, name, _asked(), monotonic_ms)
         return render_template("rows.html", directory=directory, dated=dated, operator=found, view=view)
 
     @app.get(f"{page}/upkeep")
     def upkeep_of(place: int, operator: str) -> str:
-        directory, dated = _survey_of(site, place)
-        found = dated.survey.operator(operator)
+        directory, dated, _ = _survey_of(site, place)
+        found = dated.found.operator(operator)
         check, first = _choice("check", ("gc", "verify")), _number("first", 0)
         view = upkeep(directory.storage, directory.executor, found, check, first, now_ms(), monotonic_ms)
         return render_template("upkeep.html", directory=directory, dated=dated, operator=found, view=view)
 
 
-def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure) -> Measured:
+def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, patience: Patience) -> Measured:
     if measure is not ROWS:
         return measured(operator.objects, measure)
-    known = directory.query_of(operator.name)
+    known = directory.query_of(operator.name, patience)
     if known is None:
         raise InvalidArgumentError("rows are known with the query's checkpoint location only: name it, too")
-    return directory.rows.measured(*known, operator.objects)
+    query, name = known
+    with query.reading() as stored:
+        return directory.rows.measured(stored, name, operator.objects)
 
 
-def _survey_of(site: Site, place: int) -> tuple[Directory, Dated]:
-    directory = site.directory(place)
-    return directory, directory.surveyor.latest()
+def _survey_of(site: Site, place: int) -> tuple[Directory, Dated[Survey], Patience]:
+    """Return a directory and what it holds, and what is left of the view's patience."""
+    patience = Patience.of_a_view()
+    directory = site.directory(place, patience)
+    return directory, directory.surveyor.latest(patience), patience
 
 
 def _asked() -> Asked:

@@ -14,7 +14,7 @@ from holdfast import clock
 from holdfast.commands.target import a_console, named_options, storage_option
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
-from holdfast.ui.site import Site, open_site
+from holdfast.ui.site import Site, looks_at_once, open_site
 
 PORT = 4880
 _REQUESTS_AT_ONCE = 16
@@ -63,7 +63,7 @@ def ui(
     with ExitStack() as stack:
         requests, surveys = (
             stack.enter_context(ThreadPoolExecutor(many, f"holdfast-{name}"))
-            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", len(locations) + 1))
+            for name, many in (("ui", _REQUESTS_AT_ONCE), ("survey", looks_at_once(len(locations) + 1)))
         )
         console = Console(stderr=True)
         # What is wrong with a location is better told here than on a page.

@@ -1,32 +1,21 @@
-"""What a checkpoint directory holds, listed now and then, and kept as columns.
-
-A listing of a large directory takes long and costs requests. So each is shown to all who ask within some seconds, and
-the longer it took, the longer it is shown; whoever asks later gets the old one, with its age, while the next one is
-made. Nothing is listed while nobody asks.
-"""
+"""What a checkpoint directory holds, listed and kept as columns; or whose query's checkpoint location it is."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.decisions import StoredSink
+from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, OperatorListing, list_begun
 from holdfast.ui.stored_objects import StoredObjects
 
-SHOWN_MS = 3_000
-#: Of the time that passes, listings take at most one part in so many.
-_REST = 10
-#: How long somebody who asks waits for a newer one.
-PATIENCE_S = 2.0
 TROUBLES_MAX = 20
+#: Sinks whose newest decision is read.
+_DECISIONS_MAX = 20
 _METADATA_BYTES_MAX = 1 << 16
 
 
@@ -73,13 +62,23 @@ class OperatorSurvey:
 
 
 @dataclass(frozen=True)
+class SinkSurvey:
+    """A sink, with its newest decision; rows and parts are None where that was not read."""
+
+    stored: StoredSink
+    rows: int | None = None
+    parts: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Survey:
     """What a checkpoint directory holds.
 
     Attributes
     ----------
     operators : mapping of str to OperatorSurvey
-    sinks : tuple of StoredSink
+    sinks : tuple of SinkSurvey
     unknown : int
         Objects that belong to no operator, not even to one without a record.
     without_record : tuple of str
@@ -89,7 +88,7 @@ class Survey:
     """
 
     operators: Mapping[str, OperatorSurvey]
-    sinks: tuple[StoredSink, ...]
+    sinks: tuple[SinkSurvey, ...]
     unknown: int
     without_record: tuple[str, ...]
     query_id: str = ""
@@ -122,15 +121,15 @@ def survey(storage: ObjectStorage) -> Survey:
 
     Notes
     -----
-    Cost: one listing, and one small request for each operator and another one. Memory: while it lists, about 1 KB an
-    object; then 33 bytes.
+    Cost: one listing, and a small request for each operator, for each of the first sinks, and another one. Memory:
+    while it lists, about 1 KB an object; then 33 bytes.
     """
     if query_id := _query_id(storage):
         return Survey({}, (), 0, (), query_id)
     listing = list_begun(storage)
     without_record = tuple(listing.without_record())
     foreign = sum(info.key.partition("/")[0] not in without_record for info in listing.unknown)
-    return Survey(_surveyed(storage, listing), listing.sinks, foreign, without_record)
+    return Survey(_surveyed(storage, listing), _sinks(storage, listing.sinks), foreign, without_record)
 
 
 def _query_id(storage: ObjectStorage) -> str:
@@ -163,105 +162,18 @@ def _operator(storage: ObjectStorage, listing: OperatorListing) -> OperatorSurve
     )
 
 
-@dataclass(frozen=True)
-class Dated:
-    """A survey, and how old it is.
-
-    Attributes
-    ----------
-    survey : Survey
-    taken_ms : int
-        When it was begun, in ms since 1970.
-    took_ms : int
-    error : HoldfastError or None
-        Why there is no newer one.
-    """
-
-    survey: Survey
-    taken_ms: int
-    took_ms: int
-    error: HoldfastError | None = None
+def _sinks(storage: ObjectStorage, stored: Sequence[StoredSink]) -> tuple[SinkSurvey, ...]:
+    read = tuple(_sink(storage, one) for one in stored[:_DECISIONS_MAX])
+    return read + tuple(SinkSurvey(one) for one in stored[_DECISIONS_MAX:])
 
 
-class Surveyor:
-    """Gives the latest survey of a directory.
-
-    Parameters
-    ----------
-    take : callable
-        Makes a survey.
-    executor : concurrent.futures.Executor
-        Where surveys are made, of which one is made at a time.
-    now_ms, monotonic_ms : callable
-        The time.
-
-    Notes
-    -----
-    Threads: any.
-    """
-
-    def __init__(
-        self,
-        take: Callable[[], Survey],
-        executor: Executor,
-        now_ms: Callable[[], int] = clock.now_ms,
-        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
-    ) -> None:
-        self._take = take
-        self._executor = executor
-        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
-        self._lock = threading.Lock()
-        self._latest: Dated | None = None
-        self._error: HoldfastError | None = None
-        self._due_ms = 0
-        self._running: Future[None] | None = None
-
-    @property
-    def known(self) -> Survey | None:
-        """What was told last, however old it is; None before the first survey."""
-        with self._lock:
-            return self._latest.survey if self._latest else None
-
-    def latest(self, patience_s: float = PATIENCE_S) -> Dated:
-        """Return the latest survey, perhaps a new one.
-
-        Parameters
-        ----------
-        patience_s : float
-            How long to wait for a newer one.
-
-        Raises
-        ------
-        HoldfastError
-            There is none, because of this.
-        """
-        with self._lock:
-            if self._running is None and self._monotonic_ms() >= self._due_ms:
-                self._running = self._executor.submit(self._make)
-            running, known = self._running, self._latest
-        if running is not None:
-            done, _ = wait([running], patience_s if known else None)
-            for one in done:
-                one.result()  # what is no error of holdfast's is none to go on after
-        with self._lock:
-            if self._latest is None:
-                assert self._error is not None
-                raise self._error
-            found = self._latest
-            return Dated(found.survey, found.taken_ms, found.took_ms, self._error)
-
-    def _make(self) -> None:
-        begun_ms, taken_ms = self._monotonic_ms(), self._now_ms()
-        found, error = None, None
-        try:
-            found = self._take()
-        except HoldfastError as exc:
-            error = exc
-        finally:
-            took_ms = self._monotonic_ms() - begun_ms
-            with self._lock:
-                self._running = None
-                self._due_ms = begun_ms + took_ms + max(SHOWN_MS, _REST * took_ms)
-                self._error = error
-                if found is not None:
-                    self._latest = Dated(found, taken_ms, took_ms)
+def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkSurvey:
+    if not stored.decided:
+        return SinkSurvey(stored)
+    try:
+        newest = Decisions(storage, stored.sink, stored.query_id).read(stored.decided[-1])
+    except NotFoundError:  # deleted since it was listed
+        return SinkSurvey(stored)
+    except CorruptionError as exc:
+        return SinkSurvey(stored, error=str(exc))
+    return SinkSurvey(stored, newest.rows, len(newest.handles))

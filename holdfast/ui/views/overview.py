@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
-from holdfast.snapshotter.decisions import Decisions, StoredSink
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.troubles import read_trouble
-from holdfast.ui.site import Awaited, NamedQuery, Site
-from holdfast.ui.survey import Dated, OperatorSurvey
+from holdfast.ui.directory import Awaited, Directory
+from holdfast.ui.inquiry import Dated, Patience, answers
+from holdfast.ui.named_query import NamedQuery, Progress
+from holdfast.ui.site import Site
+from holdfast.ui.survey import OperatorSurvey, SinkSurvey, Survey
 from holdfast.ui.words import count, duration, percent, size, times
 
 #: Where snapshots are made as they should, this many commits wait for one at most; a little more while one is made.
@@ -24,8 +25,6 @@ _LAG_BEHIND = 2 * _LAG
 _HOT = 1.5
 #: Operators, or sinks, of a directory.
 _ROWS_MAX = 200
-#: Sinks whose newest decision is read.
-_DECISIONS_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """A query in a table: which micro-batch it has committed last; or why that cannot be said."""
+    """A query in a table: which micro-batch it has committed last; or why that cannot be said.
+
+    Where a newer answer is late, `late_ms` is when this one was asked for.
+    """
 
     location: str
     query_id: str = ""
@@ -88,16 +90,7 @@ class QueryRow:
     retained: int = 0
     operators: str = ""
     error: str = ""
-
-
-@dataclass(frozen=True)
-class SinkRow:
-    """A sink in a table, with its newest decision; rows and parts are None where that was not read."""
-
-    stored: StoredSink
-    rows: int | None = None
-    parts: int | None = None
-    error: str = ""
+    late_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +99,9 @@ class ShownDirectory:
 
     place: int
     url: str
-    dated: Dated | None
+    dated: Dated[Survey] | None
     rows: list[OperatorRow]
-    sinks: tuple[SinkRow, ...]
+    sinks: tuple[SinkSurvey, ...]
     error: HoldfastError | None
     queries: tuple[QueryRow, ...] = ()
     operator_count: int = 0
@@ -133,63 +126,57 @@ def overview(site: Site) -> Overview:
     shown: list[ShownDirectory] = []
     found: list[tuple[int, OperatorSurvey]] = []
     lost: list[str] = []
-    homes, awaited = site.look()
+    patience = Patience.of_a_view()
+    homes, awaited = site.look(patience)
+    for query in (query for home in homes for query in home.queries):
+        query.progress.begin()  # while directories are listed
+    surveys = answers({home.place: home.surveyor for home in homes}, patience)
     for directory in homes:
-        try:
-            dated = directory.surveyor.latest()
-        except HoldfastError as exc:
-            shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), exc))
+        dated = surveys[directory.place]
+        if isinstance(dated, HoldfastError):
+            shown.append(ShownDirectory(directory.place, directory.storage.url, None, [], (), dated))
             continue
         if empty := directory.awaited:
             awaited.append(empty)
             if dated.error is None:
                 continue
-        operators = [(directory.place, one) for one in dated.survey.operators.values()]
-        found += operators
-        lost += dated.survey.without_record
-        whole = sum(one.stored_bytes for _, one in operators)
-        rows = sorted((_row(place, one, whole) for place, one in operators), key=lambda row: -row.stored_bytes)
-        shown.append(
-            ShownDirectory(
-                directory.place,
-                directory.storage.url,
-                dated,
-                rows[:_ROWS_MAX],
-                _sinks(directory.storage, dated.survey.sinks[:_ROWS_MAX]),
-                None,
-                tuple(_query(one) for one in directory.queries),
-                len(rows),
-            )
-        )
+        found += [(directory.place, one) for one in dated.found.operators.values()]
+        lost += dated.found.without_record
+        shown.append(_shown(directory, dated, patience))
     return Overview(shown, _answers(found, lost) if found else [], awaited)
 
 
-def _sinks(storage: ObjectStorage, stored: Iterable[StoredSink]) -> tuple[SinkRow, ...]:
-    return tuple(_sink(storage, one) if place < _DECISIONS_MAX else SinkRow(one) for place, one in enumerate(stored))
+def _shown(directory: Directory, dated: Dated[Survey], patience: Patience) -> ShownDirectory:
+    operators = dated.found.operators.values()
+    whole = sum(one.stored_bytes for one in operators)
+    rows = sorted((_row(directory.place, one, whole) for one in operators), key=lambda row: -row.stored_bytes)
+    progress = answers({place: one.progress for place, one in enumerate(directory.queries)}, patience)
+    return ShownDirectory(
+        directory.place,
+        directory.storage.url,
+        dated,
+        rows[:_ROWS_MAX],
+        dated.found.sinks[:_ROWS_MAX],
+        None,
+        tuple(_query(directory.queries[place], told) for place, told in progress.items()),
+        len(rows),
+    )
 
 
-def _sink(storage: ObjectStorage, stored: StoredSink) -> SinkRow:
-    if not stored.decided:
-        return SinkRow(stored)
-    try:
-        newest = Decisions(storage, stored.sink, stored.query_id).read(stored.decided[-1])
-    except NotFoundError:  # deleted since it was listed
-        return SinkRow(stored)
-    except CorruptionError as exc:
-        return SinkRow(stored, error=str(exc))
-    return SinkRow(stored, newest.rows, len(newest.handles))
-
-
-def _query(query: NamedQuery) -> QueryRow:
-    try:
-        operators, batches = query.stored.operators(), query.stored.batches()
-        planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
-        names = ", ".join(sorted(one.name for one in operators))
-        return QueryRow(
-            query.location, query.stored.query_id, batches[-1], max(planned, default=0), len(batches), names
-        )
-    except HoldfastError as exc:
-        return QueryRow(query.location, error=str(exc))
+def _query(query: NamedQuery, told: Dated[Progress] | HoldfastError) -> QueryRow:
+    if error := told if isinstance(told, HoldfastError) else told.error:
+        return QueryRow(query.location, error=str(error))
+    assert isinstance(told, Dated)
+    found = told.found
+    return QueryRow(
+        query.location,
+        found.query_id,
+        found.batches[-1],
+        found.batch_ms,
+        len(found.batches),
+        found.operators,
+        late_ms=told.taken_ms if told.is_late else None,
+    )
 
 
 def _row(place: int, operator: OperatorSurvey, whole: int) -> OperatorRow:

@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 import holdfast
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.ui import survey
+from holdfast.ui import inquiry
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
 from tests.repetitions import sample
 from tests.servers import downloads
@@ -205,8 +205,8 @@ def test_the_overview_says_where_the_query_is(page: FlaskClient) -> None:
 
 def test_it_is_opened_before_the_query_begins(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither place is there yet; once the query has committed, its rows are."""
-    monkeypatch.setattr(survey, "SHOWN_MS", 0)
-    monkeypatch.setattr(survey, "_REST", 0)
+    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
+    monkeypatch.setattr(inquiry, "_REST", 0)
     with opened(lab.folder / "query", lab.folder / "durable") as page:
         assert "Nothing to show yet" in page.get(f"/{TOKEN}/").text
         lab.feed([("ann", 7)])

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui.app import make_app
-from holdfast.ui.site import Directory, Site
+from holdfast.ui.directory import Directory
+from holdfast.ui.site import Site, looks_at_once
 from holdfast.ui.views.live import Live
 from tests.unit.holdfast.ui import sample_state
+from tests.unit.holdfast.ui.places import SiteOf
 
 TOKEN = "0123456789abcdef"
 
@@ -31,7 +35,7 @@ def open_page() -> Iterator[Callable[..., FlaskClient]]:
 
         def opened(*roots: Path) -> FlaskClient:
             requests = stack.enter_context(ThreadPoolExecutor(4))
-            surveys = stack.enter_context(ThreadPoolExecutor(2))
+            surveys = stack.enter_context(ThreadPoolExecutor(looks_at_once(len(roots))))
             storages = [stack.enter_context(open_storage(str(root))) for root in roots]
             site = Site(tuple(Directory.of(n, one, requests, surveys) for n, one in enumerate(storages)), Live(list))
             return make_app(site, TOKEN, ["localhost"]).test_client()
@@ -42,3 +46,20 @@ def open_page() -> Iterator[Callable[..., FlaskClient]]:
 @pytest.fixture
 def page(open_page: Callable[..., FlaskClient], sample: Path) -> FlaskClient:
     return open_page(sample)
+
+
+@pytest.fixture
+def site_of() -> Iterator[SiteOf]:
+    """Return what makes a site of storages, and of the query that each location has."""
+    with ExitStack() as stack:
+        requests, surveys = (stack.enter_context(ThreadPoolExecutor(32)) for _ in range(2))
+
+        def made(storages: list[ObjectStorage], join: Callable[[Directory, Directory], Any]) -> Site:
+            named = [Directory.of(place, one, requests, surveys) for place, one in enumerate(storages)]
+            for one in named:
+                one.surveyor.latest()
+            site = Site(named, Live(list), join)
+            stack.callback(site.close)
+            return site
+
+        yield made

@@ -41,7 +41,7 @@ def measured(root: Path) -> Iterator[dict[str, Any]]:
         begun = time.perf_counter()
         requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(1))
         site = open_site([str(root)], {}, requests, surveys, stack)
-        objects = len(site.directory(0).surveyor.latest().survey.operators["totals"].objects)
+        objects = len(site.directory(0).surveyor.latest().found.operators["totals"].objects)
         yield {"listed": objects, **_figures(begun, before_kb)}
         page = make_app(site, TOKEN, ["localhost"]).test_client()
         for view in VIEWS:

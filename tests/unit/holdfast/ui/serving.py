@@ -12,14 +12,15 @@ from flask.testing import FlaskClient
 
 from holdfast.ui.app import make_app
 from holdfast.ui.command import make_server
-from holdfast.ui.site import Site, open_site
+from holdfast.ui.site import Site, looks_at_once, open_site
 
 TOKEN = "00112233445566778899aabbccddeeff"
 
 
 def _site(stack: ExitStack, locations: Iterable[Path], **places: str | None) -> Site:
-    requests, surveys = stack.enter_context(ThreadPoolExecutor(8)), stack.enter_context(ThreadPoolExecutor(4))
-    return open_site([str(one) for one in locations], {}, requests, surveys, stack, **places)
+    given = [str(one) for one in locations]
+    surveys = stack.enter_context(ThreadPoolExecutor(looks_at_once(len(given) + 1)))
+    return open_site(given, {}, stack.enter_context(ThreadPoolExecutor(8)), surveys, stack, **places)
 
 
 @contextmanager

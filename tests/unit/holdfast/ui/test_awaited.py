@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.ui import survey
+from holdfast.ui import inquiry
 from tests.unit.holdfast.commands.checkpoint import put_record, run
 from tests.unit.holdfast.ui.sample_state import QUERY
 from tests.unit.holdfast.ui.serving import TOKEN, opened
@@ -41,8 +41,8 @@ def said(text: str) -> str:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request looks again."""
-    monkeypatch.setattr(survey, "SHOWN_MS", 0)
-    monkeypatch.setattr(survey, "_REST", 0)
+    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
+    monkeypatch.setattr(inquiry, "_REST", 0)
 
 
 def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:

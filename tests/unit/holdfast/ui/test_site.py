@@ -2,90 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast.errors import CorruptionError, UnavailableError
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from holdfast.ui import survey
-from holdfast.ui.site import Directory, Site
-from holdfast.ui.views.live import Live
+from holdfast.ui import inquiry
+from holdfast.ui.directory import Directory
+from holdfast.ui.inquiry import Patience
 from holdfast.ui.views.overview import overview
+from tests.servers.programs import wait_until
 from tests.unit.holdfast.commands.checkpoint import put_record
-
-SiteOf = Callable[..., Site]
-
-
-@dataclass
-class Stored:
-    """A query as its pointers name one operator's directory; `reads` counts."""
-
-    named: dict[str, str] = field(default_factory=lambda: {"totals": "query-1"})
-    error: Exception | None = None
-    reads: int = 0
-    query_id: str = "query-1"
-
-    def newest_planned(self) -> int:
-        return 0
-
-    def batches(self) -> list[int]:
-        return [0]
-
-    def directories(self) -> dict[str, str]:
-        self.reads += 1
-        if self.error:
-            raise self.error
-        return self.named
-
-    def operators(self) -> list[Any]:
-        return []
+from tests.unit.holdfast.ui.places import SiteOf, Stored, directory, location
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request looks again."""
-    monkeypatch.setattr(survey, "SHOWN_MS", 0)
-    monkeypatch.setattr(survey, "_REST", 0)
-
-
-@pytest.fixture
-def site_of() -> Iterator[SiteOf]:
-    """Return what makes a site of storages, and of the query that each location has."""
-    with ExitStack() as stack:
-        requests, surveys = (stack.enter_context(ThreadPoolExecutor(8)) for _ in range(2))
-
-        def made(storages: list[ObjectStorage], join: Callable[[Directory, Directory], Any]) -> Site:
-            named = [Directory.of(place, one, requests, surveys) for place, one in enumerate(storages)]
-            for one in named:
-                one.surveyor.latest()
-            return Site(named, Live(list), join)
-
-        yield made
-
-
-def directory(root: Path, operator: str = "totals", *faults: Fault) -> FaultyStorage:
-    storage = FaultyStorage(open_storage(str(root)))
-    put_record(storage, operator)
-    storage.faults += faults
-    return storage
-
-
-def location(root: Path, query_id: str = "query-1") -> FaultyStorage:
-    root.mkdir(exist_ok=True)
-    (root / "metadata").write_text(json.dumps({"id": query_id}))
-    return FaultyStorage(open_storage(str(root)))
+    monkeypatch.setattr(inquiry, "SHOWN_MS", 0)
+    monkeypatch.setattr(inquiry, "_REST", 0)
 
 
 def test_a_directory_that_does_not_answer_hides_no_other(tmp_path: Path, site_of: SiteOf) -> None:
@@ -114,13 +54,20 @@ def test_a_query_that_cannot_be_read_hides_no_other(tmp_path: Path, site_of: Sit
     site = site_of(places, lambda query, _home: queries[query.place])
     home = site.directory(2)
     broken.error = CorruptionError("its log is damaged")
-    assert home.query_of("sessions") == (whole, "sessions")
+    found = home.query_of("sessions", Patience.of_a_view())
+    assert found is not None
+    with found[0].reading() as stored:
+        assert (stored, found[1]) == (whole, "sessions")
+    found = home.query_of("totals", Patience.of_a_view())  # as its pointers said last; whoever reads it sees the error
+    assert found is not None
+    with found[0].reading() as stored:
+        assert stored is broken
     with pytest.raises(CorruptionError):
-        home.query_of("totals")
+        home.query_of("unknown", Patience.of_a_view())
 
 
 def test_a_location_that_is_begun_again(tmp_path: Path, site_of: SiteOf) -> None:
-    """A checkpoint location that was deleted is empty; the next query there is read anew, not as the one before."""
+    """A checkpoint location that was deleted is empty; the next query there is read anew, and the one before closed."""
     opened: list[Stored] = []
 
     def join(_query: Directory, _home: Directory) -> Stored:
@@ -128,13 +75,24 @@ def test_a_location_that_is_begun_again(tmp_path: Path, site_of: SiteOf) -> None
         return opened[-1]
 
     site = site_of([location(tmp_path / "query"), directory(tmp_path / "state")], join)
-    first = site.directory(1).queries[0].stored
-    assert site.directory(1).queries[0].stored is first
-    (tmp_path / "query/metadata").unlink()
-    assert ["Empty" in one.what for one in site.awaited()] == [True]
+    first = site.directory(1).queries[0]
+    assert site.directory(1).queries[0] is first
+    with first.reading():
+        (tmp_path / "query/metadata").unlink()
+        wait_until(lambda: ["Empty" in one.what for one in site.awaited()] == [True], list)
+        assert not opened[0].is_closed.is_set()
+    assert opened[0].is_closed.wait(10)
+    with pytest.raises(NotFoundError, match="was deleted"), first.reading():
+        pass
     location(tmp_path / "query", "query-2")
-    assert site.directory(1).queries[0].stored is not first
-    assert len(opened) == 2
+    second = site.directory(1).queries[0]
+    location(tmp_path / "query", "query-3")
+    wait_until(lambda: site.directory(1).queries[0] is not second, list)
+    assert opened[1].is_closed.wait(10)
+    assert len(opened) == 3
+    assert not opened[2].is_closed.is_set()
+    site.close()
+    assert opened[2].is_closed.wait(10)
 
 
 def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None:
@@ -167,7 +125,7 @@ def test_empty_places_that_are_slow_are_waited_for_together(
     tmp_path: Path, site_of: SiteOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that hangs holds each view up for a moment, however many empty places lie there."""
-    monkeypatch.setattr("holdfast.ui.site.PATIENCE_S", 0.5)
+    monkeypatch.setattr(inquiry, "PATIENCE_S", 0.5)
     answered = threading.Event()
     slow = [FaultyStorage(open_storage(str(tmp_path / f"empty-{n}"))) for n in range(4)]
     site = site_of([*slow, directory(tmp_path / "state")], lambda _query, _home: Stored())

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.errors import HoldfastError, UnavailableError
-from holdfast.ui.survey import SHOWN_MS, Survey, Surveyor
+from holdfast.ui.inquiry import SHOWN_MS, Inquiry
+from holdfast.ui.survey import Survey
 
 
 class Listings:
@@ -25,8 +26,8 @@ class Listings:
             raise self.error
         return Survey({}, (), self.taken, ())
 
-    def surveyor(self) -> Surveyor:
-        return Surveyor(self.take, self.executor, lambda: self.now_ms, lambda: self.now_ms)
+    def surveyor(self) -> Inquiry[Survey]:
+        return Inquiry(self.take, self.executor, "memory://state", lambda: self.now_ms, lambda: self.now_ms)
 
 
 def test_all_who_ask_at_once_see_one_listing() -> None:
@@ -34,9 +35,9 @@ def test_all_who_ask_at_once_see_one_listing() -> None:
     listings = Listings()
     surveyor = listings.surveyor()
     for _ in range(10):
-        assert surveyor.latest().survey.unknown == 1
+        assert surveyor.latest().found.unknown == 1
     listings.now_ms += SHOWN_MS
-    assert surveyor.latest().survey.unknown == 2
+    assert surveyor.latest().found.unknown == 2
 
 
 def test_a_long_listing_is_shown_longer() -> None:
@@ -61,7 +62,7 @@ def test_a_failed_listing_leaves_the_last_one() -> None:
     listings.now_ms += SHOWN_MS
     listings.error = UnavailableError("the storage did not answer")
     stale = surveyor.latest()
-    assert (stale.survey.unknown, stale.taken_ms, stale.error) == (1, 0, listings.error)
+    assert (stale.found.unknown, stale.taken_ms, stale.error) == (1, 0, listings.error)
     listings.now_ms += SHOWN_MS
     listings.error = None
     assert surveyor.latest().error is None

@@ -1,0 +1,106 @@
+"""A location that was named, a checkpoint directory as far as is known, with the queries whose state lies there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.errors import HoldfastError
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.shard.operator_directory import operator_of
+from holdfast.ui.inquiry import Inquiry, Patience, answers
+from holdfast.ui.named_query import NamedQuery
+from holdfast.ui.survey import Survey, survey
+from holdfast.ui.views.growth import GrowthReader
+from holdfast.ui.views.row_counts import RowCounter
+
+_EMPTY = (
+    "Empty, or it does not exist: check how it is written. A checkpoint directory fills when a query commits with "
+    "spark.holdfast.checkpoint.dir set to it, and a checkpointLocation when its query starts."
+)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A location that shows nothing yet.
+
+    Attributes
+    ----------
+    location : str
+    what : str
+        What is awaited, or what is wrong, in a sentence.
+    is_wrong : bool
+        Whether waiting does not help.
+    """
+
+    location: str
+    what: str
+    is_wrong: bool = False
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A location that was named: a checkpoint directory, as far as is known.
+
+    Attributes
+    ----------
+    place : int
+        In the order in which they were given; part of URLs.
+    location : str
+        As it was given.
+    storage : ObjectStorage
+    executor : concurrent.futures.Executor
+        For requests side by side.
+    surveys : concurrent.futures.Executor
+        For what is asked now and then.
+    surveyor : Inquiry of Survey
+    growth : GrowthReader
+    rows : RowCounter
+    queries : tuple of NamedQuery
+        Those whose state lies here, as far as they were named.
+    """
+
+    place: int
+    location: str
+    storage: ObjectStorage
+    executor: Executor
+    surveys: Executor
+    surveyor: Inquiry[Survey]
+    growth: GrowthReader
+    rows: RowCounter
+    queries: tuple[NamedQuery, ...] = ()
+
+    @classmethod
+    def of(cls, place: int, storage: ObjectStorage, executor: Executor, surveys: Executor) -> Directory:
+        """Return a directory; `surveys` must not be `executor`, for which a survey may wait."""
+        surveyor = Inquiry(partial(survey, storage), surveys, storage.url)
+        growth = GrowthReader(storage, executor)
+        return cls(place, storage.url, storage, executor, surveys, surveyor, growth, RowCounter())
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What is awaited where it is empty; None where it is not, or that cannot be told."""
+        known = self.surveyor.known
+        return Awaited(self.location, _EMPTY) if known and known.is_empty else None
+
+    def query_of(self, directory: str, patience: Patience) -> tuple[NamedQuery, str] | None:
+        """Return the query whose pointers name an operator's directory, and what it calls the operator; or None.
+
+        Raises
+        ------
+        HoldfastError
+            One of the queries cannot be read, and it is none of the others.
+        """
+        failed = None
+        pointers = answers({place: one.pointers for place, one in enumerate(self.queries)}, patience)
+        for place, told in pointers.items():
+            if isinstance(told, HoldfastError):  # which need not be the one
+                failed = told
+            elif directory in told.found.named:
+                return self.queries[place], operator_of(directory) or directory
+            else:
+                failed = told.error or failed
+        if failed:
+            raise failed
+        return None

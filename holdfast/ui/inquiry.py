@@ -1,0 +1,188 @@
+"""What a store said last, asked again now and then: no view waits for one that does not answer.
+
+Asking costs requests, and a listing of a large directory takes long. So each answer is shown to all who look within
+some seconds, and the longer it took, the longer it is shown; whoever looks later gets the old one, with its age, while
+the store is asked again. Nothing is asked while nobody looks, and a store that hangs keeps one thread for each inquiry.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast import clock
+from holdfast.errors import HoldfastError, UnavailableError
+
+SHOWN_MS = 3_000
+#: Of the time that passes, asking takes at most one part in so many.
+_REST = 10
+#: But a store that failed is asked again after this long: it may be back.
+_FAILED_REST_MS = 30_000
+#: How long a view waits for newer answers: for all of them, and for one that was asked by somebody else since then.
+PATIENCE_S = 2.0
+#: One that hangs leaves the next ones the least.
+_LEAST_S = 0.25
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+class Patience:
+    """How long a view still waits for stores: for all of them together.
+
+    Parameters
+    ----------
+    seconds : float or None
+        None to wait until they answer or fail.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._until_ms = clock.monotonic_ms() + int((seconds or 0) * 1000)
+
+    @classmethod
+    def of_a_view(cls) -> Patience:
+        """Return that of a view which begins now."""
+        return cls(PATIENCE_S)
+
+    @property
+    def left_s(self) -> float | None:
+        """How long to wait for the next one; None for as long as it takes."""
+        if self._seconds is None:
+            return None
+        return max((self._until_ms - clock.monotonic_ms()) / 1000, min(self._seconds, _LEAST_S))
+
+
+@dataclass(frozen=True)
+class Dated(Generic[_T]):
+    """An answer, and how old it is.
+
+    Attributes
+    ----------
+    found : object
+    taken_ms : int
+        When it was asked for, in ms since 1970.
+    took_ms : int
+    error : HoldfastError or None
+        Why there is no newer one.
+    is_late : bool
+        Whether a newer one was asked for, and has not come.
+    """
+
+    found: _T
+    taken_ms: int
+    took_ms: int
+    error: HoldfastError | None = None
+    is_late: bool = False
+
+
+class Inquiry(Generic[_T]):
+    """Gives the latest answer of a store.
+
+    Parameters
+    ----------
+    ask : callable
+        Asks it.
+    executor : concurrent.futures.Executor
+        Where it is asked, once at a time. Must not be one that `ask` waits for.
+    location : str
+        Of the store, for errors.
+    now_ms, monotonic_ms : callable
+        The time.
+
+    Notes
+    -----
+    Threads: any.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], _T],
+        executor: Executor,
+        location: str,
+        now_ms: Callable[[], int] = clock.now_ms,
+        monotonic_ms: Callable[[], int] = clock.monotonic_ms,
+    ) -> None:
+        self._ask = ask
+        self._executor = executor
+        self._location = location
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+        self._lock = threading.Lock()
+        self._latest: Dated[_T] | None = None
+        self._error: HoldfastError | None = None
+        self._due_ms = 0
+        self._asked: Future[None] | None = None
+        self._asked_ms = 0
+
+    @property
+    def known(self) -> _T | None:
+        """What was said last, however old it is; None before the first answer."""
+        with self._lock:
+            return self._latest.found if self._latest else None
+
+    def begin(self) -> tuple[Future[None], float]:
+        """Ask, unless somebody does, or the last answer is young; return how that ends, and how long to wait for it."""
+        with self._lock:
+            now_ms = self._monotonic_ms()
+            if self._asked is None or (self._asked.done() and now_ms >= self._due_ms):
+                self._asked, self._asked_ms = self._executor.submit(self._make), now_ms
+            return self._asked, max(self._asked_ms / 1000 + PATIENCE_S - now_ms / 1000, 0)
+
+    def latest(self, patience: Patience | None = None) -> Dated[_T]:
+        """Return the latest answer, perhaps a new one.
+
+        Parameters
+        ----------
+        patience : Patience, optional
+            How long to wait for a newer one; by default that of a view. No view waits for one that is late already.
+
+        Raises
+        ------
+        HoldfastError
+            There is none, because of this.
+        """
+        asked, left_s = self.begin()
+        within_s = (patience or Patience.of_a_view()).left_s
+        wait([asked], None if within_s is None else min(within_s, left_s))
+        is_late = not asked.done()
+        if not is_late:
+            asked.result()  # what is no error of holdfast's is none to go on after
+        with self._lock:
+            if self._latest is None:
+                raise self._error or UnavailableError(
+                    "the storage has not answered yet: this is shown once it does", location=self._location
+                )
+            found = self._latest
+            return Dated(found.found, found.taken_ms, found.took_ms, self._error, is_late)
+
+    def _make(self) -> None:
+        begun_ms, taken_ms = self._monotonic_ms(), self._now_ms()
+        found, error = None, None
+        try:
+            found = Dated(self._ask(), taken_ms, 0)
+        except HoldfastError as exc:
+            error = exc
+        finally:
+            took_ms = self._monotonic_ms() - begun_ms
+            rest_ms = _REST * took_ms if found else min(_REST * took_ms, _FAILED_REST_MS)
+            with self._lock:
+                self._due_ms = begun_ms + took_ms + max(SHOWN_MS, rest_ms)
+                self._error = error
+                if found is not None:
+                    self._latest = Dated(found.found, taken_ms, took_ms)
+
+
+def answers(asked: Mapping[_K, Inquiry[_T]], patience: Patience) -> dict[_K, Dated[_T] | HoldfastError]:
+    """Return what some stores say, asked side by side; an error where one has said nothing yet."""
+    for one in asked.values():
+        one.begin()
+    found: dict[_K, Dated[_T] | HoldfastError] = {}
+    for key, one in asked.items():
+        try:
+            found[key] = one.latest(patience)
+        except HoldfastError as exc:
+            found[key] = exc
+    return found

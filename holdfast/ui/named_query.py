@@ -1,0 +1,149 @@
+"""A query whose checkpoint location was named: what it says of itself, and who reads it.
+
+A location may be deleted and begun again while somebody reads. The query is closed then, by whoever reads it last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from holdfast.errors import NotFoundError
+from holdfast.spark_integration.lookup.stored_query import StoredQuery
+from holdfast.ui.inquiry import Inquiry
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """What stands in a checkpoint location.
+
+    Attributes
+    ----------
+    planned : int or None
+        The micro-batch that was planned last.
+    batches : list of int
+        Those that are committed, ascending.
+    named : mapping of str to str
+        The operators' directories that the pointers name, and the query of each by the pointers.
+    """
+
+    planned: int | None
+    batches: list[int]
+    named: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a query is.
+
+    Attributes
+    ----------
+    query_id : str
+    batches : list of int
+        The micro-batches that are retained, ascending.
+    batch_ms : int
+        When the last one that is committed was planned; 0 where no pointer says so.
+    operators : str
+        Their names.
+    """
+
+    query_id: str
+    batches: list[int]
+    batch_ms: int
+    operators: str
+
+
+class NamedQuery:
+    """A query, for as long as its location is the one of this query.
+
+    Parameters
+    ----------
+    location : str
+        As it was given.
+    stored : StoredQuery
+        Closed by this.
+    surveys : concurrent.futures.Executor
+        For what is asked now and then.
+
+    Attributes
+    ----------
+    location : str
+    pointers : Inquiry of Pointers
+        Asks the location alone.
+    progress : Inquiry of Progress
+        Asks the directory that has its state, too.
+
+    Notes
+    -----
+    Threads: any.
+    """
+
+    def __init__(self, location: str, stored: StoredQuery, surveys: Executor) -> None:
+        self.location = location
+        self.pointers = Inquiry(partial(self._read, _pointers), surveys, location)
+        self.progress = Inquiry(partial(self._read, _progress), surveys, location)
+        self._stored, self._surveys = stored, surveys
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._is_left = False
+
+    @contextmanager
+    def reading(self) -> Iterator[StoredQuery]:
+        """Keep it open meanwhile.
+
+        Raises
+        ------
+        NotFoundError
+            It was left.
+        """
+        with self._lock:
+            if self._is_left:
+                raise NotFoundError(
+                    "this checkpoint location was deleted, or another query has begun there", location=self.location
+                )
+            self._readers += 1
+        try:
+            yield self._stored
+        finally:
+            with self._lock:
+                self._readers -= 1
+                is_last = self._is_unread()
+            if is_last:
+                self._close()
+
+    def leave(self) -> None:
+        """Close it, as soon as nobody reads it."""
+        with self._lock:
+            is_last = not self._is_left and not self._readers
+            self._is_left = True
+        if is_last:
+            self._close()
+
+    def _is_unread(self) -> bool:
+        return self._is_left and not self._readers
+
+    def _close(self) -> None:
+        self._surveys.submit(self._stored.close)  # which waits for requests that others have given up
+
+    def _read(self, read: Callable[[StoredQuery], _T]) -> _T:
+        with self.reading() as stored:
+            return read(stored)
+
+
+def _pointers(stored: StoredQuery) -> Pointers:
+    planned, batches = stored.newest_planned(), stored.batches()
+    return Pointers(planned, batches, stored.directories() if batches else {})
+
+
+def _progress(stored: StoredQuery) -> Progress:
+    operators, batches = stored.operators(), stored.batches()
+    planned = [row.batch_ms for one in operators for rows in one.pointers.values() for row in rows]
+    names = ", ".join(sorted(one.name for one in operators))
+    return Progress(stored.query_id, batches, max(planned, default=0), names)
