@@ -48,7 +48,7 @@ def check_looks(watcher: Watcher) -> None:
         wanted = [] if held is None else [{"key": key, **dict(zip(("n", "total", "last"), held, strict=True))}]
         assert rows == wanted, (batch_id, key)
     assert not watcher.wrong, watcher.wrong[:3]
-    assert min(len(watcher.looked_up), watcher.histories, watcher.pages, watcher.scrapes) > 0, watcher
+    assert min(len(watcher.looked_up), watcher.histories, watcher.views, watcher.scrapes) > 0, watcher
 
 
 def check_metrics(job: Job) -> None:

@@ -31,7 +31,7 @@ class Watcher:
     ----------
     looked_up : list of (int, int or None, list)
         Micro-batch, key, and the rows that a look-up found.
-    histories, pages, scrapes : int
+    histories, pages, views, scrapes : int
         How many were read; of scrapes those that told rows.
     wrong : list of str
         Views that were no page.
@@ -42,6 +42,7 @@ class Watcher:
     looked_up: list[tuple[int, int | None, list[dict[str, int]]]] = field(default_factory=list)
     histories: int = 0
     pages: int = 0
+    views: int = 0
     scrapes: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -63,11 +64,16 @@ class Watcher:
             opened(folder / "durable", folder / "query", local_dir=str(folder / "local")) as page,
             holdfast.open_query(folder / "query", folder / "durable") as query,
         ):
+            is_linked = False
             while not stopped.is_set():
                 answer = page.get(f"/{TOKEN}/")
                 self._count_page("", answer.status_code, answer.text)
+                # What the page knows is some seconds old: views are there once the overview leads to the operator and
+                # awaits its query no more, and stay.
+                is_linked = is_linked or (f"/0/{OPERATOR}/" in answer.text and "Awaited" not in answer.text)
                 if (folder / "query/commits/0").exists():
                     self._look_up(query)
+                if is_linked:
                     view = self.chance.choice((*VIEWS, *_UPKEEP))
                     answer = page.get(f"/{TOKEN}/{view}")
                     self._count_page(view, answer.status_code, answer.text)
@@ -76,6 +82,7 @@ class Watcher:
 
     def _count_page(self, view: str, status: int, text: str) -> None:
         self.pages += 1
+        self.views += view != ""
         if status != 200:
             self.wrong.append(f"{view}: {status} {text}")
 
