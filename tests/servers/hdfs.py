@@ -17,6 +17,7 @@ import getpass
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,8 @@ _SETTINGS = {
     "ipc.client.connect.retry.interval": "50",
     "ipc.client.connect.max.retries": "600",
 }
+#: How old the figures may be that a daemon answers with; else it repeats those of the last 10 s.
+_METRICS_PERIOD_MS = 50
 
 
 class Hdfs:
@@ -146,7 +149,8 @@ class Hdfs:
             return {}
 
     def bytes_read(self) -> int:
-        """Return how many bytes the DataNode has sent since it was started."""
+        """Return how many bytes the DataNode has sent since it was started, all up to this call."""
+        time.sleep(2 * _METRICS_PERIOD_MS / 1000)
         answer = answer_of(f"http://{self._datanode_web}/jmx?qry=Hadoop:service=DataNode,name=DataNodeActivity-*")
         assert answer is not None
         return int(json.loads(answer)["beans"][0]["BytesRead"])
@@ -164,6 +168,7 @@ class Hdfs:
             for key, value in {**_SETTINGS, **own, **(settings or {})}.items()
         )
         (where / "hdfs-site.xml").write_text(f"<configuration>\n{properties}</configuration>\n")
+        (where / "hadoop-metrics2.properties").write_text(f"*.periodMillis={_METRICS_PERIOD_MS}\n")
         classes = f"{where}:{self.folder}/web:{self._classes}"
         command = [str(self._java), *_JVM, "-cp", classes, main, *arguments]
         environment = {**os.environ, "HADOOP_USER_NAME": getpass.getuser()}
