@@ -27,6 +27,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def busy_cores(over_s: float = 1.0) -> float:
+    """Return how many cores everything on this machine, and beside it on its host, keeps busy.
+
+    Unlike the load, which falls over minutes, it holds nothing of a run that has ended.
+
+    Parameters
+    ----------
+    over_s : float
+        How long to look; the call takes as long.
+    """
+    shares = psutil.cpu_times_percent(over_s)
+    idle: float = shares.idle + getattr(shares, "iowait", 0.0)
+    return (100 - idle) / 100 * (psutil.cpu_count() or 1)
+
+
 def _kernel_version() -> str:
     """Return the numbers of the kernel's version; what follows them names a build, not a version."""
     numbers = re.match(r"[0-9.]+", platform.release())

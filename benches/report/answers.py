@@ -19,6 +19,8 @@ RESTORE = "restore"
 # Ratios nearer to 1 are no difference: between two turns of one engine on an idle machine lies as much.
 _SAME = 0.05
 SAME_IN_ONE_TURN = 0.10
+# Other work that keeps this share of the cores busy just before a run is told to the reader.
+_DISTURBING = 0.1
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,10 @@ class Answer:
 
     @property
     def busy(self) -> float | None:
-        """The largest load before a run, if that was more than the runs themselves leave behind."""
-        load = max((run.get("load_before", 0.0) for label in self.labels for run in self.runs(label)), default=0.0)
-        return load if load > 1.5 * self.document["machine"]["cores"] else None
+        """How many cores other work kept busy just before a run, the most of all runs, if that disturbs a run."""
+        found = [run.get("busy_before_cores", 0.0) for label in self.labels for run in self.runs(label)]
+        busy = max(found, default=0.0)
+        return busy if busy > _DISTURBING * self.document["machine"]["cores"] else None
 
     def local_state_bytes(self, label: str) -> float:
         """Return the largest size of the working state."""

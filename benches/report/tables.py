@@ -92,11 +92,11 @@ def _throughput(document: Document) -> Sheet:
             label,
             f"{engine['rows_per_second']:,.0f}",
             " ".join(f"{run['rows_per_second']:,.0f}" for run in engine["runs"]),
-            " ".join(f"{run['load_before']:.1f}" for run in engine["runs"]),
+            " ".join(f"{run.get('busy_before_cores', 0.0):.1f}" for run in engine["runs"]),
         )
         for label, engine in document["engines"].items()
     ]
-    return Sheet("Throughput", ("engine", "rows a second", "by run", "load before"), rows)
+    return Sheet("Throughput", ("engine", "rows a second", "by run", "cores busy before"), rows)
 
 
 def _latencies(document: Document) -> Sheet:

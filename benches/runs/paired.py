@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.benches.instruments import spans
+from holdfast.benches.instruments.machine import busy_cores
 from holdfast.benches.jobs.job import Job
 from holdfast.benches.runs.child_process import run_child
 from holdfast.errors import HoldfastError
@@ -67,7 +67,7 @@ def run_engine(
         "profile": str(folders["spans"]) if profile else None,
         "result": str(work / "result.json"),
     }
-    load = os.getloadavg()[0]
+    busy = busy_cores()
     try:
         ended = run_child(order, {spans.FOLDER_VARIABLE: str(folders["spans"])} if profile else {}, limit_s)
         if ended.exit_status is None:
@@ -80,7 +80,7 @@ def run_engine(
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(memory, ignore_errors=True)
-    return run | summarize(run["batch_ms"], job) | {"load_before": round(load, 2)}
+    return run | summarize(run["batch_ms"], job) | {"busy_before_cores": round(busy, 2)}
 
 
 def summarize(batch_ms: Sequence[float], job: Job) -> dict[str, float]:

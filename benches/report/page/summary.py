@@ -99,7 +99,7 @@ def summarize(results: Results, answers: list[Answer]) -> Summary:
         found.losses.extend(_missed(answer))
     busy = {answer.question.name: answer.busy for answer in answers if answer.busy}
     if busy:
-        text = f"load up to {max(busy.values()):.1f}, beside {listed(list(busy))}."
+        text = f"up to {max(busy.values()):.1f} cores were busy before a run of {listed(list(busy))}."
         found.doubts.append(Sentence(text, "Other work was running:", "ratios"))
     if results.missing:
         missing = listed([f"{question.name} ({question.state})" for question in results.missing])

@@ -46,7 +46,7 @@ def a_run(job: Job, batch_ms: float, *, mib: float = 1000, storage: Mapping[str,
             "ratio": None,
             "after_batch": [],
         },
-        "load_before": 1.2,
+        "busy_before_cores": 0.1,
         **summarize(times, job),
     }
 

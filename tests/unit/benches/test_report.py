@@ -43,7 +43,7 @@ def a_run(rows_per_second: float, ratio: float | None = None, server_mib: int = 
         },
         "rows_per_second": rows_per_second,
         "median_batch_ms": 1100,
-        "load_before": 0.1,
+        "busy_before_cores": 0.1,
     }
 
 

@@ -79,9 +79,9 @@ def test_times_of_different_results_do_not_count(tmp_path: Path) -> None:
 def test_a_busy_machine_and_gaps_are_said(tmp_path: Path) -> None:
     """Whoever decides by these figures knows what they lack."""
     document = sample_results.job_a()
-    document["engines"]["floor"]["runs"][0]["load_before"] = 6.3
+    document["engines"]["floor"]["runs"][0]["busy_before_cores"] = 1.3
     found = summary_of(tmp_path, {("jobs", "job-a"): document})
-    assert "Other work was running: load up to 6.3, beside job-a." in texts(found.doubts)
+    assert "Other work was running: up to 1.3 cores were busy before a run of job-a." in texts(found.doubts)
     assert "Not measured: q5 (failed), quix (left out) and executors (to do)." in texts(found.doubts)
 
 

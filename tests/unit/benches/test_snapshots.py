@@ -21,7 +21,7 @@ _SMALL = Restore(rows=3000, batches=3, warmup=1)
 
 
 def run_of(found: Measured, job: Snapshots | Restore) -> dict[str, object]:
-    return vars(found) | summarize(found.batch_ms, job) | {"load_before": 0.0}
+    return vars(found) | summarize(found.batch_ms, job) | {"busy_before_cores": 0.0}
 
 
 @pytest.mark.parametrize("backend", backend_names())

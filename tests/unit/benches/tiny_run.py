@@ -43,7 +43,7 @@ def a_run(rows_per_second: float = 100.0) -> Run:
         "state_bytes": {"live_arrow": None, "local_peak": 1, "local_final": 1, "ratio": None, "after_batch": []},
         "rows_per_second": rows_per_second,
         "median_batch_ms": 100,
-        "load_before": 0.1,
+        "busy_before_cores": 0.1,
     }
 
 
