@@ -38,31 +38,14 @@ html_copy_source = html_show_sourcelink = False
 
 # The pages of the sidebar by section, from the root.
 SECTIONS = {
-    "Guides": [
-        "operators",
-        "transform-with-state",
-        "state-schema",
-        "sessions",
-        "testing",
-        "backends",
-        "performance",
-        "configuration",
-    ],
+    "Write a query": ["operators", "transform-with-state", "sessions", "testing", "state-schema", "migrate"],
     "Exactly-once results": ["sinks", "postgres-sink", "kafka-sink", "file-sinks"],
-    "In production": [
-        "deploy",
-        "operations",
-        "metrics",
-        "ui",
-        "lookups",
-        "savepoints",
-        "state-tables",
-        "migrate",
-        "reliability",
-    ],
+    "Run it": ["backends", "configuration", "deploy", "operations", "metrics", "ui", "performance"],
+    "Use the state": ["lookups", "state-tables", "savepoints"],
     "Reference": ["site/api", "/FORMAT", "/CHANGELOG"],
     "Inside": [
         "/ARCHITECTURE",
+        "reliability",
         "decisions/README",
         "/benches/README",
         "/benches/RESULTS",
