@@ -84,9 +84,9 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
     if "value" not in names:
         raise SchemaMismatchError("a Kafka message needs the column value", columns=", ".join(names))
     if topic is None and "topic" not in names:
-        raise InvalidArgumentError("which topic? give KafkaSink its topic, or add a column topic")
+        raise InvalidArgumentError("which topic? pass one to sinks.kafka, or add a column topic")
     if topic is not None and "topic" in names:
-        raise InvalidArgumentError("KafkaSink has a topic, and the rows have one; drop the column or the argument")
+        raise InvalidArgumentError("sink and rows both have a topic; drop the column, or the argument of sinks.kafka")
 
 
 def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
@@ -96,7 +96,7 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
         return rows.column(name).to_pylist() if name in rows.schema.names else repeat(default, len(rows))
 
     if topic is None and rows.column("topic").null_count:
-        raise InvalidArgumentError("a row has no topic; fill the column topic, or give KafkaSink its topic")
+        raise InvalidArgumentError("a row has no topic; fill the column topic, or pass one to sinks.kafka")
     partitions, times = column("partition", _BY_KEY), repeat(_NOW, len(rows))
     if "partition" in rows.schema.names:
         numbers = rows.column("partition")

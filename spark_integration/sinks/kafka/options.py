@@ -70,7 +70,7 @@ class ClientOptions:
         values = {SERVERS: servers, **options} if servers else dict(options)
         if not values.get(SERVERS):
             raise InvalidArgumentError(
-                "where are the brokers? give KafkaSink its servers, or set spark.holdfast.sink.<name>.bootstrap.servers"
+                "where are the brokers? give sinks.kafka servers, or set spark.holdfast.sink.<name>.bootstrap.servers"
             )
         return cls(values)
 

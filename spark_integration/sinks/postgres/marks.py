@@ -99,7 +99,7 @@ class Marks:
             what = "staging tables" if complete else f"the tables {SINKS} and {ATTEMPTS}"
             raise InvalidArgumentError(
                 f"no right to make {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink a schema of its "
-                "own: PostgresSink(…, schema=…)",
+                "own: sinks.postgres(…, schema=…)",
                 schema=self.schema,
             )
         for name, usable in rights.items():
