@@ -37,7 +37,7 @@ SESSION = ["n", "first_ms", "last_ms"]
 
 
 def session_of_key(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Add a key's events to its session; give out the sessions that are over."""
+    """Add a key's events to its session; emit the sessions that are over."""
     session, over = state.getOption, []
     if state.hasTimedOut:
         over.append(session)

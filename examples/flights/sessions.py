@@ -37,7 +37,7 @@ class Chain(NamedTuple):
 
 
 def follow(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Add an aircraft's flights to its chain; give out the chains that have ended."""
+    """Add an aircraft's flights to its chain; emit the chains that have ended."""
     chain = Chain(*state.get) if state.exists else None
     ended = []
     if state.hasTimedOut:
@@ -121,7 +121,7 @@ def _legs(flights: DataFrame) -> DataFrame:
 
 
 def add_delays(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Keep number, mean and sum of squared deviations of a carrier's delays, and give out what they are now."""
+    """Keep number, mean and sum of squared deviations of a carrier's delays, and emit the current values."""
     n, mean, squares = state.getOption or (0, 0.0, 0.0)
     for frame in frames:
         delays = frame["dep_delay"].dropna()
