@@ -37,7 +37,7 @@ class _OnS3(SinkContract):
         self.given = {
             "key": ACCESS_KEY,
             "secret": SECRET_KEY,
-            "client_kwargs.endpoint_url": versitygw.url,
+            "endpoint_url": versitygw.url,
             "client_kwargs.region_name": "us-east-1",
         }
         return self.given

@@ -36,10 +36,21 @@ from holdfast.spark_integration.sinks.files.places import DELTA_PREFIX, storage_
 
 _S3_NAMES = {
     "key": "AWS_ACCESS_KEY_ID",
+    "username": "AWS_ACCESS_KEY_ID",
     "secret": "AWS_SECRET_ACCESS_KEY",
+    "password": "AWS_SECRET_ACCESS_KEY",
     "token": "AWS_SESSION_TOKEN",
+    "anon": "AWS_SKIP_SIGNATURE",
+    "endpoint_url": "AWS_ENDPOINT_URL",
     "client_kwargs.endpoint_url": "AWS_ENDPOINT_URL",
     "client_kwargs.region_name": "AWS_REGION",
+}
+# Options that say how the store is reached, and in whose name, for which `deltalake` (1.6) has no equal: what it must
+# be told instead, unless the option has the value that both have by default. It reads no profiles.
+_S3_SAID_TWICE = {
+    "profile": ("", "AWS_ACCESS_KEY_ID"),
+    "client_kwargs.verify": ("true", "ALLOW_INVALID_CERTIFICATES"),
+    "requester_pays": ("false", "AWS_REQUEST_PAYER"),
 }
 _DENIED = re.compile(
     r"40[13] (Forbidden|Unauthorized)|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket|"
@@ -229,7 +240,7 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     Raises
     ------
     InvalidArgumentError
-        An option is known to holdfast's storage and has no name here.
+        An option says how the store is reached, or in whose name, and `deltalake` would not know.
     """
     theirs = {
         name.removeprefix(DELTA_PREFIX): value for name, value in options.items() if name.startswith(DELTA_PREFIX)
@@ -238,6 +249,13 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
         theirs = {_S3_NAMES[name]: value for name, value in options.items() if name in _S3_NAMES} | theirs
         if theirs.get("AWS_ENDPOINT_URL", "").startswith("http://"):
             theirs.setdefault("AWS_ALLOW_HTTP", "true")
+        for name, (default, needed) in _S3_SAID_TWICE.items():
+            if options.get(name, default).lower() != default and needed not in theirs:
+                raise InvalidArgumentError(
+                    f"deltalake, by which a Delta table on S3 is written, does not know this option: "
+                    f"set {DELTA_PREFIX}{needed} too",
+                    option=name,
+                )
     return theirs
 
 

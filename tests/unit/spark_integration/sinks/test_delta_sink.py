@@ -302,14 +302,29 @@ def test_statistics_are_right_or_left_out() -> None:
 
 def test_options_of_storage_have_deltas_names() -> None:
     """One set of settings is enough for both clients of S3."""
-    given = {"key": "k", "secret": "s", "client_kwargs.endpoint_url": "http://h:1", "delta.AWS_PROFILE": "p"}
-    assert storage_options("s3://b/t", given) == {
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_ENDPOINT_URL": "http://h:1",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_PROFILE": "p",
-    }
+    given = {"key": "k", "secret": "s", "client_kwargs.region_name": "r", "delta.timeout": "9s"}
+    theirs = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "r", "timeout": "9s"}
+    assert storage_options("s3://b/t", given) == theirs
+    for endpoint in ("endpoint_url", "client_kwargs.endpoint_url"):
+        there = {"AWS_ENDPOINT_URL": "http://h:1", "AWS_ALLOW_HTTP": "true"}
+        assert storage_options("s3://b/t", given | {endpoint: "http://h:1"}) == theirs | there
+    assert storage_options("s3://b/t", {"anon": "true"}) == {"AWS_SKIP_SIGNATURE": "true"}
+    assert storage_options("s3://b/t", {"requester_pays": "false", "client_kwargs.verify": "true"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("profile", "mine", "AWS_ACCESS_KEY_ID"),
+        ("client_kwargs.verify", "false", "ALLOW_INVALID_CERTIFICATES"),
+        ("requester_pays", "true", "AWS_REQUEST_PAYER"),
+    ],
+)
+def test_options_that_only_one_client_of_s3_knows_are_refused(option: str, value: str, instead: str) -> None:
+    """The files of a table and its log must not lie in two stores, or be written in two names."""
+    with pytest.raises(InvalidArgumentError, match=rf"set delta\.{instead} too.*{option}"):
+        storage_options("s3://b/t", {option: value})
+    assert storage_options("s3://b/t", {option: value, f"delta.{instead}": "x"}) == {instead: "x"}
 
 
 def test_nested_columns_of_a_new_table_take_nulls(url: str) -> None:
