@@ -21,6 +21,7 @@ from holdfast.errors import (
     NotFoundError,
     UnavailableError,
 )
+from holdfast.spark_integration.client import connection
 from holdfast.spark_integration.client import streams as state_streams
 from holdfast.spark_integration.client.connection import StateClient
 from holdfast.spark_integration.client.exchange import Exchange
@@ -69,6 +70,26 @@ def test_a_killed_worker_leaves_no_view_open(backend: RemoteBackend, client: Sta
         worker.kill()
     eventually(lambda: client.call("statistics")["views"] == 0)
     backend.apply(P1, P2, counts(("ann", 1)), {})
+
+
+def test_a_scan_of_a_server_that_hangs_ends(
+    backend: RemoteBackend, client: StateClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the task would wait for ever: a scan has no time limit of its own."""
+    for name in ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms"):
+        monkeypatch.setitem(connection._KEEPALIVE, name, 1_000)
+    backend.apply(None, P1, {"counts": many(200_000)[1]}, {})
+    pid = client.call("statistics")["pid"]
+    backend._client.close()  # the next call opens another connection
+    with backend.view(P1) as view:
+        scan = view.scan("counts")
+        next(scan)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ServerLostError):
+                list(scan)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("ask", ["apply", "load"])
