@@ -29,6 +29,9 @@ from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_b
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.rows import carries
 
+#: Beyond this, padding takes more memory than what it keeps from being gathered: some 60 bytes a row in Spark's worker.
+PADDED_ROWS_MAX = 1 << 19
+
 
 class Output(Protocol):
     """Carries a shard's output to Spark."""
@@ -178,9 +181,9 @@ class PackedOutput(Output):
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
-        # `unpack_output` drops.
+        # `unpack_output` drops. Where rows have no limit, or hardly any, it gathers what a call returns, as it is told.
         for frame in pack_output(batches):
-            yield frame.reindex(range(self.rows_each + 1))
+            yield frame.reindex(range(self.rows_each + 1)) if self.rows_each < PADDED_ROWS_MAX else frame
 
     def receive(self, frame: DataFrame) -> DataFrame:
         rows_each = self.rows_each
