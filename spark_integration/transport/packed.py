@@ -18,6 +18,10 @@ from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.routes import routes_of, shards_of
 from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE, EventTime, moments_of, quoted
 
+#: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then
+#: has that size, and Arrow holds less than 2 GiB in a column of blobs.
+WAITING_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class PackedTransport:
@@ -86,7 +90,7 @@ def pack_rows(
             start, end = int(bounds[shard]), int(bounds[shard + 1])
             waiting[shard].append(sorted_batch.slice(start, end - start))
         waiting_bytes += batch.nbytes
-        if waiting_bytes >= BLOB_BYTES * len(routes):
+        if waiting_bytes >= min(BLOB_BYTES * len(routes), WAITING_BYTES):
             yield _blobs(waiting, routes, event_time, cut_by_time)
             waiting, waiting_bytes = [[] for _ in routes], 0
     if any(waiting):

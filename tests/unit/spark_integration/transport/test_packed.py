@@ -79,6 +79,15 @@ def test_every_row_reaches_its_shard_once(
         assert len(packed) == sum(batch.num_rows > 0 for batch in batches)
 
 
+def test_how_much_waits_does_not_grow_with_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 200 shards 6 GB would wait in a worker; of one key, they would be one blob, which Arrow cannot hold."""
+    batches = [batch_of([(5, i, "x" * 1000, None)]) for i in range(9)]
+    monkeypatch.setattr(packed_module, "WAITING_BYTES", 3 * batches[0].nbytes)
+    packed = list(pack_rows(batches, routes_of(200), None))
+    rows = [read_blob(blob.as_py()).num_rows for batch in packed for blob in batch.column(BLOB)]
+    assert rows == [3, 3, 3]
+
+
 def test_rows_of_a_key_keep_their_order() -> None:
     """`Groups.last` without an order is the last that arrived."""
     batches = [batch_of([(5, i, None, None) for i in range(start, start + 3)]) for start in (0, 3)]
