@@ -15,7 +15,8 @@ from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, Lon
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor.state import list_state, slab_entries
+from holdfast.spark_integration.keyed.python_values import RowValues
+from holdfast.spark_integration.processor.state import list_state, slab_entries, value_state
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -369,3 +370,25 @@ def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, t
     left = [(1,), [(1,)], {(1,): (1, "x")}]
     left[at] = [None, [], {}][at]
     assert shard.each(["a"], everything) == {"a": repr(tuple(left))}
+
+
+def test_a_read_that_failed_gives_no_other_keys_value(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor may catch the error and ask again: values that were fetched for earlier keys are not this one's."""
+    monkeypatch.setattr(value_state, "SLAB_KEYS", 1)
+    shard.each(["a", "b"], lambda states, key, _: states[0].update((ord(key[0]),)))
+    convert = RowValues.to_tuples
+    failing = iter([False, True, False])
+
+    def may_fail(self: RowValues, rows: Any) -> Any:
+        if next(failing):
+            raise InvalidArgumentError("text that is not UTF-8")
+        return convert(self, rows)
+
+    def asks_again(states: Any, *_: Any) -> Any:
+        try:
+            return states[0].get()
+        except InvalidArgumentError:
+            return "failed", states[0].get()
+
+    monkeypatch.setattr(RowValues, "to_tuples", may_fail)
+    assert shard.each(["a", "b"], asks_again) == {"a": repr((97,)), "b": repr(("failed", (98,)))}
