@@ -14,7 +14,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES
 
@@ -133,3 +133,16 @@ def test_a_read_that_failed_fails_the_commit_too(
 
 def _fails(*_: object, **__: object) -> None:
     raise UnavailableError("the disk is away")
+
+
+def test_two_states_of_one_place_are_told_from_one_that_was_lost(store: VersionedStore) -> None:
+    """As where the output of an operator stands in a query twice: each drops the other's version."""
+    with store.begin(None) as transaction:
+        put(transaction, 0, 10, 1)
+        one = transaction.commit()
+    with store.begin(None) as transaction:
+        put(transaction, 0, 10, 2)
+        other = transaction.commit()
+    assert store.prune(one) == [other]
+    with pytest.raises(StateLostError, match="whose output stands in a query twice"):
+        store.begin(other)
