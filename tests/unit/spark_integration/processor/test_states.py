@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType
+from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType, TimestampType
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
@@ -33,6 +35,16 @@ def declare_all(handle: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def shard(tmp_path: Path) -> ProcessorShard:
     return ProcessorShard(tmp_path / "shard", Scripted(declare_all))
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the time zone of the process."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def everything(states: Any, *_: Any) -> Any:
@@ -201,6 +213,26 @@ def test_user_keys_are_equal_as_the_store_has_them(tmp_path: Path) -> None:
     assert shard.each(["a"], count) == {"a": repr([(14,), (21,), (25,)])}
     assert shard.each(["a"], count) == {"a": repr([(28,), (42,), (50,)])}
     assert len(shard.stored("m.m")) == 3
+
+
+def test_times_of_an_hour_that_a_clock_repeats_are_different_user_keys(tmp_path: Path, new_york: None) -> None:
+    """In the worker's zone both are half past one; Spark's map has an entry for each."""
+    times = [(dt.datetime(2024, 11, 3, hour, 30, tzinfo=dt.UTC),) for hour in (5, 6)]
+    shard = ProcessorShard(
+        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=TimestampType()), N))
+    )
+
+    def write(at: Any, *_: Any) -> Any:
+        for n, time_of_day in enumerate(times):
+            at.updateValue(time_of_day, (n,))
+        return read(at)
+
+    def read(at: Any, *_: Any) -> Any:
+        return [at.getValue(time_of_day).n for time_of_day in times], len(list(at.keys()))
+
+    assert shard.each(["a"], write) == {"a": "([0, 1], 2)"}
+    assert shard.each(["a"], read) == {"a": "([0, 1], 2)"}
+    assert [row["entry.at"] for row in shard.stored("m.at")] == [at for (at,) in times]
 
 
 def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
