@@ -404,6 +404,38 @@ def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, t
     assert shard.each(["a"], everything) == {"a": repr(tuple(left))}
 
 
+def test_what_is_deleted_leaves_a_variable_of_a_similar_name(tmp_path: Path) -> None:
+    """The index of one with a time to live is called as the variable, and `.expiring`: so may be another one."""
+
+    def keeps(handle: Any) -> Any:
+        return handle.getValueState("x.expiring", N)
+
+    def deletes(handle: Any) -> Any:
+        handle.deleteIfExists("x")
+        return keeps(handle)
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps))
+    shard.each(["a"], lambda value, *_: value.update((1,)))
+    shard.restart(Scripted(deletes))
+    assert shard.each(["a"], lambda value, *_: value.get()) == {"a": "(1,)"}
+
+
+def test_the_index_of_a_time_to_live_is_no_variable_to_delete(tmp_path: Path) -> None:
+    def keeps(handle: Any) -> Any:
+        return handle.getValueState("x", N, 1000)
+
+    def deletes(handle: Any) -> Any:
+        handle.deleteIfExists("x.expiring")
+        return keeps(handle)
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps), "ProcessingTime")
+    shard.each(["a"], lambda value, *_: value.update((1,)), 1)
+    shard.restart(Scripted(deletes))
+    assert shard.each(["a"], lambda value, *_: value.get(), 2) == {"a": "(1,)"}
+    shard.each([], lambda *_: None, 5000)
+    assert shard.stored("v.x") == []
+
+
 def test_a_read_that_failed_gives_no_other_keys_value(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor may catch the error and ask again: values that were fetched for earlier keys are not this one's."""
     monkeypatch.setattr(value_state, "SLAB_KEYS", 1)
