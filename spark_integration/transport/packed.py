@@ -115,7 +115,7 @@ def _blobs(
 
 def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
     """Yield one batch per event time."""
-    together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    together = pa.concat_batches(batches)
     moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
     order = np.argsort(moments, kind="stable")
     starts = np.flatnonzero(np.diff(moments[order], prepend=-1))
