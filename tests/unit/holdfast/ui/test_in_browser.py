@@ -113,7 +113,8 @@ def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
     with served(sample) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
         links = it.page.locator("main a").count()
         it.page.route(
-            lambda url: "follow=1" in url, lambda route: route.fulfill(status=404, content_type="text/plain", body="404")
+            lambda url: "follow=1" in url,
+            lambda route: route.fulfill(status=404, content_type="text/plain", body="404"),
         )
         it.page.wait_for_selector("#said:has-text('what is shown is old')", timeout=20_000)
         assert it.page.locator("main a").count() == links > 0

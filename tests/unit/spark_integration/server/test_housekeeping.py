@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import clock
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
@@ -26,7 +25,12 @@ def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatc
     """At once, not when it has caught up."""
     now_ms = [1_700_000_000_000]
     swept: list[int] = []
-    monkeypatch.setattr(MemoryBackend, "remove_leftovers", lambda _, before_ns: swept.append(now_ms[0]) or 0)
+
+    def remove_leftovers(backend: MemoryBackend, before_ns: int) -> int:
+        swept.append(now_ms[0])
+        return 0
+
+    monkeypatch.setattr(MemoryBackend, "remove_leftovers", remove_leftovers)
     root = local_dirs.private_directory(tmp_path / "executor")
     shards = OpenShards(root)
     with ThreadPoolExecutor(1) as threads:
