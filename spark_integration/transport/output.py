@@ -25,12 +25,9 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, FloatType, St
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.spark_types import require_utf8
-from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_blob
+from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.rows import carries
-
-#: Beyond this, padding takes more memory than what it keeps from being gathered: some 60 bytes a row in Spark's worker.
-PADDED_ROWS_MAX = 1 << 19
 
 
 class Output(Protocol):
