@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +25,8 @@ class Transaction:
     """Reads of one version plus this attempt's own writes.
 
     Made by `VersionedStore.begin`. Writes are visible to nobody before `commit`, nor after `abort`, nor if the process
-    dies. As a context manager it aborts unless it was committed.
+    dies. As a context manager it aborts unless it was committed. Where reading the version has failed, `commit` fails,
+    too: a user's function may have caught the error, and gone on as if there were no state.
 
     Attributes
     ----------
@@ -60,6 +62,7 @@ class Transaction:
         self._stored = {**self._declared, **{t: named(declared[t], names[t]) for t in declared.keys() & names.keys()}}
         self._commit = commit
         self._writes: dict[str, list[Run]] = {}
+        self._failure: Exception | None = None
         self._open = True
 
     @property
@@ -84,7 +87,8 @@ class Transaction:
         writes = self._writes.get(table, [])
         if self._view is None:
             return look_up(writes, keys, schema)
-        below = self._view.get(table, keys)
+        with self._reading():
+            below = self._view.get(table, keys)
         self.measures.looked_up(table, keys, below.exists)
         touched = np.flatnonzero(self._touched(writes, keys))
         if not len(touched):
@@ -145,13 +149,25 @@ class Transaction:
         """
         schema = self._schema(table)
         writes = [run.slice(first_hash, last_hash) for run in self._writes.get(table, [])]
-        return self._over(() if self._view is None else self._view.scan(table, first_hash, last_hash), writes, schema)
+        with self._reading():
+            below: Iterable[Run] = () if self._view is None else self._view.scan(table, first_hash, last_hash)
+        return self._over(below, writes, schema)
 
     def _over(self, below: Iterable[Run], writes: Sequence[Run], schema: TableSchema) -> Iterator[Run]:
-        runs = merge_over(below, writes) if any(map(len, writes)) else below
-        for run in self.measures.scanned(iter(runs)):
-            yield run.projected(self._stored[schema.name]).relabelled(schema)
-            self._require_open()
+        with self._reading():
+            runs = merge_over(below, writes) if any(map(len, writes)) else below
+            for run in self.measures.scanned(iter(runs)):
+                yield run.projected(self._stored[schema.name]).relabelled(schema)
+                self._require_open()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Remember an error of what reads the version."""
+        try:
+            yield
+        except Exception as exc:
+            self._failure = self._failure or exc
+            raise
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         """Yield the live rows that begin with one of `prefixes`, as this transaction sees them.
@@ -163,7 +179,9 @@ class Transaction:
         """
         schema = self._schema(table)
         writes = [run.with_prefixes(prefixes) for run in self._writes.get(table, [])]
-        return self._over(() if self._view is None else self._view.scan_prefix(table, prefixes), writes, schema)
+        with self._reading():
+            below: Iterable[Run] = () if self._view is None else self._view.scan_prefix(table, prefixes)
+        return self._over(below, writes, schema)
 
     def delete_prefix(self, table: str, prefixes: Keys) -> None:
         """Remove every row that begins with one of `prefixes`, such as all entries of some maps."""
@@ -184,9 +202,13 @@ class Transaction:
             Local or durable storage failed. The transaction is aborted and no version was made.
         StateLostError
             The version this transaction reads was dropped meanwhile and cannot be restored.
+        HoldfastError
+            Reading the version has failed: the same error again.
         """
         self._require_open()
         try:
+            if self._failure is not None:
+                raise self._failure
             with self.measures.committing():
                 runs = {t: merge_runs(runs, drop_deletes=False) for t, runs in self._writes.items()}
                 pointer = self._commit(self, runs) if runs else self.base

@@ -24,6 +24,9 @@ BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 HashArray = npt.NDArray[np.uint64]
 
+#: What Arrow's small types of variable width can count to: bytes of text, elements of lists.
+SMALL_OFFSETS_MAX = (1 << 31) - 1
+
 
 def storage_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type in which a column of `data_type` is stored.
@@ -87,10 +90,17 @@ def _kind(t: pa.DataType) -> str:
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return `column` as one contiguous array, copying only when it has several chunks."""
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column
+    """Return `column` as one contiguous array, copying only when it has several chunks.
+
+    One that is too large for the offsets of its type is returned in its storage type.
+    """
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.nbytes > SMALL_OFFSETS_MAX:
+        column = column.cast(storage_type(column.type))
+    return column.combine_chunks()
 
 
 def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.RecordBatch:

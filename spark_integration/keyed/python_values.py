@@ -43,7 +43,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.backends.arrow.rows import one_chunk
+from holdfast.backends.arrow.rows import one_chunk, storage_type
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
@@ -86,7 +86,8 @@ class RowValues:
     def __init__(self, schema: StructType, what: str = "stateStructType") -> None:
         self._fields = schema.fields
         self._what = what
-        self.arrow = arrow_schema(schema, what)
+        # In storage types: what many keys write together may pass 2 GiB.
+        self.arrow = pa.schema([f.with_type(storage_type(f.type)) for f in arrow_schema(schema, what)])
 
     def to_tuples(self, batch: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
         """Return rows as `GroupState.get` gives them; as `to_columns` else."""
@@ -112,7 +113,7 @@ class RowValues:
             raise
 
     def to_arrow(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        """Return rows passed to `GroupState.update` as columns.
+        """Return rows passed to `GroupState.update` as columns, in storage types.
 
         Raises
         ------
@@ -209,12 +210,13 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
     if isinstance(data_type, ArrayType):
         flat = list(itertools.chain.from_iterable(value for value in values if value is not None))
         elements = _build(flat, data_type.elementType, arrow_type.value_type)
-        return pa.ListArray.from_arrays(_offsets(values), elements, type=arrow_type, mask=_mask(values))
+        offsets = _offsets(values, pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, elements, type=arrow_type, mask=_mask(values))
     if isinstance(data_type, MapType):
         pairs = list(itertools.chain.from_iterable(value.items() for value in values if value is not None))
         keys = _build([key for key, _ in pairs], data_type.keyType, arrow_type.key_type)
         items = _build([item for _, item in pairs], data_type.valueType, arrow_type.item_type)
-        return pa.MapArray.from_arrays(_offsets(values), keys, items, type=arrow_type, mask=_mask(values))
+        return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=arrow_type, mask=_mask(values))
     if isinstance(data_type, TimestampType):
         return pa.array([data_type.toInternal(value) for value in values], pa.int64()).view(arrow_type)
     if isinstance(data_type, DecimalType):
@@ -247,9 +249,9 @@ def _fields_of(value: Any, struct: StructType) -> Sequence[Any]:
     return value
 
 
-def _offsets(values: Sequence[Any]) -> pa.Array:
+def _offsets(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     lengths = (0 if value is None else len(value) for value in values)
-    return pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
+    return pa.array(itertools.accumulate(lengths, initial=0), arrow_type)
 
 
 def _mask(values: Sequence[Any]) -> pa.Array | None:

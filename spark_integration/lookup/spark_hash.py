@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from decimal import Context
 
 import pyarrow as pa
 import xxhash
 
 _SEED = 42
 _LONG_DIGITS = 18
+# Of Python's own, 28, a decimal of Spark's may have more.
+_ALL_DIGITS = Context(prec=38)
 _CANONICAL_NAN = {4: b"\x00\x00\xc0\x7f", 8: b"\x00\x00\x00\x00\x00\x00\xf8\x7f"}
 
 
@@ -88,7 +91,7 @@ def _float_bytes(number: float, width: int) -> bytes:
 
 
 def _decimal_bytes(value: pa.Scalar) -> bytes:
-    unscaled = int(value.as_py().scaleb(value.type.scale))
+    unscaled = int(value.as_py().scaleb(value.type.scale, _ALL_DIGITS))
     if value.type.precision <= _LONG_DIGITS:
         return struct.pack("<q", unscaled)
     # As Java's BigInteger.toByteArray: a bit more than the number has, for its sign.

@@ -22,6 +22,7 @@ from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.plan.grouping_keys import Key
+from holdfast.spark_integration.plan.session import rows_each
 from holdfast.spark_integration.plan.shuffle_partitions import shuffle_partitions, warn_of_partitions
 from holdfast.spark_integration.plan.stored_state import StoredState, stored_state
 from holdfast.spark_integration.shard.call import ShardStep
@@ -182,4 +183,6 @@ class Definition:
         name = "packed" if is_initial else self.settings.transport or self.transport
         if name == "rows" or (name is None and all(carries(field.dataType) for field in schema)):
             return RowsTransport(shards, schema, types, filtering)
-        return PackedTransport(shards, types, filtering)
+        # Of a stream Spark hands over batches of so many rows.
+        bounded = rows_each(rows.df) if self._is_streaming and not is_initial else None
+        return PackedTransport(shards, types, filtering, bounded)

@@ -179,7 +179,8 @@ def _called(function: Migrate, rows: pa.RecordBatch, table: TableSchema) -> pa.R
     if len(set(returned.schema.names)) < len(returned.schema.names):
         raise _wrong(table, "it returned two columns of one name", columns=returned.schema.names)
     columns = [one_chunk(column) for column in returned.columns]
-    return from_columns(columns, returned.schema.remove_metadata(), rows.num_rows)
+    schema = pa.schema([field.with_type(c.type) for field, c in zip(returned.schema, columns, strict=True)])
+    return from_columns(columns, schema, rows.num_rows)
 
 
 def _wrong(table: TableSchema, why: str, **facts: object) -> InvalidArgumentError:

@@ -99,7 +99,7 @@ class Housekeeping:
             self.counters["dropped"] += len(VersionedStore(backend).prune(message.accepted))
         self.counters["merged"] += backend.maintain(message.committed)
         now_ms = self._now_ms()
-        if now_ms - self._swept_ms.get(message.shard.directory, 0) >= LEFTOVER_EVERY_MS:
+        if abs(now_ms - self._swept_ms.get(message.shard.directory, 0)) >= LEFTOVER_EVERY_MS:  # a clock may go back
             self._swept_ms[message.shard.directory] = now_ms
             before_ns = (now_ms - LEFTOVER_KEPT_MS) * 1_000_000
             self.counters["leftovers"] += backend.remove_leftovers(before_ns)

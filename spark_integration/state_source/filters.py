@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from itertools import product
 from math import prod
 from operator import eq, ge, gt, le, lt
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: So many keys are looked up by their hashes; for more, all is read.
 _KEYS_MAX = 1000
+#: Spark rounds the decimals of filters to so many, as Python does unless it is told otherwise.
+_DIGITS_MAX = 28
 
 
 class ShardFilters:
@@ -125,6 +128,8 @@ def _values(one: Filter, t: pa.DataType) -> list[pa.Scalar] | None:
         given = one.value
     else:
         return None
+    if any(isinstance(value, Decimal) and len(value.as_tuple().digits) >= _DIGITS_MAX for value in given):
+        return None  # it may stand for another one, whose hash nobody knows
     try:
         return [pa.scalar(value, t) for value in given]
     except (pa.ArrowException, ValueError, TypeError, OverflowError):

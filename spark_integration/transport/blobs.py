@@ -11,6 +11,8 @@ import pyarrow.ipc as ipc
 BLOB = "__holdfast_blob"
 #: Approximate maximum size.
 BLOB_BYTES = 32 << 20
+#: Beyond this, padding takes more memory than what it keeps from being gathered: some 60 bytes a row in Spark's worker.
+PADDED_ROWS_MAX = 1 << 19
 
 
 def write_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:

@@ -25,7 +25,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DoubleType, FloatType, St
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.spark_types import require_utf8
-from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, write_blob
+from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.rows import carries
 
@@ -178,9 +178,9 @@ class PackedOutput(Output):
 
     def send_at_once(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         # The worker gathers frames until they have more rows than this, however large the rows: pad with nulls, which
-        # `unpack_output` drops.
+        # `unpack_output` drops. Where rows have no limit, or hardly any, it gathers what a call returns, as it is told.
         for frame in pack_output(batches):
-            yield frame.reindex(range(self.rows_each + 1))
+            yield frame.reindex(range(self.rows_each + 1)) if self.rows_each < PADDED_ROWS_MAX else frame
 
     def receive(self, frame: DataFrame) -> DataFrame:
         rows_each = self.rows_each

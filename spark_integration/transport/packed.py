@@ -13,10 +13,18 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, read_blob, write_blob
+from holdfast.backends.arrow.rows import IntArray
+from holdfast.spark_integration.transport.blobs import BLOB, BLOB_BYTES, PADDED_ROWS_MAX, read_blob, write_blob
 from holdfast.spark_integration.transport.python_stage import prepared
 from holdfast.spark_integration.transport.routes import routes_of, shards_of
 from holdfast.spark_integration.transport.transport import EVENT_TIME, HASH, ROUTE, EventTime, moments_of, quoted
+
+#: Rows that wait to be sent take no more than this, whatever the number of shards: all may be of one, whose blob then
+#: has that size, and Arrow holds less than 2 GiB in a column of blobs.
+WAITING_BYTES = 256 << 20
+#: Spark hands a task's rows to its worker in batches of so many rows, whatever their size, and fails where those of one
+#: have more than 1 GiB. So there are rows without a blob, as many as make a batch of so many bytes full.
+BATCH_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -30,15 +38,18 @@ class PackedTransport:
         Of the table to receive.
     event_time : EventTime or None
         Its newest value travels beside each blob. If Spark filters rows by it, each blob holds rows of one event time.
+    rows_each : int or None
+        Maximum rows of a batch in which Spark hands over what arrives; None where its bytes are not to be bounded.
     """
 
     shards: int
     arrow_schema: pa.Schema
     event_time: EventTime | None
+    rows_each: int | None = None
 
     def send(self, frame: DataFrame, hashed: Column) -> DataFrame:
         fields = [StructField(ROUTE, IntegerType()), StructField(BLOB, BinaryType())]
-        routes, names = routes_of(self.shards), [*frame.columns, HASH]
+        routes, names, rows_each = routes_of(self.shards), [*frame.columns, HASH], self.rows_each
         event_time, filters_rows = None, False
         if self.event_time is not None:
             fields.append(self.event_time.sent)
@@ -46,7 +57,7 @@ class PackedTransport:
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             named = (batch.rename_columns(names) for batch in prepared(batches))
-            return pack_rows(named, routes, event_time, cut_by_time=filters_rows)
+            return pack_rows(named, routes, event_time, cut_by_time=filters_rows, rows_each=rows_each)
 
         # PySpark looks columns up by bare name, and parses dots and backticks in it as syntax.
         columns = [*map(quoted, frame.columns), hashed]
@@ -54,11 +65,16 @@ class PackedTransport:
         return plain.mapInArrow(pack, StructType(fields))
 
     def receive(self, chunks: Iterable[pd.DataFrame]) -> Iterator[pa.Table]:
-        return (read_blob(blob) for chunk in chunks for blob in chunk[BLOB])
+        return (read_blob(blob) for chunk in chunks for blob in chunk[BLOB] if blob is not None)
 
 
 def pack_rows(
-    batches: Iterable[pa.RecordBatch], routes: list[int], event_time: str | None, *, cut_by_time: bool = False
+    batches: Iterable[pa.RecordBatch],
+    routes: list[int],
+    event_time: str | None,
+    *,
+    cut_by_time: bool = False,
+    rows_each: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Split batches by shard and yield them as rows of (route, blob[, newest event time]).
 
@@ -71,7 +87,10 @@ def pack_rows(
         Name of its column.
     cut_by_time : bool, default False
         Whether each blob must hold rows of one event time only.
+    rows_each : int, optional
+        As of `PackedTransport`.
     """
+    padding_each = 0.0 if rows_each is None or rows_each >= PADDED_ROWS_MAX else rows_each / BATCH_BYTES
     waiting: list[list[pa.RecordBatch]] = [[] for _ in routes]
     waiting_bytes = 0
     for batch in batches:
@@ -86,32 +105,48 @@ def pack_rows(
             start, end = int(bounds[shard]), int(bounds[shard + 1])
             waiting[shard].append(sorted_batch.slice(start, end - start))
         waiting_bytes += batch.nbytes
-        if waiting_bytes >= BLOB_BYTES * len(routes):
-            yield _blobs(waiting, routes, event_time, cut_by_time)
+        if waiting_bytes >= min(BLOB_BYTES * len(routes), WAITING_BYTES):
+            yield _blobs(waiting, routes, event_time, cut_by_time, padding_each)
             waiting, waiting_bytes = [[] for _ in routes], 0
     if any(waiting):
-        yield _blobs(waiting, routes, event_time, cut_by_time)
+        yield _blobs(waiting, routes, event_time, cut_by_time, padding_each)
 
 
 def _blobs(
-    waiting: list[list[pa.RecordBatch]], routes: list[int], event_time: str | None, cut_by_time: bool
+    waiting: list[list[pa.RecordBatch]],
+    routes: list[int],
+    event_time: str | None,
+    cut_by_time: bool,
+    padding_each: float,
 ) -> pa.RecordBatch:
+    """Return blobs as rows, and behind each `padding_each` rows without one for each of its bytes."""
     blobs = [(route, batches) for route, batches in zip(routes, waiting, strict=True) if batches]
     if cut_by_time and event_time is not None:
         blobs = [(route, [cut]) for route, batches in blobs for cut in _cut_by_time(batches, event_time)]
+    written = [write_blob(batches[0].schema, batches) for _, batches in blobs]
+    rows = np.array([1 + int(len(data) * padding_each) for data in written])
     columns: dict[str, Any] = {
-        ROUTE: pa.array([route for route, _ in blobs], pa.int32()),
-        BLOB: pa.array([write_blob(batches[0].schema, batches) for _, batches in blobs], pa.binary()),
+        ROUTE: pa.array(np.repeat([route for route, _ in blobs], rows), pa.int32()),
+        BLOB: pa.array(_padded(written, rows), pa.binary()),
     }
     if event_time is not None:
+        # Spark drops no row without an event time.
         newest = [_newest([b.column(event_time) for b in batches]) for _, batches in blobs]
-        columns[EVENT_TIME] = pa.array(newest, pa.int64())
+        columns[EVENT_TIME] = pa.array(_padded(newest, rows), pa.int64())
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _padded(values: list[Any], rows: IntArray) -> list[Any]:
+    """Return so many rows for each value: the value, and null."""
+    padded: list[Any] = [None] * int(rows.sum())
+    for place, value in zip((np.cumsum(rows) - rows).tolist(), values, strict=True):
+        padded[place] = value
+    return padded
 
 
 def _cut_by_time(batches: list[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
     """Yield one batch per event time."""
-    together = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    together = pa.concat_batches(batches)
     moments = moments_of(together.column(event_time)).dictionary_encode(null_encoding="encode").indices.to_numpy()
     order = np.argsort(moments, kind="stable")
     starts = np.flatnonzero(np.diff(moments[order], prepend=-1))

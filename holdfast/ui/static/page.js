@@ -11,9 +11,11 @@ async function refresh() {
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const main = page.querySelector("main");
+    if (!main) throw new Error("no page of ours");  /* another server, or this one begun anew, with another token */
     const focused = document.activeElement?.getAttribute("href");
     const opened = [...document.querySelectorAll("main details")].map((one) => one.open);
-    document.querySelector("main").replaceWith(page.querySelector("main"));
+    document.querySelector("main").replaceWith(main);
     document.querySelectorAll("main details").forEach((one, i) => { one.open = opened[i] ?? one.open; });
     if (focused) document.querySelector(`main a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     said.textContent = "";

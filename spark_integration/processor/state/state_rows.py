@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +21,13 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DoubleType,
+    FloatType,
     LongType,
     MapType,
     Row,
     StringType,
     StructType,
+    TimestampType,
 )
 
 from holdfast.spark_integration.keyed.group_state import copier
@@ -163,7 +165,7 @@ def _comes_back(row: State, exact: tuple[type | None, ...]) -> bool:
 
 
 class UserKeys:
-    """Keys of a map, in a form in which equal ones are equal in Python too.
+    """Keys of a map, in a form in which equal ones are equal in Python too, and no others.
 
     Parameters
     ----------
@@ -176,6 +178,7 @@ class UserKeys:
         self.rows = StateRows(schema, what)
         self._exact = tuple(_EXACT_IN_KEYS.get(type(field.dataType)) for field in schema)
         self._is_exact = None not in self._exact
+        self._comparable = _of_fields(schema)
 
     def of(self, key: Any, doing: str) -> State:
         """Return a key that the processor gives.
@@ -188,18 +191,46 @@ class UserKeys:
         given = self.rows.given(key, doing)
         if _comes_back(given, self._exact):
             return given
-        return _hashable(self.rows.each_as_read([given])[0])
+        return self._comparable(self.rows.each_as_read([given])[0])
 
     def of_stored(self, keys: list[State]) -> list[State]:
         """Return keys that were read from the store."""
-        return keys if self._is_exact else [_hashable(key) for key in keys]
+        return keys if self._is_exact else [self._comparable(key) for key in keys]
 
 
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_hashable, value))
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, float) and math.isnan(value):
-        return math.nan  # one object, which is found by identity
-    return value
+def _of_fields(schema: StructType) -> Callable[[State], State]:
+    """Return a function that makes the values of a struct comparable, and hashable."""
+    makers = [_maker(field.dataType) for field in schema]
+    return lambda row: tuple(
+        [value if make is None or value is None else make(value) for make, value in zip(makers, row, strict=True)]
+    )
+
+
+def _maker(data_type: DataType) -> Callable[[Any], Any] | None:
+    """Return a function that makes a value comparable, and hashable; None where it is."""
+    if isinstance(data_type, StructType):
+        return _of_fields(data_type)
+    if isinstance(data_type, ArrayType):
+        make = _maker(data_type.elementType)
+        return tuple if make is None else lambda some: tuple([None if one is None else make(one) for one in some])
+    return _MAKERS.get(type(data_type))
+
+
+def _in_utc(moment: dt.datetime) -> dt.datetime:
+    """Return a time of the process's zone in UTC: of an hour that a clock repeats, two times look alike there."""
+    try:
+        return moment.astimezone(dt.UTC)
+    except OverflowError:  # at the end of Python's calendar, where no clock repeats an hour
+        return moment
+
+
+def _one_nan(value: float) -> float:
+    return math.nan if math.isnan(value) else value  # one object, which is found by identity
+
+
+_MAKERS: dict[type[DataType], Callable[[Any], Any]] = {
+    BinaryType: bytes,
+    DoubleType: _one_nan,
+    FloatType: _one_nan,
+    TimestampType: _in_utc,
+}

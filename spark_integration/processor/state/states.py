@@ -11,10 +11,12 @@ from holdfast.spark_integration.processor.state.map_state import ProcessorMapSta
 from holdfast.spark_integration.processor.state.slab import Slab
 from holdfast.spark_integration.processor.state.state_rows import StateRows, UserKeys
 from holdfast.spark_integration.processor.state.value_state import ProcessorValueState
+from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import BatchTimes
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 from holdfast.spark_integration.tables.key_rows import Expiry, index_of
+from holdfast.spark_integration.tables.timers import is_by_time
 
 State = ProcessorValueState | ProcessorListState | ProcessorMapState
 
@@ -78,13 +80,13 @@ class ProcessorStates:
 
     def drop_deleted(self) -> None:
         """Remove all values of the variables that ``deleteIfExists`` named."""
-        for kind in "vlm":
-            for name in self._deleted:
-                table = f"{kind}.{name}"
-                for part in (table, index_of(table)):
-                    if part in self._transaction.tables:
-                        for run in self._transaction.scan(part):
-                            self._transaction.delete(part, Keys(run.hashes, run.keys))
+        tables = self._transaction.tables
+        for table in [table_of(kind, name) for kind in KINDS for name in self._deleted]:
+            for part, is_index in ((table, False), (index_of(table), True)):
+                # A variable's name may be that of another's index.
+                if part in tables and is_by_time(tables[part]) == is_index:
+                    for run in self._transaction.scan(part):
+                        self._transaction.delete(part, Keys(run.hashes, run.keys))
 
     def begin(self) -> None:
         """Begin a slab."""

@@ -78,10 +78,11 @@ class ProcessorValueState(ValueState):
 
     def _fetch(self, at: int) -> None:
         """Fetch the values of this key and those after it, as many as fit into a slab by the size of the last ones."""
-        self._opened = self._open(at, min(len(self._slab.keys), at + self._keys))
-        self._first = at
-        found = self._opened.get()
+        opened = self._open(at, min(len(self._slab.keys), at + self._keys))
+        found = opened.get()
         values = self._rows.values.to_tuples(found.values)
+        # All at once: a processor may catch an error and ask again, and must not get the values of other keys then.
+        self._opened, self._first = opened, at
         self._stored = [value if exists else None for value, exists in zip(values, found.exists.tolist(), strict=True)]
         self._keys = max(1, min(SLAB_KEYS, SLAB_BYTES * len(values) // max(1, found.values.nbytes)))
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import holdfast
 from tests.repetitions import sample
 from tests.spark.conftest import OUTPUT, STATE, Lab, count_and_sum
+from tests.spark.parity.engines import configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,6 +34,20 @@ def test_state_is_carried_from_micro_batch_to_micro_batch(lab: Lab, transport: s
         {"a": (3, 14), "c": (1, 20), None: (2, 34), "": (1, 40)},
     ]
     assert lab.state() == {"a": (3, 14), "b": (1, 2), "c": (1, 20), None: (2, 34), "": (1, 40)}
+
+
+def test_rows_that_only_fill_batches_are_none_to_a_shard(lab: Lab) -> None:
+    """A blob of half a megabyte is followed by hundreds, where a batch may have many rows: it must not be large."""
+    long = "a" * 200_000
+    with configured(lab.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "500000"}):
+        lab.configure({"transport": "packed"})
+        lab.feed([(long, 1), ("b", 2), (long, 3), (None, 4)])
+        lab.feed([(long, 10), (None, 30)])
+        output = lab.run(lab.totals())
+    assert [{row["key"]: (row["n"], row["total"]) for row in rows} for rows in output] == [
+        {long: (2, 4), "b": (1, 2), None: (1, 4)},
+        {long: (3, 14), None: (2, 34)},
+    ]
 
 
 @pytest.mark.parametrize("local_state_survives", [True, False])

@@ -1,8 +1,8 @@
-"""Scans of a transaction that go on while it writes."""
+"""Scans of a transaction that go on while it writes, and reads that fail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run
 from holdfast.backends.run_files.memory import MemoryBackend
-from holdfast.errors import ClosedError, InvalidArgumentError
+from holdfast.errors import ClosedError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
 from holdfast.mvcc import Transaction, VersionedStore
 from holdfast.testing.state_rows import COUNTS, TABLES
 
@@ -95,3 +95,54 @@ def test_a_scan_ends_with_its_transaction(store: VersionedStore) -> None:
         transaction.abort()
         with pytest.raises(ClosedError):
             next(scan)
+
+
+READS: dict[str, Callable[[Transaction], object]] = {
+    "get": lambda transaction: transaction.get("counts", keys(0, 1)),
+    "scan": lambda transaction: found(transaction.scan("counts")),
+    "scan_prefix": lambda transaction: found(transaction.scan_prefix("counts", keys(0, 1))),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_that_failed_fails_the_commit_too(
+    store: VersionedStore, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's function that catches the error would go on without state, and write over what there is."""
+    with store.begin(None) as first:
+        put(first, 0, 10, 1)
+        accepted = first.commit()
+    assert accepted is not None
+    before = sorted(store._backend.versions())
+    with store.begin(accepted) as transaction:
+        with monkeypatch.context() as broken:
+            broken.setattr(type(transaction.view), read, _fails)
+            with pytest.raises(UnavailableError, match="the disk is away"):
+                READS[read](transaction)
+        READS[read](transaction)
+        put(transaction, 0, 1, 2)
+        with pytest.raises(UnavailableError, match="the disk is away"):
+            transaction.commit()
+    assert sorted(store._backend.versions()) == before
+    with store.begin(accepted) as transaction:
+        with pytest.raises(NotFoundError):
+            transaction.get("no such table", keys(0, 1))
+        put(transaction, 0, 1, 2)
+        assert transaction.commit() not in before, "what was asked wrongly is no failure of the version"
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise UnavailableError("the disk is away")
+
+
+def test_two_states_of_one_place_are_told_from_one_that_was_lost(store: VersionedStore) -> None:
+    """As where the output of an operator stands in a query twice: each drops the other's version."""
+    with store.begin(None) as transaction:
+        put(transaction, 0, 10, 1)
+        one = transaction.commit()
+    with store.begin(None) as transaction:
+        put(transaction, 0, 10, 2)
+        other = transaction.commit()
+    assert store.prune(one) == [other]
+    with pytest.raises(StateLostError, match="whose output stands in a query twice"):
+        store.begin(other)

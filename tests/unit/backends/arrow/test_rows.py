@@ -37,6 +37,21 @@ def batch(rows: list[tuple[Any, ...]], *types: pa.DataType) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(types))])
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.list_(pa.string()), pa.map_(pa.string(), pa.int64())])
+def test_chunks_that_are_too_large_for_small_offsets_are_one_of_a_large_type(
+    kind: pa.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a shard that wait in a file come in chunks, and may have more than 2 GiB of text, which Arrow refuses."""
+    value: Any = {pa.string(): "abc", pa.binary(): b"abc"}.get(kind, [("abc", 1)] if pa.types.is_map(kind) else ["abc"])
+    column = pa.chunked_array([pa.array([value, None], kind), pa.array([value], kind)])
+    for most, expected in ((column.nbytes, kind), (column.nbytes - 1, arrow_rows.storage_type(kind))):
+        monkeypatch.setattr(arrow_rows, "SMALL_OFFSETS_MAX", most)
+        one = arrow_rows.one_chunk(column)
+        assert one.type == expected
+        assert one.to_pylist() == [value, None, value]
+    assert arrow_rows.one_chunk(column.slice(0, 2)).type == kind, "a single chunk is never copied"
+
+
 @given(st.lists(st.tuples(nested, floats, nested), min_size=1, max_size=20), st.data())
 def test_equality_of_nested_keys_is_that_of_python(rows: list[Any], data: st.DataObject) -> None:
     """Null equals null, NaN NaN and -0.0 0.0 at any depth; nothing else does; slices too."""

@@ -108,6 +108,18 @@ def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: 
         assert it.errors == []
 
 
+def test_what_is_no_page_replaces_none(browser: Browser, sample: Path) -> None:
+    """The server was started anew and has another token, or failed: what was shown stays, and is said to be old."""
+    with served(sample) as address, shown(browser, f"{address}?follow=1", DESKTOP) as it:
+        links = it.page.locator("main a").count()
+        it.page.route(
+            lambda url: "follow=1" in url,
+            lambda route: route.fulfill(status=404, content_type="text/plain", body="404"),
+        )
+        it.page.wait_for_selector("#said:has-text('what is shown is old')", timeout=20_000)
+        assert it.page.locator("main a").count() == links > 0
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
 def test_it_waits_for_a_query_by_itself(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     """Whoever opens it too early reads what is awaited, and sees the operator come without a click."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType
+from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType, TimestampType
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
-from holdfast.spark_integration.processor.state import list_state, slab_entries
+from holdfast.spark_integration.keyed.python_values import RowValues
+from holdfast.spark_integration.processor.state import list_state, slab_entries, value_state
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -32,6 +35,16 @@ def declare_all(handle: Any) -> tuple[Any, Any, Any]:
 @pytest.fixture
 def shard(tmp_path: Path) -> ProcessorShard:
     return ProcessorShard(tmp_path / "shard", Scripted(declare_all))
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the time zone of the process."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def everything(states: Any, *_: Any) -> Any:
@@ -202,6 +215,26 @@ def test_user_keys_are_equal_as_the_store_has_them(tmp_path: Path) -> None:
     assert len(shard.stored("m.m")) == 3
 
 
+def test_times_of_an_hour_that_a_clock_repeats_are_different_user_keys(tmp_path: Path, new_york: None) -> None:
+    """In the worker's zone both are half past one; Spark's map has an entry for each."""
+    times = [(dt.datetime(2024, 11, 3, hour, 30, tzinfo=dt.UTC),) for hour in (5, 6)]
+    shard = ProcessorShard(
+        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=TimestampType()), N))
+    )
+
+    def write(at: Any, *_: Any) -> Any:
+        for n, time_of_day in enumerate(times):
+            at.updateValue(time_of_day, (n,))
+        return read(at)
+
+    def read(at: Any, *_: Any) -> Any:
+        return [at.getValue(time_of_day).n for time_of_day in times], len(list(at.keys()))
+
+    assert shard.each(["a"], write) == {"a": "([0, 1], 2)"}
+    assert shard.each(["a"], read) == {"a": "([0, 1], 2)"}
+    assert [row["entry.at"] for row in shard.stored("m.at")] == [at for (at,) in times]
+
+
 def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
     """Appending and removing while one iterates changes nothing in it."""
 
@@ -369,3 +402,57 @@ def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, t
     left = [(1,), [(1,)], {(1,): (1, "x")}]
     left[at] = [None, [], {}][at]
     assert shard.each(["a"], everything) == {"a": repr(tuple(left))}
+
+
+def test_what_is_deleted_leaves_a_variable_of_a_similar_name(tmp_path: Path) -> None:
+    """The index of one with a time to live is called as the variable, and `.expiring`: so may be another one."""
+
+    def keeps(handle: Any) -> Any:
+        return handle.getValueState("x.expiring", N)
+
+    def deletes(handle: Any) -> Any:
+        handle.deleteIfExists("x")
+        return keeps(handle)
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps))
+    shard.each(["a"], lambda value, *_: value.update((1,)))
+    shard.restart(Scripted(deletes))
+    assert shard.each(["a"], lambda value, *_: value.get()) == {"a": "(1,)"}
+
+
+def test_the_index_of_a_time_to_live_is_no_variable_to_delete(tmp_path: Path) -> None:
+    def keeps(handle: Any) -> Any:
+        return handle.getValueState("x", N, 1000)
+
+    def deletes(handle: Any) -> Any:
+        handle.deleteIfExists("x.expiring")
+        return keeps(handle)
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps), "ProcessingTime")
+    shard.each(["a"], lambda value, *_: value.update((1,)), 1)
+    shard.restart(Scripted(deletes))
+    assert shard.each(["a"], lambda value, *_: value.get(), 2) == {"a": "(1,)"}
+    shard.each([], lambda *_: None, 5000)
+    assert shard.stored("v.x") == []
+
+
+def test_a_read_that_failed_gives_no_other_keys_value(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor may catch the error and ask again: values that were fetched for earlier keys are not this one's."""
+    monkeypatch.setattr(value_state, "SLAB_KEYS", 1)
+    shard.each(["a", "b"], lambda states, key, _: states[0].update((ord(key[0]),)))
+    convert = RowValues.to_tuples
+    failing = iter([False, True, False])
+
+    def may_fail(self: RowValues, rows: Any) -> Any:
+        if next(failing):
+            raise InvalidArgumentError("text that is not UTF-8")
+        return convert(self, rows)
+
+    def asks_again(states: Any, *_: Any) -> Any:
+        try:
+            return states[0].get()
+        except InvalidArgumentError:
+            return "failed", states[0].get()
+
+    monkeypatch.setattr(RowValues, "to_tuples", may_fail)
+    assert shard.each(["a", "b"], asks_again) == {"a": repr((97,)), "b": repr(("failed", (98,)))}

@@ -144,6 +144,14 @@ def test_what_is_sent_at_once_has_more_rows_than_sparks_worker_gathers() -> None
     assert unpacked(frames) == list(range(10))
 
 
+def test_without_a_limit_of_rows_nothing_is_padded() -> None:
+    """Where `spark.sql.execution.arrow.maxRecordsPerBatch` is 0, a blob would be padded with two billion nulls."""
+    output = PackedOutput(T.StructType([T.StructField("n", T.LongType())]), 2**31 - 1)
+    frames = list(output.send_at_once([rows(0, 5), rows(5, 5)]))
+    assert [len(frame) for frame in frames] == [1]
+    assert unpacked(frames) == list(range(10))
+
+
 def test_output_is_held_back_until_the_commit_as_long_as_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the call can begin again; and more of it than that is never kept."""
     events: list[str] = []

@@ -79,6 +79,37 @@ def test_every_row_reaches_its_shard_once(
         assert len(packed) == sum(batch.num_rows > 0 for batch in batches)
 
 
+def test_how_much_waits_does_not_grow_with_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 200 shards 6 GB would wait in a worker; of one key, they would be one blob, which Arrow cannot hold."""
+    batches = [batch_of([(5, i, "x" * 1000, None)]) for i in range(9)]
+    monkeypatch.setattr(packed_module, "WAITING_BYTES", 3 * batches[0].nbytes)
+    packed = list(pack_rows(batches, routes_of(200), None))
+    rows = [read_blob(blob.as_py()).num_rows for batch in packed for blob in batch.column(BLOB)]
+    assert rows == [3, 3, 3]
+
+
+@pytest.mark.parametrize("rows_each", [None, 1, 7, 1 << 19])
+def test_large_blobs_fill_batches_of_so_many_rows(rows_each: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark fails where a batch that it hands to a worker has more than 1 GiB, and counts its rows only."""
+    batches = [batch_of([(5, i, "x" * size, i)]) for i, size in enumerate([1, 30_000, 60_000, 1, 90_000])]
+    monkeypatch.setattr(packed_module, "WAITING_BYTES", 1)
+    monkeypatch.setattr(packed_module, "BATCH_BYTES", 50_000)
+    packed = pa.Table.from_batches(pack_rows(batches, [7], "at", rows_each=rows_each))
+    blobs = packed[BLOB].to_pylist()
+    assert set(packed[ROUTE].to_pylist()) == {7}
+    assert packed[EVENT_TIME].to_pylist() == [
+        None if blob is None else read_blob(blob)["row"][0].as_py() for blob in blobs
+    ]
+    received = pa.concat_tables(NO_EVENT.receive([packed.select([BLOB]).to_pandas()]))
+    assert received["row"].to_pylist() == list(range(5))
+    if rows_each is None or rows_each == 1 << 19:
+        assert len(blobs) == 5
+        return
+    largest = max(len(blob) for blob in blobs if blob is not None)
+    for start in range(0, len(blobs), rows_each):
+        assert sum(len(blob) for blob in blobs[start : start + rows_each] if blob is not None) < 50_000 + largest
+
+
 def test_rows_of_a_key_keep_their_order() -> None:
     """`Groups.last` without an order is the last that arrived."""
     batches = [batch_of([(5, i, None, None) for i in range(start, start + 3)]) for start in (0, 3)]

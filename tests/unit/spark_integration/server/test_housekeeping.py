@@ -1,0 +1,50 @@
+"""Work after commits goes on whatever the clock of the executor does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.housekeeping import LEFTOVER_EVERY_MS, Housekeeping
+from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.shard_use import ShardUse
+from holdfast.testing.state_rows import COUNTS, TABLES, keys_of, values_of
+
+DAY_MS = 86_400_000
+
+
+def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when it has caught up."""
+    now_ms = [1_700_000_000_000]
+    swept: list[int] = []
+
+    def remove_leftovers(backend: MemoryBackend, before_ns: int) -> int:
+        swept.append(now_ms[0])
+        return 0
+
+    monkeypatch.setattr(MemoryBackend, "remove_leftovers", remove_leftovers)
+    root = local_dirs.private_directory(tmp_path / "executor")
+    shards = OpenShards(root)
+    with ThreadPoolExecutor(1) as threads:
+        keeping = Housekeeping(shards, DurableLogs(threads), ShardUse(), lambda _: None, lambda: now_ms[0])
+        address = ShardAddress.of(root / "query" / "op" / "shard", "memory", {}, TABLES)
+        with shards.use(address) as backend, VersionedStore(backend).begin(None) as first:
+            first.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
+            pointer = first.commit()
+        assert pointer is not None
+        message = Committed(address, None, pointer, "", None, {}, SnapshotPolicy(), 0)
+        for at_ms in (0, LEFTOVER_EVERY_MS - 1, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS):
+            now_ms[0] = 1_700_000_000_000 + at_ms
+            keeping.announce(message)
+            keeping.queue.end()
+            keeping.run()
+        shards.close(1.0)
+    assert [at - 1_700_000_000_000 for at in swept] == [0, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS]
