@@ -24,15 +24,18 @@ from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, PointerRow
+from holdfast.spark_integration.shard.pointer_row import (
+    GROUP_STATE,
+    POINTER_COLUMN,
+    POINTER_VARIABLE,
+    STATE_VARIABLES,
+    PointerRow,
+)
 from holdfast.spark_integration.shard.timeout import TimeMode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Spark's names of the hosts.
-GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
 #: Where the hosts keep pointers, by the name of Spark's operator: a column, and the state variable that it is of.
 _POINTERS_IN = {
     GROUP_STATE: ("value.groupState.*", None),

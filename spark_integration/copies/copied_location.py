@@ -24,14 +24,13 @@ from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.shard.task_storage import io_executor
-from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
+from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
 
 _FILE_BYTES_MAX = 4 << 30
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
 _METADATA = re.compile(r"state/[0-9]+/_metadata/v[0-9]+/([0-9]{1,18})")
-_LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 
 
 def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLocation, batch: LoggedBatch) -> None:
@@ -66,7 +65,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
 
 def _is_of(key: str, batch_id: int) -> bool:
     """Tell whether a file of Spark's state belongs to a version that a micro-batch wrote, or an earlier one."""
-    if _LEFTOVER.search(key):
+    if LEFTOVER.search(key):
         return False
     described = _METADATA.fullmatch(key)
     if described:

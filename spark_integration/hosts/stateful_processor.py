@@ -34,12 +34,10 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from holdfast.spark_integration.hosts.host import SentRows
 from holdfast.spark_integration.shard.call import ShardStep, call_shard
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, PointerRow
+from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode
 from holdfast.spark_integration.transport.transport import ROUTE
 
-#: The value state that holds pointers.
-POINTER_VARIABLE = "holdfast_pointer"
 #: The pointer's column for a worker, which has no JVM to parse text.
 POINTER_SCHEMA = StructType([StructField(POINTER_COLUMN, BinaryType())])
 _BATCH_MS = "__holdfast_batch_ms"

@@ -44,10 +44,9 @@ from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSave
 from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.stored_pointers import (
-    STATE_VARIABLES,
     StatefulStep,
     configured,
     modes_of,

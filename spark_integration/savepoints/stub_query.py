@@ -33,8 +33,8 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.hosts.group_state import StateOfGroup
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA, POINTER_VARIABLE, ValueOfGroup
-from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, PointerRow
+from holdfast.spark_integration.hosts.stateful_processor import POINTER_SCHEMA, ValueOfGroup
+from holdfast.spark_integration.shard.pointer_row import POINTER_STATE, POINTER_VARIABLE, PointerRow
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_versions import is_classic
 from holdfast.spark_integration.transport.routes import route_of_hash

@@ -25,6 +25,10 @@ ROW_FORMAT = 1
 #: The one column. Of each column Spark generates code in every task, and binds it several times in every micro-batch.
 POINTER_COLUMN = "holdfast_pointer"
 POINTER_STATE = f"{POINTER_COLUMN} binary"
+#: Spark's names of its operators that keep pointers.
+GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
+#: The value state in which the second one keeps them.
+POINTER_VARIABLE = "holdfast_pointer"
 _FIELDS = frozenset(
     {"format", "query", "directory", "shard", "shards", "version", "commit", "earliest_timer_ms", "batch_ms"}
 )

@@ -24,8 +24,6 @@ from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
 
-#: Spark's names of the hosts.
-GROUP_STATE, STATE_VARIABLES = "applyInPandasWithState", "transformWithStateInPandasExec"
 #: The only store of a host's.
 _STORE = "default"
 _POINTERS_OF_GROUPS = ("groupState",)

@@ -26,12 +26,10 @@ from holdfast.errors import CorruptionError
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.spark_integration.shard.pointer_row import PointerRow
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_VARIABLE, STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state import delta_files, rocksdb_files
 from holdfast.spark_integration.spark_state.compressed import CODECS
 from holdfast.spark_integration.spark_state.operators import (
-    GROUP_STATE,
-    STATE_VARIABLES,
     NotKnownError,
     StateOperator,
     StateOperators,
@@ -40,8 +38,6 @@ from holdfast.spark_integration.spark_state.query_location import LoggedBatch
 from holdfast.spark_integration.spark_state.row_streams import Named, Rows, checked_unique_id
 from holdfast.spark_integration.spark_state.unsafe_rows import UnsafeRow
 
-#: The value state of `holdfast.spark_integration.hosts.stateful_processor` that holds pointers.
-POINTER_VARIABLE = "holdfast_pointer"
 _PREFIX = "spark.sql.streaming.stateStore."
 _FILES, _ROCKSDB = "HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"
 _PACKAGE = "org.apache.spark.sql.execution.streaming.state."

@@ -32,8 +32,8 @@ from holdfast.spark_integration.spark_state import file_source_log
 _LOG_BYTES_MAX = 256 << 20
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _VERSION = re.compile(r"v[0-9]{1,3}")
-# Checksums, and files that were being written.
-_LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
+#: Names of checksums, and of files that were being written.
+LEFTOVER = re.compile(r"(^|/)\.[^/]*$|\.(crc|tmp)$")
 _NAMED = re.compile(r"([A-Za-z0-9_]+):(.*)", re.DOTALL)
 #: The version of an offset log whose sources have names.
 NAMED_SOURCES = "v2"
@@ -176,7 +176,7 @@ class QueryLocation:
         """
         folder = f"sources/{source}/"
         names = [info.key.removeprefix(folder) for info in self._storage.list(folder)]
-        names = [name for name in names if not _LEFTOVER.search(name)]
+        names = [name for name in names if not LEFTOVER.search(name)]
         end = self._log_offset(offset)
         if end is None:
             return names

@@ -33,7 +33,6 @@ from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
-from holdfast.spark_integration.hosts.stateful_processor import POINTER_VARIABLE
 from holdfast.spark_integration.plan.arguments import operator_name
 from holdfast.spark_integration.processor.state.list_state import first_number
 from holdfast.spark_integration.processor.state.timers import timer_tables
@@ -45,13 +44,11 @@ from holdfast.spark_integration.savepoints.seeding import partitions_of
 from holdfast.spark_integration.savepoints.writing.tables import TableRows
 from holdfast.spark_integration.savepoints.writing.write import TableSetWriter, without_rows
 from holdfast.spark_integration.shard.operator import STATE_TABLE
-from holdfast.spark_integration.shard.pointer_row import POINTER_COLUMN
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE, POINTER_COLUMN, POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.shard.timeout import TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.stored_pointers import (
-    GROUP_STATE,
-    STATE_VARIABLES,
     modes_of,
     no_query,
     properties_of,

@@ -44,9 +44,9 @@ from holdfast.spark_integration.savepoints.writing.copying import copy_pieces
 from holdfast.spark_integration.savepoints.writing.tables import TableRows, edited_tables, tables_of_frames
 from holdfast.spark_integration.savepoints.writing.task import write_table
 from holdfast.spark_integration.shard.operator import STATE_TABLE
+from holdfast.spark_integration.shard.pointer_row import GROUP_STATE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES
-from holdfast.spark_integration.stored_pointers import GROUP_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

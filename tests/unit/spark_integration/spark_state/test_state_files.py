@@ -22,10 +22,10 @@ from rocksdict import Options, Rdict
 
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.storage.local import LocalStorage
+from holdfast.spark_integration.shard.pointer_row import POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.spark_state import compressed, delta_files, rocksdb_files
 from holdfast.spark_integration.spark_state.compressed import decompressed
 from holdfast.spark_integration.spark_state.operators import (
-    STATE_VARIABLES,
     NotKnownError,
     StateOperator,
     StateOperators,
@@ -33,7 +33,6 @@ from holdfast.spark_integration.spark_state.operators import (
 from holdfast.spark_integration.spark_state.pointers import (
     FILE_BYTES_MAX,
     PART_BYTES_MAX,
-    POINTER_VARIABLE,
     StateStores,
     read_pointers,
 )
