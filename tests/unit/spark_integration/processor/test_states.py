@@ -352,21 +352,6 @@ def test_what_is_not_touched_is_neither_read_nor_written(
     assert sorted(asked) == ["delete m.map", "get v.value"]
 
 
-def test_variables_may_have_any_names_and_columns_those_of_keys(tmp_path: Path) -> None:
-    """Spark takes blanks, dots and slashes; a grouping column may be called as a column of ours."""
-
-    def declare(handle: Any) -> Any:
-        return [
-            handle.getListState("a /b.ü", columns(key=LongType())),
-            handle.getMapState("x", columns(key=LongType()), N),
-        ]
-
-    shard = ProcessorShard(tmp_path / "shard", Scripted(declare))
-    shard.each(["k"], lambda states, *_: (states[0].appendValue((1,)), states[1].updateValue((2,), (3,)))[:0])
-    seen = shard.each(["k"], lambda states, *_: (list(states[0].get()), list(states[1].iterator())))
-    assert seen == {"k": repr(([(1,)], [((2,), (3,))]))}
-
-
 _USES: dict[str, list[Callable[[Any], Any]]] = {
     "value": [lambda s: s.exists(), lambda s: s.get(), lambda s: s.update((1,)), lambda s: s.clear()],
     "list": [lambda s: s.exists(), lambda s: list(s.get()), lambda s: s.appendValue((1,)), lambda s: s.put([(1,)])],
@@ -402,38 +387,6 @@ def test_what_was_declared_and_then_deleted_cannot_be_used(at: int, name: str, t
     left = [(1,), [(1,)], {(1,): (1, "x")}]
     left[at] = [None, [], {}][at]
     assert shard.each(["a"], everything) == {"a": repr(tuple(left))}
-
-
-def test_what_is_deleted_leaves_a_variable_of_a_similar_name(tmp_path: Path) -> None:
-    """The index of one with a time to live is called as the variable, and `.expiring`: so may be another one."""
-
-    def keeps(handle: Any) -> Any:
-        return handle.getValueState("x.expiring", N)
-
-    def deletes(handle: Any) -> Any:
-        handle.deleteIfExists("x")
-        return keeps(handle)
-
-    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps))
-    shard.each(["a"], lambda value, *_: value.update((1,)))
-    shard.restart(Scripted(deletes))
-    assert shard.each(["a"], lambda value, *_: value.get()) == {"a": "(1,)"}
-
-
-def test_the_index_of_a_time_to_live_is_no_variable_to_delete(tmp_path: Path) -> None:
-    def keeps(handle: Any) -> Any:
-        return handle.getValueState("x", N, 1000)
-
-    def deletes(handle: Any) -> Any:
-        handle.deleteIfExists("x.expiring")
-        return keeps(handle)
-
-    shard = ProcessorShard(tmp_path / "shard", Scripted(keeps), "ProcessingTime")
-    shard.each(["a"], lambda value, *_: value.update((1,)), 1)
-    shard.restart(Scripted(deletes))
-    assert shard.each(["a"], lambda value, *_: value.get(), 2) == {"a": "(1,)"}
-    shard.each([], lambda *_: None, 5000)
-    assert shard.stored("v.x") == []
 
 
 def test_a_read_that_failed_gives_no_other_keys_value(shard: ProcessorShard, monkeypatch: pytest.MonkeyPatch) -> None:
