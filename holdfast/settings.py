@@ -214,7 +214,7 @@ class Settings:
                 except ValueError as exc:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
         if RETAINED in configuration:
-            values["retained_versions"] = max(1, int(configuration[RETAINED]))
+            values["retained_versions"] = _retained(configuration[RETAINED])
         if APPLICATION in configuration:
             values["application"] = configuration[APPLICATION]
         chosen = options.get(values.get("backend", "memory"), {})
@@ -223,6 +223,13 @@ class Settings:
     def storage_values(self, configuration: Mapping[str, str]) -> dict[str, str]:
         """Return the values of `storage_names`, which only the configuration has."""
         return {name: configuration[STORAGE_PREFIX + name] for name in self.storage_names}
+
+
+def _retained(value: str) -> int:
+    try:
+        return max(1, int(value))
+    except ValueError as exc:  # Spark checks what a session sets, but not the option of a stream
+        raise InvalidArgumentError(f"{RETAINED} cannot be {value!r}: it must be a whole number") from exc
 
 
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
+from holdfast.settings import PREFIX, RETAINED, SINK_PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -79,6 +79,9 @@ class SourceOptions:
                 sink=sink.name,
             )
         settings = {CHECKPOINT_DIR: directory}
+        retained = values.pop(RETAINED.lower(), None)
+        if retained is not None:
+            settings[RETAINED] = retained
         for name, value in parsed_json(values.pop(STORAGE_IN_JSON, "{}")).items():
             settings[STORAGE_PREFIX + name] = value
         for name in [name for name in values if name.startswith(STORAGE)]:
@@ -108,24 +111,28 @@ class SourceOptions:
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     """Return what a session has set for a sink, as options of a stream: ``.options(**source_options(spark, sink))``.
 
-    Spark shows a data source no settings, on the driver: they are options there. Workers read credentials from the
-    session all the same, so set them there.
+    Spark shows a data source no settings, on the driver: they are options there, and with them how many decisions are
+    kept, ``spark.sql.streaming.minBatchesToRetain``. Workers read credentials from the session all the same, so set
+    them there.
 
     Parameters
     ----------
     spark : SparkSession
     sink : TwoPhaseSink
     """
-    values = session_configuration(spark, sink)
+    return options_of(session_configuration(spark, sink), sink)
+
+
+def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
+    """Return settings as options of a stream: see `source_options`."""
     own = sink_options(values, sink.name)
     known = {name.lower() for name in own} & {name.lower() for name in sink.credentials}
     in_json = {name: own.pop(name) for name in [*own] if name.lower() not in {name, *known}}
     storage = {
         key.removeprefix(STORAGE_PREFIX): value for key, value in values.items() if key.startswith(STORAGE_PREFIX)
     }
-    directory = {CHECKPOINT_DIR: values[CHECKPOINT_DIR]} if CHECKPOINT_DIR in values else {}
     return {
-        **directory,
+        **{key: values[key] for key in (CHECKPOINT_DIR, RETAINED) if key in values},
         **storage_options(storage),
         **{f"{SINK_PREFIX}{sink.name}.{name}": value for name, value in own.items()},
         **({SINK_IN_JSON: json.dumps(in_json)} if in_json else {}),
