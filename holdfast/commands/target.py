@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import STORAGE_PREFIX
+from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -88,6 +88,20 @@ def on_checkpoint(command: _Command) -> _Command:
     for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
         command = option(command)
     return command
+
+
+def checkpoint_dir_option(
+    text: str = f"The query's {PREFIX}checkpoint.dir.", *, required: bool = True
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command ``--checkpoint-dir``, which a variable may set for all commands."""
+    return click.option(
+        "--checkpoint-dir",
+        required=required,
+        metavar="URL",
+        envvar="HOLDFAST_CHECKPOINT_DIR",
+        show_envvar=True,
+        help=text,
+    )
 
 
 def retain_option(text: str) -> Callable[[_Command], _Command]:

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from holdfast.cli import group
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -64,6 +67,27 @@ def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     assert done.stderr.startswith("holdfast: the checkpoint directory is empty")
     assert "Traceback" not in done.stderr
     assert command
+
+
+def test_the_checkpoint_directory_is_said_in_one_way() -> None:
+    """Whoever has set the variable need not name the directory in any command, by whatever name it is called."""
+    found = {}
+    for path, command in _all_commands(group):
+        for option in command.params:
+            if "--checkpoint-dir" in option.opts:
+                found[path] = option.envvar
+    assert set(found.values()) == {"HOLDFAST_CHECKPOINT_DIR"}, found
+    assert {"get", "ui", "export", "clone", "rescale", "savepoint create", "savepoint restore"} <= found.keys()
+
+
+def _all_commands(parent: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(parent)
+    for name in parent.list_commands(context):
+        command = parent.get_command(context, name)
+        assert command is not None
+        yield before + name, command
+        if isinstance(command, click.Group):
+            yield from _all_commands(command, f"{before}{name} ")
 
 
 def test_an_option_that_is_none_is_refused_without_being_shown(root: Path, shard: ShardHistory) -> None:
