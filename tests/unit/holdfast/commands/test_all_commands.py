@@ -13,6 +13,8 @@ import click
 import pytest
 
 from holdfast.cli import group
+from holdfast.commands.inspect import inspect
+from holdfast.commands.target import named_options
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -95,6 +97,35 @@ def test_an_option_that_is_none_is_refused_without_being_shown(root: Path, shard
     assert isinstance(result.exception, InvalidArgumentError)
     assert "hush" not in str(result.exception)
     assert shard
+
+
+def test_a_word_of_the_variable_that_is_none_is_refused_without_being_shown(root: Path, shard: ShardHistory) -> None:
+    """It says where the word is, which is not on the command line."""
+    result = run("log", root, "--option", "anon=true", HOLDFAST_STORAGE_OPTIONS="key=a hush-hush")
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert "given_by=$HOLDFAST_STORAGE_OPTIONS number=2" in str(result.exception).replace(",", "")
+    assert "hush" not in str(result.exception)
+    assert shard
+
+
+def test_options_add_to_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint on the command line hides no credentials; what both name is the command line's."""
+
+    def options(*given: str) -> dict[str, str]:
+        context = inspect.make_context("inspect", ["/data/app", *given])
+        return named_options(context.params["options"])
+
+    monkeypatch.delenv("HOLDFAST_STORAGE_OPTIONS", raising=False)
+    assert options() == {}
+    assert options("--option", "anon=true") == {"anon": "true"}
+    monkeypatch.setenv("HOLDFAST_STORAGE_OPTIONS", "key=a  spark.holdfast.storage.secret=b=c endpoint_url=here")
+    assert options() == {"key": "a", "secret": "b=c", "endpoint_url": "here"}
+    assert options("--option", "spark.holdfast.storage.endpoint_url=there", "--option", "anon=true") == {
+        "key": "a",
+        "secret": "b=c",
+        "endpoint_url": "there",
+        "anon": "true",
+    }
 
 
 @pytest.mark.slow
