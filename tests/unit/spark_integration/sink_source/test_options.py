@@ -35,3 +35,22 @@ def test_how_many_is_a_number(tmp_path: Path) -> None:
     """Spark checks settings only: an option may hold anything."""
     with pytest.raises(InvalidArgumentError, match=f"{RETAINED} cannot be 'all': it must be a whole number"):
         parsed(tmp_path, **{RETAINED: "all"}).open_decisions()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["spark.holdfast.sink.uot.key", "spark.holdfast.storage.key", "spark.holdfast.backend", "spark.holdfast.sink.o"],
+)
+def test_an_option_of_another_sink_is_refused(tmp_path: Path, name: str) -> None:
+    """A stream has one sink, so it can be known; the client of the target would have to make sense of it."""
+    sink = sinks.parquet("Out", tmp_path / "target")
+    given = {
+        "checkpointlocation": str(tmp_path / "query"),
+        "spark.holdfast.checkpoint.dir": str(tmp_path / "durable"),
+        "spark.holdfast.sink.out.key": "a",
+        "secret": "b",
+    }
+    assert SourceOptions.parse(given, sink, ["name", "path"]).sink == {"key": "a", "secret": "b"}
+    with pytest.raises(InvalidArgumentError, match=r"those are spark\.holdfast\.sink\.Out\.<option>") as refused:
+        SourceOptions.parse(given | {name: "not-to-be-seen"}, sink, ["name", "path"])
+    assert "not-to-be-seen" not in str(refused.value)
