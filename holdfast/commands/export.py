@@ -64,7 +64,11 @@ def export(
         if not is_of_query(context, dict(spark.conf.getAll)):
             frame = _saved(spark, location, operator, table, names, batch_id)
         elif operator is None:
-            raise InvalidArgumentError("name the query's operator by --operator")
+            raise InvalidArgumentError(
+                "no savepoint, but the location of a query, as its checkpoint directory is given: name the operator by "
+                "--operator",
+                location=location,
+            )
         else:
             frame = holdfast.state(spark, location, operator, table=table, columns=names, batchId=batch_id)
         write(frame, target, kind)
