@@ -4,7 +4,7 @@ Everything under ``spark.holdfast.`` belongs to holdfast. Unknown keys are refus
 nothing. The values travel to the workers with the operator; those under
 ``spark.holdfast.storage.`` do not, because they may be credentials: a worker reads them from its task's
 properties, and only their names are kept here. Those under ``spark.holdfast.sink.<name>.`` are that sink's, which
-checks them itself.
+checks them itself; here nobody knows which sinks there are.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ class Settings:
         for full_key, value in configuration.items():
             if full_key.startswith(STORAGE_PREFIX):
                 storage_names.append(full_key.removeprefix(STORAGE_PREFIX))
-            elif full_key.startswith(PREFIX) and not full_key.startswith(SINK_PREFIX):
+            elif full_key.startswith(SINK_PREFIX):
+                _check_sink_key(full_key)
+            elif full_key.startswith(PREFIX):
                 key = full_key.removeprefix(PREFIX)
                 head, _, option = key.partition(".")
                 if key not in known:
@@ -214,7 +216,7 @@ class Settings:
                 except ValueError as exc:
                     raise InvalidArgumentError(f"{full_key} cannot be {value!r}: {exc}") from exc
         if RETAINED in configuration:
-            values["retained_versions"] = max(1, int(configuration[RETAINED]))
+            values["retained_versions"] = _retained(configuration[RETAINED])
         if APPLICATION in configuration:
             values["application"] = configuration[APPLICATION]
         chosen = options.get(values.get("backend", "memory"), {})
@@ -223,6 +225,22 @@ class Settings:
     def storage_values(self, configuration: Mapping[str, str]) -> dict[str, str]:
         """Return the values of `storage_names`, which only the configuration has."""
         return {name: configuration[STORAGE_PREFIX + name] for name in self.storage_names}
+
+
+def _check_sink_key(full_key: str) -> None:
+    """Refuse what is no sink's option; whether there is a sink of the name only its query knows."""
+    name, _, option = full_key.removeprefix(SINK_PREFIX).partition(".")
+    if not name or not option:
+        raise InvalidArgumentError(
+            f"unknown setting {full_key!r}: a sink's options are {SINK_PREFIX}<name>.<option>, with the sink's name"
+        )
+
+
+def _retained(value: str) -> int:
+    try:
+        return max(1, int(value))
+    except ValueError as exc:  # Spark checks what a session sets, but not the option of a stream
+        raise InvalidArgumentError(f"{RETAINED} cannot be {value!r}: it must be a whole number") from exc
 
 
 def _unknown(full_key: str, known: Mapping[str, object], backends: Collection[str]) -> InvalidArgumentError:

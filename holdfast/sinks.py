@@ -105,7 +105,7 @@ def kafka(name: str, topic: str | None = None, *, servers: str | None = None, ti
     servers : str, optional
         Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
     timeout_s : float
-        How long brokers that do not answer are waited for.
+        How long brokers that do not answer are waited for: 0.001 to 3600.
 
     Raises
     ------

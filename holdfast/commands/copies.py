@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from holdfast import savepoints
-from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spark
+from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.savepoint import PARTITIONS, QUERY_CHECKPOINT, RENAME, say_new_query
-from holdfast.commands.target import on_storage
+from holdfast.commands.target import checkpoint_dir_option, on_storage
 from holdfast.settings import PREFIX
 
 _ORIGINAL = click.argument("original", metavar="QUERY_CHECKPOINT")
@@ -16,7 +16,7 @@ _ORIGINAL = click.argument("original", metavar="QUERY_CHECKPOINT")
 @click.command()
 @on_storage
 @_ORIGINAL
-@CHECKPOINT_DIR
+@checkpoint_dir_option()
 @CONF
 @click.option(
     "--to-checkpoint-dir", metavar="URL", help=f"The new query's {PREFIX}checkpoint.dir. Default: --checkpoint-dir."
@@ -59,7 +59,7 @@ def rescale(
 @click.command()
 @on_storage
 @_ORIGINAL
-@CHECKPOINT_DIR
+@checkpoint_dir_option()
 @CONF
 @click.option(
     "--to-checkpoint-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}checkpoint.dir: another one."

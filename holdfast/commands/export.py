@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
-from holdfast.commands.target import on_storage
-from holdfast.errors import InvalidArgumentError, UnavailableError
-from holdfast.settings import PREFIX
+from holdfast.commands.target import checkpoint_dir_option, on_storage
+from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.state_source.reading import said_by_holdfast
 
@@ -34,10 +35,12 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.option("--operator", metavar="NAME", help="Needed for a query, and where a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
-@click.option("--checkpoint-dir", metavar="URL", help=f"Of a query: its {PREFIX}checkpoint.dir.")
+@checkpoint_dir_option(f"Of a query: its {PREFIX}checkpoint.dir.", required=False)
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Of a query: the micro-batch.")
 @CONF
+@click.pass_context
 def export(
+    context: click.Context,
     location: str,
     target: str,
     kind: str,
@@ -52,15 +55,20 @@ def export(
 ) -> None:
     """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
 
-    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir it is a query's
-    checkpointLocation; the query may be running. Starts a Spark, on this machine unless --conf says otherwise.
+    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir, or where the variable is set
+    and no savepoint is there, it is a query's checkpointLocation; the query may be running. Starts a Spark, on this
+    machine unless --conf says otherwise.
     """
     names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     with started_spark(checkpoint_dir, options, conf) as spark, errors_of_spark():
-        if checkpoint_dir is None:
+        if not is_of_query(context, dict(spark.conf.getAll)):
             frame = _saved(spark, location, operator, table, names, batch_id)
         elif operator is None:
-            raise InvalidArgumentError("name the query's operator by --operator")
+            raise InvalidArgumentError(
+                "no savepoint, but the location of a query, as its checkpoint directory is given: name the operator by "
+                "--operator",
+                location=location,
+            )
         else:
             frame = holdfast.state(spark, location, operator, table=table, columns=names, batchId=batch_id)
         write(frame, target, kind)
@@ -77,8 +85,28 @@ def _saved(
 ) -> DataFrame:
     if batch_id is not None:
         raise InvalidArgumentError("--batch is of a query, whose --checkpoint-dir is needed: a savepoint is one batch")
+    return savepoints.load(spark, *_place(location), operator, table, columns=columns)
+
+
+def is_of_query(context: click.Context, settings: Mapping[str, str]) -> bool:
+    """Tell whether LOCATION is that of a query, not a savepoint: the variable may be set for other commands."""
+    if context.params["checkpoint_dir"] is None:
+        return False
+    if context.get_parameter_source("checkpoint_dir") is not ParameterSource.ENVIRONMENT:
+        return True
+    storage = {name.removeprefix(STORAGE_PREFIX): v for name, v in settings.items() if name.startswith(STORAGE_PREFIX)}
+    try:
+        savepoints.read(*_place(context.params["location"]), storage)
+    except CorruptionError:  # a damaged savepoint
+        return False
+    except (InvalidArgumentError, NotFoundError):  # a location that only Spark can read, for one
+        return True
+    return False
+
+
+def _place(location: str) -> tuple[str, str]:
     directory, _, name = location.rstrip("/").rpartition("/")
-    return savepoints.load(spark, directory, name, operator, table, columns=columns)
+    return directory, name
 
 
 def write(frame: DataFrame, target: str, kind: str) -> None:

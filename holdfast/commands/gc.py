@@ -73,8 +73,8 @@ def gc(
     """Delete what no version that a query may return to needs.
 
     URL is the checkpoint directory, as in spark.holdfast.checkpoint.dir. Running queries clean up by themselves; this
-    cleans up after queries that are gone for good, executors that died, and uploads that nobody finished. It is safe
-    beside a running query.
+    cleans up after queries that have ended, executors that died, and uploads that nobody finished. It is safe beside a
+    running query, and keeps what a stopped one needs to start again.
     """
     grace_ms = grace_hours * _HOUR_MS
     if not math.isfinite(grace_ms):

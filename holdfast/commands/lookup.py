@@ -16,9 +16,8 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, table
+from holdfast.commands.target import a_console, checkpoint_dir_option, moment, named_options, on_storage, plain, table
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import PREFIX
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
 from holdfast.spark_integration.lookup.stored_operator import KeyVersion
@@ -35,21 +34,11 @@ _NUMBER = re.compile("[0-9]{1,18}")
 _TABLE = click.option("--table", metavar="NAME", help="Only this state table, variable, or timers.")
 
 
-def _checkpoint_dir(*, required: bool) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--checkpoint-dir",
-        required=required,
-        metavar="URL",
-        envvar="HOLDFAST_CHECKPOINT_DIR",
-        help=f"The query's {PREFIX}checkpoint.dir.",
-    )
-
-
 def _on_query(command: _Command) -> _Command:
     for option in (
         on_storage,
         _TABLE,
-        _checkpoint_dir(required=True),
+        checkpoint_dir_option(),
     ):
         command = option(command)
     return command
@@ -131,7 +120,7 @@ def history(
 @click.command()
 @on_storage
 @_TABLE
-@_checkpoint_dir(required=False)
+@checkpoint_dir_option(required=False)
 @click.argument("compared", nargs=-1, required=True, metavar="{LOCATION OPERATOR BEFORE AFTER | A B}")
 @click.option("--rows", type=click.IntRange(min=0), default=20, show_default=True, metavar="N", help="Of each table.")
 def diff(

@@ -18,9 +18,6 @@ from holdfast.settings import PREFIX, STORAGE_PREFIX
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CHECKPOINT_DIR = click.option(
-    "--checkpoint-dir", required=True, metavar="URL", help=f"The query's {PREFIX}checkpoint.dir."
-)
 CONF = click.option(
     "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
 )

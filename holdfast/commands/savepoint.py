@@ -12,8 +12,17 @@ from rich.console import Console
 
 from holdfast import savepoints
 from holdfast.commands.from_spark import from_spark
-from holdfast.commands.own_spark import CHECKPOINT_DIR, CONF, pairs, started_spark
-from holdfast.commands.target import a_console, moment, named_options, on_storage, plain, size, table
+from holdfast.commands.own_spark import CONF, pairs, started_spark
+from holdfast.commands.target import (
+    a_console,
+    checkpoint_dir_option,
+    moment,
+    named_options,
+    on_storage,
+    plain,
+    size,
+    table,
+)
 from holdfast.errors import InvalidArgumentError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
@@ -45,7 +54,7 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 @savepoint.command()
 @on_storage
 @click.argument("query_checkpoint")
-@CHECKPOINT_DIR
+@checkpoint_dir_option()
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="Of the savepoint.")
@@ -80,7 +89,7 @@ def create(
 @on_storage
 @_TARGET
 @_NAME
-@CHECKPOINT_DIR
+@checkpoint_dir_option()
 @CONF
 @QUERY_CHECKPOINT
 @click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the savepoint has.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import STORAGE_PREFIX
+from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -27,6 +28,7 @@ from holdfast.snapshotter.upkeep.catalogue import CheckpointListing, ShardListin
 _THREADS = 16
 # Of what goes into a file or a pipe, where rich would take 80 and cut names.
 _WIDTH_ELSEWHERE = 240
+_VARIABLE = "HOLDFAST_STORAGE_OPTIONS"
 _Command = Callable[..., None]
 _URL = click.argument("url")
 
@@ -64,14 +66,21 @@ class Target:
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
+def _with_those_of_the_variable(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> Any:
+    """Add those of the variable: an endpoint on the command line must not hide the secrets that are there."""
+    found = named_options(tuple(os.environ.get(_VARIABLE, "").split()), f"${_VARIABLE}") | named_options(given)
+    return tuple(f"{name}={value}" for name, value in found.items())
+
+
 storage_option = click.option(
     "--option",
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    envvar="HOLDFAST_STORAGE_OPTIONS",
+    callback=_with_those_of_the_variable,
     help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
-    "$HOLDFAST_STORAGE_OPTIONS, separated by spaces, or where the store's own tools look.",
+    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option counts before the same one "
+    "of the variable.",
 )
 """Gives a command the options of the storage."""
 
@@ -88,6 +97,20 @@ def on_checkpoint(command: _Command) -> _Command:
     for option in (on_storage, click.option("--operator", metavar="NAME", help="Only this operator."), _URL):
         command = option(command)
     return command
+
+
+def checkpoint_dir_option(
+    text: str = f"The query's {PREFIX}checkpoint.dir.", *, required: bool = True
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command ``--checkpoint-dir``, which a variable may set for all commands."""
+    return click.option(
+        "--checkpoint-dir",
+        required=required,
+        metavar="URL",
+        envvar="HOLDFAST_CHECKPOINT_DIR",
+        show_envvar=True,
+        help=text,
+    )
 
 
 def retain_option(text: str) -> Callable[[_Command], _Command]:
@@ -126,8 +149,8 @@ def a_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
 
 
-def named_options(options: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of ``--option`` by name.
+def named_options(options: tuple[str, ...], given_by: str = "--option") -> dict[str, str]:
+    """Return the values of ``--option``, or of another place, by name.
 
     Raises
     ------
@@ -138,7 +161,7 @@ def named_options(options: tuple[str, ...]) -> dict[str, str]:
     for position, text in enumerate(options, 1):
         name, separator, value = text.partition("=")
         if not name or not separator:  # not shown: it may be a secret
-            raise InvalidArgumentError("a storage option must be NAME=VALUE", option=position)
+            raise InvalidArgumentError("a storage option must be NAME=VALUE", given_by=given_by, number=position)
         parsed[name.removeprefix(STORAGE_PREFIX)] = value
     return parsed
 

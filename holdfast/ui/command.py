@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import clock
-from holdfast.commands.target import a_console, named_options, storage_option
+from holdfast.commands.target import a_console, checkpoint_dir_option, named_options, storage_option
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, looks_at_once, open_site
@@ -38,12 +38,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
     metavar="PATH",
     help="What queries on this machine set as spark.holdfast.local.dir: their last micro-batches are shown live.",
 )
-@click.option(
-    "--checkpoint-dir",
-    metavar="URL",
-    envvar="HOLDFAST_CHECKPOINT_DIR",
-    help=f"The queries' {PREFIX}checkpoint.dir, where no LOCATION is such a directory.",
-)
+@checkpoint_dir_option(f"The queries' {PREFIX}checkpoint.dir, where no LOCATION is such a directory.", required=False)
 @storage_option
 def ui(
     locations: tuple[str, ...],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.errors import AnalysisException
 
@@ -18,6 +18,8 @@ from holdfast.spark_integration.state_source.reading import register as register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_FileSink = TypeVar("_FileSink", ParquetSink, DeltaSink)
 
 
 class _Source(SinkSource):
@@ -42,6 +44,16 @@ class _Source(SinkSource):
             raise InvalidArgumentError(f"the option {option} is a whole number", given=value)
         return int(value)
 
+    def _seconds(self, option: str, default: float) -> float:
+        value = self.options.get(option, str(default))
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+            raise InvalidArgumentError(f"the option {option} is a number of seconds, as 30 or 0.5", given=value)
+        return float(value)
+
+    def _with_files(self, sink: _FileSink) -> _FileSink:
+        compression = self.options.get("compression", sink.compression)
+        return replace(sink, compression=compression, file_mb=self._number("file_mb", sink.file_mb))
+
 
 class PostgresSource(_Source):
     """``format("holdfast-postgres")``: options ``name``, ``table``, and others of `PostgresSink`."""
@@ -64,9 +76,9 @@ class PostgresSource(_Source):
 
 
 class KafkaSource(_Source):
-    """``format("holdfast-kafka")``: options ``name``, ``topic`` and ``servers``."""
+    """``format("holdfast-kafka")``: options ``name``, ``topic``, ``servers`` and ``timeout_s``."""
 
-    arguments = ("name", "topic", "servers")
+    arguments = ("name", "topic", "servers", "timeout_s")
 
     @classmethod
     def name(cls) -> str:
@@ -77,13 +89,14 @@ class KafkaSource(_Source):
         """Return the sink that the options describe."""
         with needs_extra("kafka"):
             from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
-        return KafkaSink(self._required("name"), self.options.get("topic"), servers=self.options.get("servers"))
+        name, topic, servers = self._required("name"), self.options.get("topic"), self.options.get("servers")
+        return KafkaSink(name, topic, servers=servers, timeout_s=self._seconds("timeout_s", 30))
 
 
 class ParquetSource(_Source):
-    """``format("holdfast-parquet")``: options ``name``, ``path`` and ``compression``."""
+    """``format("holdfast-parquet")``: options ``name``, ``path``, ``compression`` and ``file_mb``."""
 
-    arguments = ("name", "path", "compression")
+    arguments = ("name", "path", "compression", "file_mb")
 
     @classmethod
     def name(cls) -> str:
@@ -92,13 +105,13 @@ class ParquetSource(_Source):
 
     def sink(self) -> TwoPhaseSink:
         """Return the sink that the options describe."""
-        return ParquetSink(self._required("name"), self._required("path"), self.options.get("compression", "zstd"))
+        return self._with_files(ParquetSink(self._required("name"), self._required("path")))
 
 
 class DeltaSource(_Source):
-    """``format("holdfast-delta")``: options ``name``, ``path``, ``keys``, ``partitionBy`` and ``create``."""
+    """``format("holdfast-delta")``: options ``name``, ``path``, and others of `DeltaSink`."""
 
-    arguments = ("name", "path", "keys", "partitionBy", "create")
+    arguments = ("name", "path", "keys", "partitionBy", "create", "compression", "file_mb")
 
     @classmethod
     def name(cls) -> str:
@@ -108,7 +121,8 @@ class DeltaSource(_Source):
     def sink(self) -> TwoPhaseSink:
         """Return the sink that the options describe."""
         keys, partitions = self._names("keys") or None, self._names("partitionBy")
-        return DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
+        sink = DeltaSink(self._required("name"), self._required("path"), keys, partitions, self._flag("create"))
+        return self._with_files(sink)
 
 
 SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)

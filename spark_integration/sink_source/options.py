@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
+from holdfast.settings import PREFIX, RETAINED, SINK_PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
-from holdfast.spark_integration.sinks.exactly_once import decisions_storage, session_configuration, sink_options
+from holdfast.spark_integration.sinks.exactly_once import (
+    decisions_storage,
+    session_configuration,
+    sink_options,
+    tell_of_other_sinks,
+)
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.spark_integration.state_source.options import STORAGE, STORAGE_IN_JSON, storage_options
 from holdfast.spark_integration.state_source.options import in_json as parsed_json
@@ -62,7 +67,7 @@ class SourceOptions:
         Raises
         ------
         InvalidArgumentError
-            The query's checkpoint location, or the place of decisions, is not among them.
+            The query's checkpoint location, or the place of decisions, is not among them; or one is of another sink.
         """
         values = {name.lower(): value for name, value in given.items()}
         location, directory = values.pop(_LOCATION, ""), values.pop(CHECKPOINT_DIR, "")
@@ -79,17 +84,17 @@ class SourceOptions:
                 sink=sink.name,
             )
         settings = {CHECKPOINT_DIR: directory}
+        retained = values.pop(RETAINED.lower(), None)
+        if retained is not None:
+            settings[RETAINED] = retained
         for name, value in parsed_json(values.pop(STORAGE_IN_JSON, "{}")).items():
             settings[STORAGE_PREFIX + name] = value
         for name in [name for name in values if name.startswith(STORAGE)]:
             settings[PREFIX + name] = values.pop(name)
         replaces = values.pop(_REPLACES, None)
-        prefix, taken = f"{SINK_PREFIX}{sink.name}.".lower(), {name.lower() for name in arguments}
-        cased = {name.lower(): name for name in sink.credentials}
+        taken = {name.lower() for name in arguments}
         options = parsed_json(values.pop(SINK_IN_JSON, "{}"))
-        for name in values.keys() - taken:
-            option = name.removeprefix(prefix)
-            options[cased.get(option, option)] = values[name]
+        options |= _own({name: value for name, value in values.items() if name not in taken}, sink)
         return cls(location, replaces, settings, options)
 
     def open_decisions(self) -> tuple[ObjectStorage, int]:
@@ -105,11 +110,29 @@ class SourceOptions:
         return Settings.parse(self.settings, backend_names())
 
 
+def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
+    """Return the sink's options, named as settings of the session would name them."""
+    prefix, cased = f"{SINK_PREFIX}{sink.name}.".lower(), {name.lower(): name for name in sink.credentials}
+    options = {}
+    for name, value in values.items():
+        if name.startswith(PREFIX) and not name.startswith(prefix):
+            raise InvalidArgumentError(
+                f"not an option of the stream's sink: those are {SINK_PREFIX}{sink.name}.<option>, or <option> alone; "
+                "the options of the storage are storage.<option>",
+                option=name,
+                sink=sink.name,
+            )
+        option = name.removeprefix(prefix)
+        options[cased.get(option, option)] = value
+    return options
+
+
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     """Return what a session has set for a sink, as options of a stream: ``.options(**source_options(spark, sink))``.
 
-    Spark shows a data source no settings, on the driver: they are options there. Workers read credentials from the
-    session all the same, so set them there.
+    Spark shows a data source no settings, on the driver: they are options there, and with them how many decisions are
+    kept, ``spark.sql.streaming.minBatchesToRetain``. Workers read credentials from the session all the same, so set
+    them there.
 
     Parameters
     ----------
@@ -117,15 +140,20 @@ def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
     sink : TwoPhaseSink
     """
     values = session_configuration(spark, sink)
+    tell_of_other_sinks(values, sink.name)
+    return options_of(values, sink)
+
+
+def options_of(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
+    """Return settings as options of a stream: see `source_options`."""
     own = sink_options(values, sink.name)
     known = {name.lower() for name in own} & {name.lower() for name in sink.credentials}
     in_json = {name: own.pop(name) for name in [*own] if name.lower() not in {name, *known}}
     storage = {
         key.removeprefix(STORAGE_PREFIX): value for key, value in values.items() if key.startswith(STORAGE_PREFIX)
     }
-    directory = {CHECKPOINT_DIR: values[CHECKPOINT_DIR]} if CHECKPOINT_DIR in values else {}
     return {
-        **directory,
+        **{key: values[key] for key in (CHECKPOINT_DIR, RETAINED) if key in values},
         **storage_options(storage),
         **{f"{SINK_PREFIX}{sink.name}.{name}": value for name, value in own.items()},
         **({SINK_IN_JSON: json.dumps(in_json)} if in_json else {}),

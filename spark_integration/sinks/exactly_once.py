@@ -10,10 +10,12 @@ asks them for their state (from 4.1 on it refuses a micro-batch that none has co
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends.options import nearest_name
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
@@ -31,7 +33,11 @@ from holdfast.spark_integration.spark_versions import is_classic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger(__name__)
+
 _NAME = re.compile(r"[A-Za-z0-9-]{1,59}")
+#: Names of the sinks that this program has defined so far.
+_defined: set[str] = set()
 
 
 def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name: str | None = None) -> ExactlyOnce:
@@ -70,7 +76,7 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     """
     if not isinstance(sink, TwoPhaseSink):
         raise InvalidArgumentError("give one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
-    checked_sink(getattr(sink, "name", None))
+    _defined.add(checked_sink(getattr(sink, "name", None)))
     if query_name is not None and not _NAME.fullmatch(query_name):
         raise InvalidArgumentError("query_name has letters, digits and -, at most 59", query_name=query_name)
     return ExactlyOnce(sink, replaces, query_name)
@@ -129,6 +135,7 @@ class _Run:
         configuration = session_configuration(session, sink)
         settings = Settings.parse(configuration, backend_names())
         options = sink_options(configuration, sink.name)
+        tell_of_other_sinks(configuration, sink.name)
         self._storage = decisions_storage(settings, configuration)
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
@@ -187,6 +194,26 @@ def sink_options(configuration: Mapping[str, str], sink: str) -> dict[str, str]:
     """Return what is set for a sink."""
     prefix = f"{SINK_PREFIX}{sink}."
     return {name.removeprefix(prefix): value for name, value in configuration.items() if name.startswith(prefix)}
+
+
+def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
+    """Warn of settings that may be meant for a sink and are those of another name, which nobody has defined.
+
+    They are no error: a session may have several queries, and ``spark-defaults.conf`` the sinks of several programs. So
+    a name counts only if it looks like this sink's, or if this one has no settings at all.
+    """
+    _defined.add(sink)
+    names = {key.removeprefix(SINK_PREFIX).partition(".")[0] for key in configuration if key.startswith(SINK_PREFIX)}
+    others = sorted(names - _defined)
+    if sink in names:
+        others = [name for name in others if nearest_name(name.lower(), [sink.lower()])]
+    for name in others:
+        _log.warning(
+            "%s%s.* is set, but no sink of this name is defined so far: misspelt for %r? Nothing reads it until one is",
+            SINK_PREFIX,
+            name,
+            sink,
+        )
 
 
 def decisions_storage(settings: Settings, configuration: Mapping[str, str]) -> ObjectStorage:

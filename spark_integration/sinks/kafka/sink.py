@@ -57,7 +57,7 @@ class KafkaSink(TwoPhaseSink):
     servers : str, optional
         Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
     timeout_s : float
-        How long brokers that do not answer are waited for.
+        How long brokers that do not answer are waited for: 0.001 to 3600.
 
     Notes
     -----
@@ -72,6 +72,8 @@ class KafkaSink(TwoPhaseSink):
     ) -> None:
         if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
             raise InvalidArgumentError("this is no name of a topic", topic=topic)
+        if not 0.001 <= timeout_s <= 3600:
+            raise InvalidArgumentError("timeout_s must be from 0.001 to 3600", sink=name, timeout_s=timeout_s)
         self.name = checked_sink(name)
         self.topic = topic
         self.servers = servers

@@ -108,6 +108,15 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(key: str, near: str) ->
         Settings.parse({key: "1"})
 
 
+@pytest.mark.parametrize("key", ["spark.holdfast.sink.password", "spark.holdfast.sink.", "spark.holdfast.sink..host"])
+def test_an_option_of_no_sink_is_refused(key: str) -> None:
+    """Where the sink's name was forgotten, nobody would read it."""
+    Settings.parse({"spark.holdfast.sink.totals.password": SECRET, "spark.holdfast.sink.totals.delta.timeout": "1"})
+    with pytest.raises(InvalidArgumentError, match=r"spark\.holdfast\.sink\.<name>\.<option>") as refused:
+        Settings.parse({key: SECRET})
+    assert SECRET not in str(refused.value)
+
+
 def test_options_of_backends_are_passed_on() -> None:
     """A plug-in's options need no key of ours; those of backends that were not chosen wait for their turn."""
     configuration = {PREFIX + "mine.host": "h", PREFIX + "memory.limit": "2g", PREFIX + "backend": "mine"}

@@ -6,10 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from holdfast.cli import group
+from holdfast.commands.inspect import inspect
+from holdfast.commands.target import named_options
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -66,11 +71,61 @@ def test_errors_end_the_program_without_a_traceback(root: Path) -> None:
     assert command
 
 
+def test_the_checkpoint_directory_is_said_in_one_way() -> None:
+    """Whoever has set the variable need not name the directory in any command, by whatever name it is called."""
+    found = {}
+    for path, command in _all_commands(group):
+        for option in command.params:
+            if "--checkpoint-dir" in option.opts:
+                found[path] = option.envvar
+    assert set(found.values()) == {"HOLDFAST_CHECKPOINT_DIR"}, found
+    assert {"get", "ui", "export", "clone", "rescale", "savepoint create", "savepoint restore"} <= found.keys()
+
+
+def _all_commands(parent: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(parent)
+    for name in parent.list_commands(context):
+        command = parent.get_command(context, name)
+        assert command is not None
+        yield before + name, command
+        if isinstance(command, click.Group):
+            yield from _all_commands(command, f"{before}{name} ")
+
+
 def test_an_option_that_is_none_is_refused_without_being_shown(root: Path, shard: ShardHistory) -> None:
     result = run("log", root, "--option", "hush-hush")
     assert isinstance(result.exception, InvalidArgumentError)
     assert "hush" not in str(result.exception)
     assert shard
+
+
+def test_a_word_of_the_variable_that_is_none_is_refused_without_being_shown(root: Path, shard: ShardHistory) -> None:
+    """It says where the word is, which is not on the command line."""
+    result = run("log", root, "--option", "anon=true", HOLDFAST_STORAGE_OPTIONS="key=a hush-hush")
+    assert isinstance(result.exception, InvalidArgumentError)
+    assert "given_by=$HOLDFAST_STORAGE_OPTIONS number=2" in str(result.exception).replace(",", "")
+    assert "hush" not in str(result.exception)
+    assert shard
+
+
+def test_options_add_to_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint on the command line hides no credentials; what both name is the command line's."""
+
+    def options(*given: str) -> dict[str, str]:
+        context = inspect.make_context("inspect", ["/data/app", *given])
+        return named_options(context.params["options"])
+
+    monkeypatch.delenv("HOLDFAST_STORAGE_OPTIONS", raising=False)
+    assert options() == {}
+    assert options("--option", "anon=true") == {"anon": "true"}
+    monkeypatch.setenv("HOLDFAST_STORAGE_OPTIONS", "key=a  spark.holdfast.storage.secret=b=c endpoint_url=here")
+    assert options() == {"key": "a", "secret": "b=c", "endpoint_url": "here"}
+    assert options("--option", "spark.holdfast.storage.endpoint_url=there", "--option", "anon=true") == {
+        "key": "a",
+        "secret": "b=c",
+        "endpoint_url": "there",
+        "anon": "true",
+    }
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import Claimant, claim_name
 from holdfast.snapshotter.ownership.claims import Claims
 from holdfast.snapshotter.ownership.operator_record import read_operator
+from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, take_directories
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -246,3 +247,14 @@ def test_gc_aborts_uploads_of_a_killed_rescale(storage: ObjectStorage, shard: Sh
         assert asked == ["totals/", "_rescaling/"]
         document("gc", storage.url, "--operator", "totals", "--retain", 100, "--yes")
     assert asked == ["totals/", "_rescaling/", "totals/"]
+
+
+def test_gc_leaves_what_a_stopped_query_began_with(root: Path, storage: ObjectStorage, shard: ShardHistory) -> None:
+    """However old, and though none of its operators is there: a clone without it would never start again."""
+    origin = QueryOrigin("query-9", "query-8", "query-8", 7, {"sessions": "query-8"})
+    declare_origin(storage, origin)
+    take_directories(storage, origin)
+    age(root, days=1000)
+    document("gc", root, "--yes", "--retain", 5)
+    assert {"_queries/query-9", "_queries/query-9.fills"} <= files(root)
+    assert shard

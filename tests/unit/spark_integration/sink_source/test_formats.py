@@ -1,0 +1,84 @@
+"""Whatever a sink takes as an argument, its format takes as an option."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import sinks
+from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.sink_source.formats import DeltaSource, KafkaSource, ParquetSource, PostgresSource
+from holdfast.spark_integration.sink_source.options import SourceOptions
+
+if TYPE_CHECKING:
+    from holdfast.sinks import SinkSource, TwoPhaseSink
+
+_AS_SPARK_HAS_THEM = {"url": "path", "partition_by": "partitionBy"}
+_QUERY = {"checkpointLocation": "/nowhere/query", "spark.holdfast.checkpoint.dir": "/nowhere/durable"}
+
+
+@pytest.mark.parametrize(
+    ("source", "make"),
+    [
+        (PostgresSource, sinks.postgres),
+        (KafkaSource, sinks.kafka),
+        (ParquetSource, sinks.parquet),
+        (DeltaSource, sinks.delta),
+    ],
+)
+def test_every_argument_is_an_option(source: type[SinkSource], make: Callable[..., TwoPhaseSink]) -> None:
+    """One that is not would be taken for an option of the storage, or of the target's client."""
+    arguments = [_AS_SPARK_HAS_THEM.get(name, name) for name in inspect.signature(make).parameters]
+    assert sorted(source.arguments) == sorted(arguments)
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "wanted"),
+    [
+        (KafkaSource, {"topic": "t", "timeout_s": "2.5"}, sinks.kafka("n", "t", timeout_s=2.5)),
+        (KafkaSource, {"topic": "t"}, sinks.kafka("n", "t")),
+        (
+            ParquetSource,
+            {"path": "/p", "compression": "none", "file_mb": "64"},
+            sinks.parquet("n", "/p", compression="none", file_mb=64),
+        ),
+        (ParquetSource, {"path": "/p"}, sinks.parquet("n", "/p")),
+        (
+            DeltaSource,
+            {"path": "/p", "compression": "lz4", "file_mb": "64"},
+            sinks.delta("n", "/p", compression="lz4", file_mb=64),
+        ),
+        (DeltaSource, {"path": "/p"}, sinks.delta("n", "/p")),
+    ],
+)
+def test_what_is_given_reaches_the_sink(source: type[SinkSource], given: dict[str, str], wanted: TwoPhaseSink) -> None:
+    """And only the sink: nothing of it is left for the storage or the client."""
+    given = {"name": "n"} | given
+    made = source(given).sink()
+    assert vars(made) == vars(wanted)
+    assert SourceOptions.parse(given | _QUERY, made, source.arguments).sink == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "said"),
+    [
+        (KafkaSource, {"timeout_s": "soon"}, "the option timeout_s is a number of seconds"),
+        (KafkaSource, {"timeout_s": "-1"}, "the option timeout_s is a number of seconds"),
+        (KafkaSource, {"timeout_s": "0"}, "timeout_s must be from 0.001 to 3600"),
+        (ParquetSource, {"path": "/p", "file_mb": "64m"}, "the option file_mb is a whole number"),
+        (ParquetSource, {"path": "/p", "file_mb": "0"}, "file_mb must be from 1 to 1024"),
+        (DeltaSource, {"path": "/p", "compression": "zip"}, "no such compression"),
+    ],
+)
+def test_what_cannot_be_is_refused(source: type[SinkSource], given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        source({"name": "n"} | given).sink()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_kafka_is_waited_for_some_time(timeout_s: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="timeout_s must be"):
+        sinks.kafka("n", "t", timeout_s=timeout_s)
