@@ -17,6 +17,7 @@ import pyarrow.ipc as ipc
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import Run, TableSchema, merge_runs
+from holdfast.backends.schema import require_declared
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, StateLostError
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
@@ -204,7 +205,14 @@ class CommitObjects:
         return commit
 
     def rows(self, commits: Sequence[Commit], below: Mapping[str, Run], *, drop_deletes: bool) -> dict[str, Run]:
-        """Return by table what some commits, oldest first, have written over the runs `below` them."""
+        """Return by table what some commits, oldest first, have written over the runs `below` them.
+
+        Raises
+        ------
+        SchemaMismatchError
+            They hold a table that is none of the shard's, or columns that it does not have.
+        """
+        self._require_tables_of(commits)
         rows = {}
         for table, schema in self.tables.items():
             runs = [*([below[table]] if table in below else []), *_runs_of(schema, commits)]
@@ -213,13 +221,19 @@ class CommitObjects:
         return rows
 
     def merged(self, older: Commit, newer: Mapping[str, Run]) -> dict[str, Run]:
-        """Return by table what a commit and the writes after it have written."""
+        """Return by table what a commit and the writes after it have written; raises as `rows`."""
+        self._require_tables_of([older])
         merged = {}
         for table, schema in self.tables.items():
             runs = [*_runs_of(schema, [older]), *([newer[table]] if table in newer else [])]
             if runs:
                 merged[table] = merge_runs(runs, drop_deletes=False)
         return merged
+
+    def _require_tables_of(self, commits: Sequence[Commit]) -> None:
+        """Check that all tables of commits are known: rows of another one would be lost without a word."""
+        for commit in commits:
+            require_declared(commit.sections, self.tables)
 
 
 def _runs_of(schema: TableSchema, commits: Sequence[Commit]) -> list[Run]:

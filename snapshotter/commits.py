@@ -180,7 +180,7 @@ class ObjectCommitLog:
     def write_snapshot(
         self, backend: Backend, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
     ) -> tuple[ChainEntry, Manifest]:
-        """Store one version; see `holdfast.snapshotter.snapshots.snapshots.Snapshots.write`.
+        """Store one version; see `Snapshots.frozen` and `Snapshots.store` for what they raise.
 
         Parameters
         ----------
@@ -188,7 +188,8 @@ class ObjectCommitLog:
             Of the kind that `backend_name` names; holds the version.
         """
         assert self.backend_name is not None
-        return self.snapshots.write(backend, self.backend_name, pointer, cleaned)
+        with self.snapshots.frozen(backend, pointer) as frozen:
+            return self.snapshots.store(frozen, self.backend_name, cleaned)
 
     # Reading.
 

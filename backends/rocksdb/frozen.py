@@ -116,10 +116,11 @@ class FrozenDatabase(View):
             return
         left = sorted(set(to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))))
         self._bring_ends(left[0], left[-1] + b"\xff")
+        start: bytes | None = None
         while left:
-            wanted = left
-            rows, used = self._read(lambda database: _reader(database, stored).prefixed(wanted))  # noqa: B023
-            left = left[used:]
+            wanted, begin = left, start
+            rows, done = self._read(lambda database: _reader(database, stored).prefixed(wanted, begin))  # noqa: B023
+            left, start = left[done:], rows.rest
             if rows.keys:
                 yield run_of(schema, rows, stored.values)
 

@@ -169,34 +169,45 @@ class TableReader:
         written = self._written_between(start, rows.rest or end)
         return self._corrected(rows, written) if written else rows
 
-    def prefixed(self, prefixes: list[bytes]) -> tuple[Rows, int]:
-        """Return the rows that begin with one of `prefixes`, as many as make up one run, and how many were used.
+    def prefixed(self, prefixes: list[bytes], start: bytes | None = None) -> tuple[Rows, int]:
+        """Return the rows that begin with one of `prefixes`, as many as make up one run, and of how many it has all.
 
         Parameters
         ----------
         prefixes : list of bytes
             Ascending, different, of equally many columns.
+        start : bytes, optional
+            Where the rows of the first one go on, as the `Rows.rest` before it says: one prefix may have any number.
         """
+        start = start or prefixes[0]
         keys: list[bytes] = []
         values: list[bytes] = []
-        size = used = 0
+        size = done = 0
+        rest: bytes | None = None
         found = self._database.iter(_below(bytes([self._id + 1])))
         for prefix in prefixes:
-            used += 1
-            found.seek(prefix)
+            found.seek(max(start, prefix))
             while found.valid() and (key := found.key()).startswith(prefix):
+                if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
+                    rest = key
+                    break
                 keys.append(key)
                 values.append(found.value())
                 size += len(values[-1])
                 found.next()
             if not found.valid():
                 found.status()
-            if len(keys) >= RUN_ROWS or size >= RUN_BYTES:
+            if rest is not None:
                 break
-        rows = Rows(keys, values, None)
-        written = self._written_since(_hash(prefixes[0]), _hash(prefixes[used - 1]))
-        written = [key for key in written if key.startswith(prefixes[max(bisect_right(prefixes, key, hi=used) - 1, 0)])]
-        return (self._corrected(rows, written) if written else rows), used
+            done += 1
+        rows = Rows(keys, values, rest)
+        begun = prefixes[: done + 1]
+        written = [
+            key
+            for key in self._written_since(_hash(begun[0]), _hash(begun[-1]))
+            if start <= key and (rest is None or key < rest) and key.startswith(begun[bisect_right(begun, key) - 1])
+        ]
+        return (self._corrected(rows, written) if written else rows), done
 
     def estimate_rows(self) -> int:
         """Return about how many rows the table has; exact for small ones."""

@@ -131,10 +131,11 @@ class RocksDBView(View):
         return self._scan_each(schema, stored, sorted(set(encoded)))
 
     def _scan_each(self, schema: TableSchema, stored: StoredTable, prefixes: list[bytes]) -> Iterator[Run]:
+        start: bytes | None = None
         while prefixes:
             with self._reading(stored.id) as reader:
-                rows, used = reader.prefixed(prefixes)
-            prefixes = prefixes[used:]
+                rows, done = reader.prefixed(prefixes, start)
+            prefixes, start = prefixes[done:], rows.rest
             if rows.keys:
                 with self._closing_if_failed():
                     run = run_of(schema, rows, stored.values)

@@ -17,16 +17,20 @@ from rocksdict import Rdict, Snapshot, WriteBatch, WriteOptions
 
 from holdfast.backends.arrow.rows import HashArray, take
 from holdfast.backends.local_files import writing
+from holdfast.backends.rocksdb.codec.binaries import offsets_of
 from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, encode_keys
 from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_PREFIX, StoredTable
 from holdfast.backends.rocksdb.reads import CHUNK_KEYS, get_each, to_list
 from holdfast.backends.run import Run
+from holdfast.errors import InvalidArgumentError
 
 #: A version that is larger is written in several batches; see `RowWriter`.
 BATCH_BYTES = 16 << 20
 #: What is made into Python objects at a time, of at most `CHUNK_KEYS` rows.
 CHUNK_BYTES = 4 << 20
+#: RocksDB leaves a longer key or value out of a batch, and rocksdict cannot tell; an undo row has two bytes more.
+ROW_BYTES_MAX = 2**32 - 1 - len(UNDO_PREFIX)
 #: Keys of changes that a database keeps in memory; more of them lie in files.
 LOG_BYTES = 8 << 20
 _LOG_ROWS = 1 << 16
@@ -74,16 +78,22 @@ class RowWriter:
         self._write_if_large()
 
     def write_run(self, table: StoredTable, run: Run) -> None:
-        """Write and delete the rows of a run of a table that has its schema."""
+        """Write and delete the rows of a run of a table that has its schema.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A row is too large.
+        """
         head = bytes([table.number_of(run.schema.value)])
         for part in run.chunks(CHUNK_KEYS, CHUNK_BYTES):
-            keys, values = encode_keys(table.id, part.hashes, part.keys), part.values
+            keys, values = _short(encode_keys(table.id, part.hashes, part.keys)), part.values
             if part.deleted.any():
                 live = np.flatnonzero(~part.deleted)
                 self.delete(to_list(keys.filter(pa.array(part.deleted))))
                 keys, values = keys.take(pa.array(live)), take(values, live)
             if len(keys):
-                self.put(to_list(keys), to_list(encode_values(values, head)))
+                self.put(to_list(keys), to_list(_short(encode_values(values, head))))
 
     def restore(self, keys: pa.LargeBinaryArray, snapshot: Snapshot) -> None:
         """Write back what keys had in a snapshot."""
@@ -122,6 +132,18 @@ class RowWriter:
         self.written_bytes += self._batch.size_in_bytes()
         self._database.write(self._batch, without_log())
         self._batch = WriteBatch(raw_mode=True)
+
+
+def _short(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """Return keys or values that RocksDB can store."""
+    offsets = offsets_of(rows)
+    if offsets[-1] - offsets[0] > ROW_BYTES_MAX and (longest := int(np.diff(offsets).max())) > ROW_BYTES_MAX:
+        raise InvalidArgumentError(
+            "a row of state is larger than RocksDB can store: keep less under one key, or use the backend 'filesystem'",
+            size_bytes=longest,
+            limit_bytes=ROW_BYTES_MAX,
+        )
+    return rows
 
 
 def _parts(keys: pa.LargeBinaryArray) -> Iterator[list[bytes]]:

@@ -249,8 +249,6 @@ class RunFilesBackend(Backend):
     def remove_leftovers(self, before_ns: int) -> int:
         """Remove what killed attempts left and what was set aside, last written before `before_ns`.
 
-        The age protects an attempt that is being made.
-
         Returns
         -------
         int

@@ -99,8 +99,8 @@ class FrozenRuns(View):
     def _bring(self, name: str, file: RunFile | None = None) -> None:
         """Check that a file is there, as large as it should be, and bring it, or of a run its end."""
         size = self._files.sizes.get(name)
-        if size is None or (file is not None and size != file.file_bytes):
-            raise CorruptionError(f"{self._files.folder / name} is missing or cut", size_bytes=size)
+        if size is None or (size > stored_file.NOTICE_BYTES_MAX if file is None else size != file.file_bytes):
+            raise CorruptionError(f"{self._files.folder / name} is missing, or of a wrong size", size_bytes=size)
         self._files.require(name, 0 if file is None else max(0, size - _END_BYTES))
 
 
@@ -142,7 +142,8 @@ class FrozenRun:
         """Return the rows with a hash in [first_hash, last_hash]."""
         if self._index is None:
             self._files.require(self._file.name)
-            stretches = read_stretches(self._section, self._schema, source=self._source)
+            # As it lies in memory: it unpacks to no more than it is.
+            stretches = read_stretches(self._section, self._schema, source=self._source, plain_bytes=self._section.size)
         else:
             stretches = [self._stretch(self._index, number) for number in self._index.within(first_hash, last_hash)]
         return [run for run in (one.slice(first_hash, last_hash) for one in stretches) if len(run)]
@@ -153,5 +154,4 @@ class FrozenRun:
         # A stream of its own: so it is read, and checked, as a whole file is.
         stretch = self._section.slice(begin, end - begin).to_pybytes()
         stream = pa.py_buffer(index.columns.serialize().to_pybytes() + stretch)
-        (run,) = read_stretches(stream, self._schema, source=self._source)
-        return run
+        return Run.read(stream, self._schema, source=self._source, plain_bytes=len(stretch))

@@ -12,8 +12,9 @@ and a process that is killed leaves whole entries.
 
 Invariants
 ----------
-* **never too low**: bytes are noted before they are written, and again afterwards. A kill in between leaves an entry
-  that is too high; two processes that note one shard at the same moment may leave two entries.
+* **hardly too low**: bytes are noted before they are written, and again afterwards. Whoever corrects the entry of a
+  shard that writes just then leaves out what it has not written yet. A kill in between leaves an entry that is too
+  high; two processes that note one shard at the same moment may leave two entries.
 * **corrected**: what a shard notes is measured, not added up. Each time, the entry of one other shard, chosen at
   random, is measured too, or removed if that shard is gone; and before out of room becomes an error, all are measured.
 """

@@ -60,7 +60,13 @@ class RunReader:
         """Map one run file; unless it is trusted, its columns are checked as well, as `Run.read` does."""
         stored = map_stored_file(path, "run", file.note, verify=verify)
         section = stored.section(table, str(path))
-        runs = read_stretches(section, self._tables[table], source=str(path), trusted=trusted)
+        runs = read_stretches(
+            section,
+            self._tables[table],
+            source=str(path),
+            trusted=trusted,
+            plain_bytes=section.size,  # as it lies in memory: it unpacks to no more than it is
+        )
         if sum(len(run) for run in runs) != file.rows:
             raise CorruptionError(f"{path} does not hold the rows that were written", expected=file.rows)
         return runs

@@ -47,6 +47,24 @@ class Downloaded:
     folder: Path
 
 
+@dataclass(frozen=True)
+class Frozen:
+    """A version whose files are held, to be stored.
+
+    Attributes
+    ----------
+    pointer : Pointer
+    folder : pathlib.Path
+        Holds links to the files.
+    lineage : Lineage
+        What the version is made of.
+    """
+
+    pointer: Pointer
+    folder: Path
+    lineage: Lineage
+
+
 class Snapshots:
     """Writes and reads the snapshots of one shard.
 
@@ -82,48 +100,59 @@ class Snapshots:
         self._now_ms = now_ms
         self.notes = SnapshotNotes(directory / "snapshots", new_id)
 
-    def write(
-        self, backend: Backend, backend_name: str, pointer: Pointer, cleaned: CleanedUp = NEVER_CLEANED_UP
-    ) -> tuple[ChainEntry, Manifest]:
-        """Store one version and leave a note of it for the commits that follow.
-
-        Parameters
-        ----------
-        backend : Backend
-            Holds the version and freezes it.
-        backend_name : str
-            The name it is registered under.
-        cleaned : CleanedUp
-            What is known of clean-ups, for the next executor.
+    @contextmanager
+    def frozen(self, backend: Backend, pointer: Pointer) -> Iterator[Frozen]:
+        """Hold the files of a version for the context: it may be dropped meanwhile, and the backend closed.
 
         Raises
         ------
         NotFoundError
             The version is no longer held.
         CorruptionError
-            It is damaged: nothing was stored.
+            It is damaged.
         UnavailableError
-            Durable or local storage failed; commits go on without the snapshot.
+            Local storage is full or failing.
         """
         with backend.view(pointer) as view:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
+        with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
+            for path in backend.freeze(pointer):
+                staged.link(path)
+            yield Frozen(pointer, staged.path, lineage)
+
+    def store(
+        self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP
+    ) -> tuple[ChainEntry, Manifest]:
+        """Store a version and leave a note of it for the commits that follow.
+
+        Parameters
+        ----------
+        frozen : Frozen
+        backend_name : str
+            The name under which the backend is registered that froze it.
+        cleaned : CleanedUp
+            What is known of clean-ups, for the next executor.
+
+        Raises
+        ------
+        UnavailableError
+            Durable or local storage failed; commits go on without the snapshot.
+        """
+        folder, lineage = frozen.folder, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
         started_ms = clock.monotonic_ms()
-        with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
-            for path in backend.freeze(pointer):
-                staged.link(path)
-            # From here on the version may be dropped: what is missing now is a failure.
-            with _requiring(staged.path):
-                names = local_files.list_folder(staged.path)
-                identities = {name: identity_of(staged.path / name) for name in names}
-                known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
-                missing = [staged.path / name for name in names if name not in known]
-                new = upload_files(missing, PART_BYTES, self._shard, self._executor, self._new_id)
+        # The files are held: what is missing now is a failure.
+        with _requiring(folder):
+            names = local_files.list_folder(folder)
+            identities = {name: identity_of(folder / name) for name in names}
+            known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
+            missing = [folder / name for name in names if name not in known]
+            new = upload_files(missing, PART_BYTES, self._shard, self._executor, self._new_id)
         files = known | {file.name: file for file in new}
         manifest = Manifest(
-            pointer=pointer,
+            pointer=frozen.pointer,
             shard=self._shard.prefix,
             backend=backend_name,
             part_bytes=PART_BYTES,

@@ -61,7 +61,9 @@ def upload_files(
         def send(index: int, path: Path = path, file_id: str = file_id) -> Part:
             key = f"files/{file_id}-{index}"
             buffer = _one_of(buffers, part_bytes + stored_file.END_BYTES_MAX)
-            data, digest = _encode_part(path, index * part_bytes, part_bytes, shard.prefix, buffer)
+            offset = index * part_bytes
+            size_bytes = min(part_bytes, stats[path].st_size - offset)
+            data, digest = _encode_part(path, offset, size_bytes, shard.prefix, buffer)
             shard.put(key, data)
             buffers.append(buffer)
             return Part(key, len(data), digest)
@@ -82,15 +84,20 @@ def _one_of(buffers: list[bytearray], size_bytes: int) -> bytearray:
         return bytearray(size_bytes)
 
 
-def _encode_part(path: Path, offset: int, part_bytes: int, shard: str, buffer: bytearray) -> tuple[memoryview, str]:
+def _encode_part(path: Path, offset: int, plain_bytes: int, shard: str, buffer: bytearray) -> tuple[memoryview, str]:
     """Read a part of a file into a buffer, and make a stored file of it there."""
-    data = memoryview(buffer)[:part_bytes]
+    data = memoryview(buffer)[:plain_bytes]
     with local_files.reading(path), path.open("rb", buffering=0) as file:
-        size_bytes = plain_bytes = read_at(file.fileno(), data, offset)
-    encoding = "plain"
-    sample = data[: min(size_bytes, _SAMPLE_BYTES)]
+        found_bytes = read_at(file.fileno(), data, offset)
+    if found_bytes < plain_bytes:
+        raise UnavailableError(
+            f"{path} was cut while it was stored: keep other programs from writing to that directory",
+            end_bytes=offset + found_bytes,
+        )
+    size_bytes, encoding = plain_bytes, "plain"
+    sample = data[:_SAMPLE_BYTES]
     if len(lz4.frame.compress(sample)) < _WORTH_FRAMING * len(sample):
-        framed = lz4.frame.compress(data[:size_bytes])
+        framed = lz4.frame.compress(data)
         if len(framed) < size_bytes:
             size_bytes, encoding = len(framed), "lz4"
             data[:size_bytes] = framed

@@ -20,6 +20,7 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from holdfast import clock
@@ -160,23 +161,26 @@ class Snapshotting:
 
     def _write(self, message: Committed, *, forced: bool) -> bool:
         progress, pointer = self._progress_of(message), message.committed
-        with progress.lock, self._logs.log_of(message) as log, self._shards.use(message.shard) as backend:
+        with progress.lock, self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            with backend.view(pointer) as view:
-                written = Lineage.of(view.properties)
-            lineage = log.snapshots.notes.apply_to(written)
-            progress.missed = 0
-            if not self._is_wanted(message, log, lineage, progress, forced=forced):
-                return False
-            if not progress.has_looked:
-                log.snapshots.discover(lineage)
-                progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
+            # No longer than it is read: a restarted query may have to open the shard anew while an upload goes on.
+            with self._shards.use(message.shard) as backend:
+                with backend.view(pointer) as view:
+                    written = Lineage.of(view.properties)
+                lineage = log.snapshots.notes.apply_to(written)
+                progress.missed = 0
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
-            started_ms = self._monotonic_ms()
+                if not progress.has_looked:
+                    log.snapshots.discover(lineage)
+                    progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
+                    if not self._is_wanted(message, log, lineage, progress, forced=forced):
+                        return False
+                started_ms = self._monotonic_ms()
+                frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
-            entry, manifest = log.write_snapshot(backend, pointer, cleaned)
+            entry, manifest = log.snapshots.store(frozen, message.shard.backend, cleaned)
         progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
         progress.failures.pop("snapshot", None)
         progress.untold += SnapshotNews(stored_bytes=manifest.new_bytes + entry.size_bytes)

@@ -211,7 +211,7 @@ class HdfsStorage(ObjectStorage):
                         delete_file(client, path)
                 except InvalidArgumentError as error:
                     failures.append((key, error))
-                del waiting[key]
+                waiting.pop(key, None)  # an attempt that was left behind may have had its answer just now
 
         if waiting:
             try:

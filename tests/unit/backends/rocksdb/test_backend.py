@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from holdfast.backends.rocksdb import marker as rocksdb_marker
 from holdfast.backends.rocksdb import reads as rocksdb_reads
 from holdfast.backends.rocksdb import view as rocksdb_view
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.errors import ClosedError
+from holdfast.errors import ClosedError, CorruptionError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -228,6 +229,19 @@ def test_frozen_files_are_made_once_and_shared(shard: RocksDBBackend) -> None:
     assert not any(file.exists() for file in first)
     assert all(file.exists() for file in second)
     assert all(path.stat().st_mode & 0o077 == 0 for path in (*second, second[0].parent))
+
+
+def test_a_frozen_version_brings_no_other(tmp_path: Path) -> None:
+    """A database that was closed holds two versions; of one that comes as frozen, nobody has asked for the other."""
+    with open_shard(tmp_path / "one") as one:
+        one.apply(None, P1, counts(("ann", 1)), {})
+        one.apply(P1, P2, counts(("ann", 2)), {})
+    (closed,) = databases(one)
+    shutil.copytree(closed, tmp_path / "frozen")
+    with open_shard(tmp_path / "other") as other:
+        with pytest.raises(CorruptionError, match="its marker names another version"):
+            other.thaw(P2, tmp_path / "frozen")
+        assert other.versions() == []
 
 
 def test_schemas_are_compared_once(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:

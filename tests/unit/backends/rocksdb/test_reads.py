@@ -69,6 +69,26 @@ def test_prefixes_are_sought_or_scanned(shard: RocksDBBackend, monkeypatch: pyte
             assert found[P2] == sorted([*kept, "new"])
 
 
+def test_one_prefix_may_have_any_number_of_rows(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of millions of elements does not come at once: it would be all in the memory of the state server."""
+    written: list[tuple[Row, Row | None]] = [((i % 2, float(i), "x"), (str(i), None)) for i in range(200)]
+    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, [(i % 2) << 55 for i in range(200)])}, {})
+    changed: list[tuple[Row, Row | None]] = [(key, None) for key, _ in written[:60]]
+    changed += [((1, float(i), "y"), (f"new {i}", None)) for i in range(200)]
+    shard.apply(P1, P2, {"pairs": run_of(PAIRS, changed, [int(key[0]) << 55 for key, _ in changed])}, {})
+    monkeypatch.setattr(rocksdb_view, "SCAN_ROWS_PER_PREFIX", 0)
+    monkeypatch.setattr(rocksdb_reads, "RUN_ROWS", 16)
+    prefixes = keys_of(PAIRS.prefix(1), [(0,), (1,), (2,)], [0, 1 << 55, 2 << 55])
+    kept = [str(i) for i in range(60, 200)]
+    for pointer, wanted in ((P1, [str(i) for i in range(200)]), (P2, [*kept, *(f"new {i}" for i in range(200))])):
+        with shard.view(pointer) as view:
+            runs = list(view.scan_prefix("pairs", prefixes))
+        assert sorted(note for run in runs for note in run.values.column(0).to_pylist()) == sorted(wanted)
+        hashes = np.concatenate([run.hashes for run in runs])
+        assert (hashes[1:] >= hashes[:-1]).all()
+    assert max(map(len, runs)) == 16
+
+
 def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) -> None:
     """Bounds of ranges: nothing of a neighbouring table is taken in, and nothing left out."""
     top = 2**64 - 1

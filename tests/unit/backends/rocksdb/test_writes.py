@@ -11,11 +11,13 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb import writes as rocksdb_writes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.writes import ChangeLog, Written
+from holdfast.errors import InvalidArgumentError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
     P2,
     P3,
+    PAIRS,
     contents,
     counts,
     run_of,
@@ -34,6 +36,23 @@ def keys_of_all(log: ChangeLog) -> list[bytes]:
 def is_mapped(folder: Path) -> bool:
     """Whether this process has files of a folder in its memory."""
     return f" {folder}/" in Path("/proc/self/maps").read_text()
+
+
+def test_a_row_that_rocksdb_would_leave_out_is_refused(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 GiB, each of whose columns is smaller: RocksDB takes the batch without it, and says nothing."""
+    monkeypatch.setattr(rocksdb_writes, "ROW_BYTES_MAX", 100, raising=False)
+    shard.apply(None, P1, counts(("a" * 80, 1), ("b" * 80, 2)), {})
+    for base, new in ((P1, P2), (None, P3)):
+        with pytest.raises(InvalidArgumentError, match="larger than RocksDB can store"):
+            shard.apply(base, new, counts(("c" * 100, 3)), {})
+    assert shard.versions() == [P1]
+    pairs = {"pairs": run_of(PAIRS, [((1, 0.5, "x"), ("n" * 100, None))])}
+    with pytest.raises(InvalidArgumentError, match="larger than RocksDB can store"):
+        shard.apply(P1, P2, pairs, {})
+    shard.apply(P1, P2, counts(("c", 3)), {})
+    with shard.view(P2) as view:
+        assert len(contents(view, "counts")) == 3
+        assert not contents(view, "pairs")
 
 
 def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:

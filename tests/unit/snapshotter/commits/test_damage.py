@@ -12,7 +12,14 @@ import pytest
 
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, StateLostError, UnavailableError
+from holdfast.errors import (
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    SchemaMismatchError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, CommitObjects
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import Lineage
@@ -20,7 +27,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
-from holdfast.testing.state_rows import counts
+from holdfast.testing.state_rows import PAIRS, counts, run_of
 from tests.unit.snapshotter.commits.shard import PREFIX, TABLES, Shard, with_header
 
 
@@ -105,6 +112,20 @@ def test_a_commit_of_another_shard_is_refused(
     with pytest.raises(CorruptionError, match="moved or copied") as caught, other.restore(base):
         pass
     assert caught.value.facts["shard"] == PREFIX
+
+
+def test_rows_of_a_table_that_nobody_knows_are_not_left_out(shard: Shard) -> None:
+    """What says which tables there are may be lost, or older than the commit: never a part of a version."""
+    pointer, runs = Pointer(1, "aa"), counts(("ann", 1)) | {"pairs": run_of(PAIRS, [((1, 0.5, "x"), ("n", None))])}
+    objects = CommitObjects(shard.log.objects, {**TABLES, "pairs": PAIRS})
+    data, entry = objects.encode(pointer, Lineage((), (pointer,)), runs)
+    shard.log.objects.put(entry.key, data)
+    with pytest.raises(SchemaMismatchError, match="tables that the operator does not declare"):
+        shard.store.begin(pointer)
+    assert shard.backend.versions() == []
+    shard.log.carried[pointer] = data.to_pybytes()
+    with pytest.raises(SchemaMismatchError, match="tables that the operator does not declare"):
+        shard.log.append(Pointer(2, "bb"), Lineage((), (pointer,)).to_json(), counts(("bob", 2)))
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from holdfast.backends.base import Pointer
+from holdfast.clock import new_id
 from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots import transfer
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
 from tests.model.built_in import BUILT_IN
 from tests.unit.snapshotter.snapshots.shard import SHARD, Opener, states
 
@@ -55,6 +60,21 @@ def test_files_that_are_stored_are_not_sent_again(shard_of: Opener, storage: Obj
     parts = {info.key for info in storage.list(f"{SHARD}/files/")}
     named = {f"{SHARD}/{p.key}" for m in (first, second, third) for file in m.files for p in file.parts}
     assert parts == named, "nothing was stored that no manifest names"
+
+
+def test_a_file_that_is_cut_while_it_is_sent_is_no_snapshot(storage: ObjectStorage, tmp_path: Path) -> None:
+    """Else a manifest would name a part that holds less than it says, and nobody would know before a restore."""
+    path = tmp_path / "000001.sst"
+    path.write_bytes(bytes(3000))
+
+    class Cutting(WrappedStorage):
+        def put(self, key: str, data: Buffer) -> None:
+            super().put(key, data)
+            os.truncate(path, 1500)
+
+    shard = PrefixedStorage(Cutting(storage), SHARD)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(UnavailableError, match="was cut while it was stored"):
+        transfer.upload_files([path], 1000, shard, executor, new_id)
 
 
 def test_a_file_of_the_same_name_and_size_is_sent(shard_of: Opener, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.troubles import read_trouble
+from holdfast.spark_integration.server import open_shards
 from holdfast.spark_integration.server import snapshotting as snapshotting_module
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.soak.cluster import ClockedStorage, Place
@@ -52,6 +54,28 @@ def _sweep(home: Path) -> int:
 def _age(folder: Path) -> None:
     for path in folder.rglob("uploading/*"):
         os.utime(path, (1, 1))
+
+
+def test_an_upload_does_not_keep_the_shard_from_being_opened_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that is restarted with other columns cannot wait for an upload of its last run, which may take long."""
+    executor, query = bench.executor(), bench.query()
+    put, begun, opened = ClockedStorage.put, [], []
+
+    def put_meanwhile(storage: ClockedStorage, key: str, data: Any) -> None:
+        if "/files/" in key and not begun:
+            begun.append(key)
+            (message,) = executor.housekeeping._known.values()
+            with executor.shards.use(replace(message.shard, backend_options={"limit": "1g"})):
+                opened.append(key)
+        put(storage, key, data)
+
+    monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 3.0)
+    monkeypatch.setattr(ClockedStorage, "put", put_meanwhile)
+    bench.run(query, executor, 6)
+    assert opened == begun != []
+    assert counters(executor)["snapshots"] >= 1
 
 
 def test_what_vanishes_during_an_upload_is_a_failure(
