@@ -64,18 +64,16 @@ def test_files_that_are_stored_are_not_sent_again(shard_of: Opener, storage: Obj
 
 @pytest.mark.parametrize("backend_name", BUILT_IN)
 def test_parts_that_are_gone_are_sent_again(shard_of: Opener, storage: ObjectStorage, backend_name: str) -> None:
-    """Where somebody has a doubt; and nothing else is sent."""
+    """Where somebody has a doubt: a later restore finds them."""
     one = shard_of(backend_name)
     base = one.write(None, range(5000), 1)
     _, first = one.snapshot(base)
     small = one.write(base, range(3), 2)
-    lost = max((file for file in first.files), key=lambda file: file.size_bytes)
+    lost = max(first.files, key=lambda file: file.size_bytes)
     storage.delete([f"{SHARD}/{lost.parts[0].key}"])
     with one.log.snapshots.frozen(one.backend, small) as frozen:
         _, second = one.log.snapshots.store(frozen, backend_name, is_sure=False)
-        _, third = one.log.snapshots.store(frozen, backend_name, is_sure=False)
     assert second.new_bytes >= lost.stored_bytes
-    assert third.new_bytes == second.new_bytes or third.new_bytes < lost.stored_bytes
     last = one.write(small, range(1), 3)
     assert shard_of(backend_name).state(last) == states((range(5000), 1), (range(3), 2), (range(1), 3))
 
