@@ -242,7 +242,7 @@ class RocksDBBackend(Backend):
             with self._stage() as staged:
                 broken = damaged_tables(database.table_files(), staged)
             found += broken
-            if broken and self._shard.abandon(database):
+            if broken and self._shard.abandon(database, damaged(broken[0], "its checksums do not match")):
                 self._shard.put_aside(database.path)
         return found
 

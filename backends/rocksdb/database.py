@@ -41,13 +41,13 @@ from rocksdict import Checkpoint, Options, Rdict, Snapshot
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import writing
-from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
+from holdfast.backends.rocksdb.errors import copy_of, damaged, rocksdb_errors
 from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, VersionLabel
 from holdfast.backends.rocksdb.options import open_rocksdb
 from holdfast.backends.rocksdb.reads import TableReader, read_rows
 from holdfast.backends.rocksdb.writes import CHANGES_PREFIX, ChangeLog, RowWriter, Written, keys_written, without_log
 from holdfast.backends.run import Run
-from holdfast.errors import ClosedError, ConflictError, NotFoundError
+from holdfast.errors import ClosedError, ConflictError, HoldfastError, NotFoundError
 
 #: `maintain` flushes after so many versions, so that after a kill no more commits need be replayed.
 FLUSH_VERSIONS = 32
@@ -104,6 +104,7 @@ class Database:
         self._log = ChangeLog(path)
         self._versions: dict[Pointer, OpenVersion] = {}
         self._alive: weakref.WeakSet[OpenVersion] = weakref.WeakSet()
+        self._failure: HoldfastError | None = None
         self._unflushed_versions = self._unflushed_bytes = 0
         self._write_buffer_bytes = write_buffer_bytes
         self._buffer_bytes = 0
@@ -329,9 +330,16 @@ class Database:
                 finally:
                     self._shut()
 
-    def abandon(self) -> None:
-        """Close without writing more; the files hold what RocksDB flushes by itself, as after a kill."""
+    def abandon(self, failure: HoldfastError | None = None) -> None:
+        """Close without writing more; the files hold what RocksDB flushes by itself, as after a kill.
+
+        Parameters
+        ----------
+        failure : HoldfastError, optional
+            Why: whoever else is using the database gets the same error.
+        """
         with self._write_lock, rocksdb_errors(self.path):
+            self._failure = failure and copy_of(failure)
             self._shut()
 
     def _settle(self, rdict: Rdict) -> None:
@@ -365,5 +373,7 @@ class Database:
 
     def _require_open(self) -> Rdict:
         if self._rdict is None:
+            if self._failure is not None:
+                raise copy_of(self._failure)
             raise ClosedError("the database was closed: open a new view", path=self.path)
         return self._rdict

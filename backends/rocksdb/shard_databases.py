@@ -190,27 +190,33 @@ class ShardDatabases:
         try:
             yield
         except CorruptionError as exc:
-            if not self.abandon(database):
+            if not self.abandon(database, exc):
                 raise
             # Not by a variable: it would hold the frames that hold it, and with them the database's lock.
             try:
                 raise self._naming_the_file(exc, database.path) from exc
             finally:
                 self.put_aside(database.path)
-        except UnavailableError:
-            if self.abandon(database):
+        except UnavailableError as exc:
+            if self.abandon(database, exc):
                 with self.lock:
                     self._unopened.append(database.path)
             raise
 
-    def abandon(self, database: Database) -> bool:
-        """Close a database as it is; tell whether this thread was the first to do so."""
+    def abandon(self, database: Database, failure: HoldfastError | None = None) -> bool:
+        """Close a database as it is; tell whether this thread was the first to do so.
+
+        Parameters
+        ----------
+        failure : HoldfastError, optional
+            What views of it raise from now on, which other threads may be reading: they have lost their version, too.
+        """
         with self.lock:
             if database not in self.opened:
                 return False
             self.opened.remove(database)
             with suppress(HoldfastError):  # the first error counts
-                database.abandon()
+                database.abandon(failure)
             return True
 
     def _naming_the_file(self, error: CorruptionError, path: Path) -> CorruptionError:

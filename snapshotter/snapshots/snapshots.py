@@ -12,7 +12,7 @@ dropped meanwhile. A process locks the folder it uses (`holdfast.backends.local.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +23,15 @@ from holdfast.backends import local_files
 from holdfast.backends.base import Backend, Pointer
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import NEVER_CLEANED_UP, PART_BYTES, CleanedUp, Manifest, read_manifest
-from holdfast.snapshotter.snapshots.notes import SnapshotNotes, identity_of
+from holdfast.snapshotter.snapshots.manifest import (
+    NEVER_CLEANED_UP,
+    PART_BYTES,
+    CleanedUp,
+    Manifest,
+    SnapshotFile,
+    read_manifest,
+)
+from holdfast.snapshotter.snapshots.notes import Identity, SnapshotNotes, identity_of
 from holdfast.snapshotter.snapshots.transfer import download_files, upload_files
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -121,7 +128,7 @@ class Snapshots:
             yield Frozen(pointer, staged.path, lineage)
 
     def store(
-        self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP
+        self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
     ) -> tuple[ChainEntry, Manifest]:
         """Store a version and leave a note of it for the commits that follow.
 
@@ -132,6 +139,8 @@ class Snapshots:
             The name under which the backend is registered that froze it.
         cleaned : CleanedUp
             What is known of clean-ups, for the next executor.
+        is_sure : bool
+            Whether what was stored before is sure to be there. If not, a listing tells, and what is not is sent again.
 
         Raises
         ------
@@ -142,6 +151,8 @@ class Snapshots:
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
+        if not is_sure:
+            stored = self._still_there(stored)
         started_ms = clock.monotonic_ms()
         # The files are held: what is missing now is a failure.
         with _requiring(folder):
@@ -168,6 +179,10 @@ class Snapshots:
         self._shard.put(entry.key, data)
         self.notes.leave(entry, manifest, [(identities[name], files[name]) for name in names])
         return entry, manifest
+
+    def _still_there(self, files: Mapping[Identity, SnapshotFile]) -> dict[Identity, SnapshotFile]:
+        sizes = {info.key: info.size_bytes for info in self._shard.list("files/")}
+        return {i: file for i, file in files.items() if all(sizes.get(p.key) == p.size_bytes for p in file.parts)}
 
     def _require_parts(self, manifest: Manifest) -> None:
         """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""

@@ -74,9 +74,25 @@ class History:
         return links([last])[0] if last else None
 
     def require(self, needed: Iterable[Link]) -> None:
-        """Raise `CorruptionError` where an object is missing: what is listed then is not what there should be."""
+        """Raise `CorruptionError` where an object is missing: what is listed then is not what there should be.
+
+        A snapshot's parts too: later snapshots name them again, so what could stand in for it must stay until they are
+        stored anew.
+        """
         for link in needed:
-            self._is_there(link)
+            if self._is_there(link) and link.kind == "snapshot":
+                self._require_parts(link)
+
+    def _require_parts(self, link: Link) -> None:
+        objects = self.listing.objects
+        for file in self.headers.manifest(objects[link.key]).files:
+            for part in file.parts:
+                if part.key not in objects or objects[part.key].size_bytes != part.size_bytes:
+                    raise CorruptionError(
+                        "a part that a snapshot names is missing, or has another size",
+                        key=f"{self.listing.prefix}/{part.key}",
+                        snapshot=self._place(link),
+                    )
 
     @cached_property
     def cleaned_below(self) -> int:

@@ -180,7 +180,9 @@ class Snapshotting:
                 started_ms = self._monotonic_ms()
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
-            entry, manifest = log.snapshots.store(frozen, message.shard.backend, cleaned)
+            # A clean-up that fails may have found that parts are gone.
+            is_sure = not progress.failures["clean-up"]
+            entry, manifest = log.snapshots.store(frozen, message.shard.backend, cleaned, is_sure=is_sure)
         progress.seen_ms, progress.retry_ms, progress.error = self._monotonic_ms(), 0, None
         progress.failures.pop("snapshot", None)
         progress.untold += SnapshotNews(stored_bytes=manifest.new_bytes + entry.size_bytes)

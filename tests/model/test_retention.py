@@ -49,7 +49,8 @@ class Query:
         made = self.shard.commit(parent, step=step, carried=carried, executor=self.executor)
         if accept:
             self.accepted.append(made)
-            self.newest = max(self.newest, made.pointer.version)
+        # Of a dropped attempt, too: Spark forgets what lies behind when a micro-batch begins.
+        self.newest = max(self.newest, made.pointer.version)
 
     def snapshot(self, *, at_once: bool) -> None:
         if not self.accepted or self.executor in [executor for executor, _ in self.slow]:

@@ -231,6 +231,22 @@ def test_frozen_files_are_made_once_and_shared(shard: RocksDBBackend) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in (*second, second[0].parent))
 
 
+def test_what_one_thread_finds_damaged_is_damage_to_all(shard: RocksDBBackend) -> None:
+    """A snapshot finds it while a micro-batch reads: whose call begins again after damage, and after nothing else."""
+    shard.apply(None, P1, counts(*((f"user {i}", i) for i in range(2000))), {})
+    view = shard.view(P1)
+    (table,) = databases(shard)[0].glob("*.sst")
+    with table.open("r+b") as file:
+        file.seek(5000)
+        file.write(bytes(100))
+    with pytest.raises(CorruptionError) as found:
+        shard.freeze(P1)
+    with pytest.raises(CorruptionError, match="damaged and was set aside"):
+        users(view, "user 1")
+    assert shard.versions() == []
+    assert Path(str(found.value.facts["file"])).name == table.name
+
+
 def test_a_frozen_version_brings_no_other(tmp_path: Path) -> None:
     """A database that was closed holds two versions; of one that comes as frozen, nobody has asked for the other."""
     with open_shard(tmp_path / "one") as one:

@@ -62,6 +62,22 @@ def test_files_that_are_stored_are_not_sent_again(shard_of: Opener, storage: Obj
     assert parts == named, "nothing was stored that no manifest names"
 
 
+@pytest.mark.parametrize("backend_name", BUILT_IN)
+def test_parts_that_are_gone_are_sent_again(shard_of: Opener, storage: ObjectStorage, backend_name: str) -> None:
+    """Where somebody has a doubt: a later restore finds them."""
+    one = shard_of(backend_name)
+    base = one.write(None, range(5000), 1)
+    _, first = one.snapshot(base)
+    small = one.write(base, range(3), 2)
+    lost = max(first.files, key=lambda file: file.size_bytes)
+    storage.delete([f"{SHARD}/{lost.parts[0].key}"])
+    with one.log.snapshots.frozen(one.backend, small) as frozen:
+        _, second = one.log.snapshots.store(frozen, backend_name, is_sure=False)
+    assert second.new_bytes >= lost.stored_bytes
+    last = one.write(small, range(1), 3)
+    assert shard_of(backend_name).state(last) == states((range(5000), 1), (range(3), 2), (range(1), 3))
+
+
 def test_a_file_that_is_cut_while_it_is_sent_is_no_snapshot(storage: ObjectStorage, tmp_path: Path) -> None:
     """Else a manifest would name a part that holds less than it says, and nobody would know before a restore."""
     path = tmp_path / "000001.sst"

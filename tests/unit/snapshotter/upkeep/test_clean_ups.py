@@ -54,6 +54,27 @@ def test_a_job_of_one_micro_batch_uses_the_snapshots_of_the_one_before(bench: Be
     query.check(bench.path, bench.threads)
 
 
+def test_a_part_that_somebody_deletes_is_sent_again_before_anything_goes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each snapshot names the parts of files that stay as they are: all of them lacked it, and the rest was deleted."""
+    for module in ("backend", "merges"):  # so that files stay
+        monkeypatch.setattr(f"holdfast.backends.run_files.{module}.first_to_merge", lambda sizes, *_: len(sizes) - 1)
+    executor, query = bench.executor(), bench.query(policy=SnapshotPolicy(max_commits=2), retained_versions=3)
+    bench.run(query, executor, 12, step_ms=HOUR_MS)
+    lost = min(bench.stored("files"), key=bench.place.stored_ms.__getitem__)
+    assert query.storage is not None
+    query.storage.delete([lost])
+    bench.run(query, executor, 30, step_ms=HOUR_MS)
+    query.check(bench.path, bench.threads)
+    assert counters(executor)["clean_up_errors"] >= 1
+    assert counters(executor)["snapshot_errors"] == 0
+    failed = counters(executor)["clean_up_errors"]
+    bench.run(query, executor, 10, step_ms=HOUR_MS)
+    assert counters(executor)["clean_up_errors"] == failed, "once nothing needs what was stored before, all is well"
+    assert len(bench.stored("commits")) < 30
+
+
 def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,25 @@ def test_the_retained_versions_keep_two_ways_and_the_rest_goes(storage: TimedSto
     assert not [key for key in shard.stored() if key.startswith("probes")]
 
 
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_nothing_goes_while_a_part_of_a_needed_snapshot_is_missing(
+    storage: TimedStorage, shard: ShardHistory, how: str
+) -> None:
+    """What stands in for that snapshot is what would go; and each later one that shares the file names it, too."""
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    (named,) = {m.files[0].parts[0].key for m in shard.manifests.values() if m.pointer.version == 20}
+    data = bytes(storage.get(f"{PREFIX}/{named}"))
+    storage.delete([f"{PREFIX}/{named}"])
+    if how == "cut":
+        storage.put(f"{PREFIX}/{named}", data[:-1])
+    before = shard.stored()
+    with pytest.raises(CorruptionError, match="a part that a snapshot names is missing") as caught:
+        clean(storage, made[-1])
+    assert caught.value.facts["key"] == f"{PREFIX}/{named}"
+    assert shard.stored() == before
+
+
 @pytest.mark.parametrize(
     ("retained", "needed"), [(9, 10), (10, 1), (19, 1), (0, 10), (1, 10), (29, 1), (30, 0), (1000, 0)]
 )
