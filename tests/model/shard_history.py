@@ -94,14 +94,16 @@ class ShardHistory:
     def commit(
         self, parent: Version | None, *, step: int = 1, carried: bool = False, executor: int = 0, rows: int = 1
     ) -> Version:
-        """Commit a version after `parent`; where it is carried, nothing is stored."""
+        """Commit a version after `parent` that says it has so many rows; where it is carried, nothing is stored."""
         pointer = Pointer((parent.pointer.version if parent else 0) + step, self._new_id())
         below = self._standing(parent, executor)
         covered = Lineage(below.chain, (*below.since, pointer), below.last)
         if carried:
             return Version(pointer, parent, covered, covered)
-        header = {"pointer": str(pointer), "shard": self.prefix, "rows": {"totals": rows}, "plain_bytes": {"totals": 0}}
-        sections = {"totals": lambda sink: sink.write(b"")}
+        tables = ["totals"] if rows else []
+        header: dict[str, object] = {"pointer": str(pointer), "shard": self.prefix}
+        header |= {"rows": dict.fromkeys(tables, rows), "plain_bytes": dict.fromkeys(tables, 0)}
+        sections = {table: lambda sink: sink.write(b"") for table in tables}
         own = self._store("commit", pointer, *stored_file.encode("commit", header | covered.to_json(), sections))
         version = Version(pointer, parent, covered, Lineage((*below.chain, own), (), own))
         self.committed[own] = version

@@ -158,9 +158,9 @@ def test_verify_names_what_a_restore_would_refuse(
     """A commit or a snapshot is whole in itself, but a chain says another size of it: a restore does not use it."""
     put_record(storage)
     shard = ShardHistory(storage)
-    made = shard.grow(None, 2)
-    victim = made[0].chain[0] if costs == "lost" else shard.snapshot(made[0])
-    liar = made[1] if costs == "lost" else shard.commit(made[0])
+    first = shard.commit(None, rows=0)
+    victim = first.chain[0] if costs == "lost" else shard.snapshot(first)
+    liar = shard.commit(first, rows=0)
     lie_about_the_first(root / shard.prefix / liar.chain[-1].key, lie)
     expectation = pytest.raises(CorruptionError, match=victim.key) if costs == "lost" else nullcontext()
     with ThreadPoolExecutor(1) as threads:
