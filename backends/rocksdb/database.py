@@ -32,6 +32,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -41,7 +42,7 @@ from rocksdict import Checkpoint, Options, Rdict, Snapshot
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.local_files import writing
-from holdfast.backends.rocksdb.errors import copy_of, damaged, rocksdb_errors
+from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.marker import MARKER_KEY, UNDO_END, UNDO_PREFIX, Marker, VersionLabel
 from holdfast.backends.rocksdb.options import open_rocksdb
 from holdfast.backends.rocksdb.reads import TableReader, read_rows
@@ -339,7 +340,8 @@ class Database:
             Why: whoever else is using the database gets the same error.
         """
         with self._write_lock, rocksdb_errors(self.path):
-            self._failure = failure and copy_of(failure)
+            # A copy has no frames, which would hold this database.
+            self._failure = copy(failure)
             self._shut()
 
     def _settle(self, rdict: Rdict) -> None:
@@ -374,6 +376,6 @@ class Database:
     def _require_open(self) -> Rdict:
         if self._rdict is None:
             if self._failure is not None:
-                raise copy_of(self._failure)
+                raise copy(self._failure)
             raise ClosedError("the database was closed: open a new view", path=self.path)
         return self._rdict

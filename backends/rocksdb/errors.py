@@ -65,11 +65,6 @@ def _mapped(text: str, path: Path) -> HoldfastError:
     return unusable(path, f"RocksDB: {text}")
 
 
-def copy_of(error: HoldfastError) -> HoldfastError:
-    """Return the same error for another thread: without the frames that it came through, and what these hold."""
-    return type(error)(error.message, **error.facts)
-
-
 def damaged(file: Path, cause: str) -> CorruptionError:
     """Return the error for a damaged database; `file` is what is damaged, or the folder where that is not known."""
     return CorruptionError(

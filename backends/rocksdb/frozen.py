@@ -24,15 +24,7 @@ from holdfast.backends.rocksdb.codec.keys import encode_keys
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
 from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker, StoredTable
 from holdfast.backends.rocksdb.options import open_rocksdb
-from holdfast.backends.rocksdb.reads import (
-    FIRST_RUN_ROWS,
-    RUN_GROWTH,
-    RUN_ROWS,
-    TableReader,
-    key_range,
-    run_of,
-    to_list,
-)
+from holdfast.backends.rocksdb.reads import Rows, TableReader, key_range, run_of, scanned, sought, to_list
 from holdfast.backends.run import Run
 from holdfast.backends.run_stack import look_up
 from holdfast.backends.schema import Keys, TableSchema, find_table
@@ -100,29 +92,25 @@ class FrozenDatabase(View):
         schema, stored = self._table(table)
         if stored is None:
             return
-        start, end = key_range(stored.id, first_hash, last_hash)
-        rest: bytes | None = start
-        most = FIRST_RUN_ROWS
-        while rest is not None:
-            begin = rest
-            rows = self._read(lambda database: _reader(database, stored).rows(begin, end, most))  # noqa: B023
-            rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
-            if rows.keys:
-                yield run_of(schema, rows, stored.values)
+
+        def read(start: bytes, end: bytes, most: int) -> Rows:
+            return self._read(lambda database: _reader(database, stored).rows(start, end, most))
+
+        for rows in scanned(read, *key_range(stored.id, first_hash, last_hash)):
+            yield run_of(schema, rows, stored.values)
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         schema, stored = self._table(table)
         if stored is None or not len(prefixes):
             return
-        left = sorted(set(to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))))
-        self._bring_ends(left[0], left[-1] + b"\xff")
-        start: bytes | None = None
-        while left:
-            wanted, begin = left, start
-            rows, done = self._read(lambda database: _reader(database, stored).prefixed(wanted, begin))  # noqa: B023
-            left, start = left[done:], rows.rest
-            if rows.keys:
-                yield run_of(schema, rows, stored.values)
+        encoded = sorted(set(to_list(encode_keys(stored.id, prefixes.hashes, prefixes.columns))))
+        self._bring_ends(encoded[0], encoded[-1] + b"\xff")
+
+        def read(wanted: list[bytes], start: bytes | None) -> tuple[Rows, int]:
+            return self._read(lambda database: _reader(database, stored).prefixed(wanted, start))
+
+        for rows in sought(read, encoded):
+            yield run_of(schema, rows, stored.values)
 
     def close(self) -> None:
         if self._rdict is not None:

@@ -98,6 +98,27 @@ def key_range(table_id: int, first_hash: int, last_hash: int) -> tuple[bytes, by
     return table + first_hash.to_bytes(8, "big"), end
 
 
+def scanned(read: Callable[[bytes, bytes, int], Rows], start: bytes, end: bytes) -> Iterator[Rows]:
+    """Yield the rows of a range of keys, few at first; `read` is `TableReader.rows` of a reader."""
+    rest: bytes | None = start
+    most = FIRST_RUN_ROWS
+    while rest is not None:
+        rows = read(rest, end, most)
+        rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
+        if rows.keys:
+            yield rows
+
+
+def sought(read: Callable[[list[bytes], bytes | None], tuple[Rows, int]], prefixes: list[bytes]) -> Iterator[Rows]:
+    """Yield the rows that begin with one of some prefixes; `read` is `TableReader.prefixed` of a reader."""
+    start: bytes | None = None
+    while prefixes:
+        rows, done = read(prefixes, start)
+        prefixes, start = prefixes[done:], rows.rest
+        if rows.keys:
+            yield rows
+
+
 class TableReader:
     """Reads one table of one version.
 

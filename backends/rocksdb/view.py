@@ -18,12 +18,12 @@ from holdfast.backends.rocksdb.database import Database, OpenVersion
 from holdfast.backends.rocksdb.marker import StoredTable
 from holdfast.backends.rocksdb.reads import (
     CHUNK_KEYS,
-    FIRST_RUN_ROWS,
-    RUN_GROWTH,
-    RUN_ROWS,
+    Rows,
     TableReader,
     key_range,
     run_of,
+    scanned,
+    sought,
     to_list,
 )
 from holdfast.backends.run import Run
@@ -106,17 +106,11 @@ class RocksDBView(View):
         return self._scan(schema, stored, first_hash, last_hash) if stored is not None else iter(())
 
     def _scan(self, schema: TableSchema, stored: StoredTable, first_hash: int, last_hash: int) -> Iterator[Run]:
-        start, end = key_range(stored.id, first_hash, last_hash)
-        rest: bytes | None = start
-        most = FIRST_RUN_ROWS
-        while rest is not None:
+        def read(start: bytes, end: bytes, most: int) -> Rows:
             with self._reading(stored.id) as reader:
-                rows = reader.rows(rest, end, most)
-            rest, most = rows.rest, min(most * RUN_GROWTH, RUN_ROWS)
-            if rows.keys:
-                with self._closing_if_failed():
-                    run = run_of(schema, rows, stored.values)
-                yield run
+                return reader.rows(start, end, most)
+
+        return self._runs(schema, stored, scanned(read, *key_range(stored.id, first_hash, last_hash)))
 
     def scan_prefix(self, table: str, prefixes: Keys) -> Iterator[Run]:
         schema, stored = self._table(table)
@@ -131,15 +125,17 @@ class RocksDBView(View):
         return self._scan_each(schema, stored, sorted(set(encoded)))
 
     def _scan_each(self, schema: TableSchema, stored: StoredTable, prefixes: list[bytes]) -> Iterator[Run]:
-        start: bytes | None = None
-        while prefixes:
+        def read(prefixes: list[bytes], start: bytes | None) -> tuple[Rows, int]:
             with self._reading(stored.id) as reader:
-                rows, done = reader.prefixed(prefixes, start)
-            prefixes, start = prefixes[done:], rows.rest
-            if rows.keys:
-                with self._closing_if_failed():
-                    run = run_of(schema, rows, stored.values)
-                yield run
+                return reader.prefixed(prefixes, start)
+
+        return self._runs(schema, stored, sought(read, prefixes))
+
+    def _runs(self, schema: TableSchema, stored: StoredTable, found: Iterator[Rows]) -> Iterator[Run]:
+        for rows in found:
+            with self._closing_if_failed():
+                run = run_of(schema, rows, stored.values)
+            yield run
 
     def estimate_rows(self, table: str) -> int:
         """Return about how many rows a table has; exact for small ones."""
