@@ -23,7 +23,7 @@ Invariants
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,6 +118,10 @@ class SnapshotFile:
         """Yield each part, and how many bytes of the file it holds."""
         for index, part in enumerate(self.parts):
             yield part, min(part_bytes, self.size_bytes - index * part_bytes)
+
+    def missing(self, size_of: Callable[[str], int | None]) -> Iterator[Part]:
+        """Yield the parts that are not stored as they should be; `size_of` says how many bytes a key has, or None."""
+        return (part for part in self.parts if size_of(part.key) != part.size_bytes)
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class Snapshots:
 
     def _still_there(self, files: Mapping[Identity, SnapshotFile]) -> dict[Identity, SnapshotFile]:
         sizes = {info.key: info.size_bytes for info in self._shard.list("files/")}
-        return {i: file for i, file in files.items() if all(sizes.get(p.key) == p.size_bytes for p in file.parts)}
+        return {i: file for i, file in files.items() if not any(file.missing(sizes.get))}
 
     def _require_parts(self, manifest: Manifest) -> None:
         """Raise where a part is gone: the shard has moved meanwhile, and its new executor has cleaned up."""

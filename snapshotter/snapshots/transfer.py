@@ -183,13 +183,12 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
     if wanted_bytes <= free_bytes:
         return
     stored = {info.key: info.size_bytes for info in shard.list("files/")}
-    for part in (part for file in files for part in file.parts):
-        if stored.get(part.key) != part.size_bytes:
-            raise CorruptionError(
-                f"{shard.url}/{part.key} is missing, or has another size than the snapshot says",
-                size_bytes=stored.get(part.key),
-                expected=part.size_bytes,
-            )
+    for part in (part for file in files for part in file.missing(stored.get)):
+        raise CorruptionError(
+            f"{shard.url}/{part.key} is missing, or has another size than the snapshot says",
+            size_bytes=stored.get(part.key),
+            expected=part.size_bytes,
+        )
     raise UnavailableError(
         f"no space left for local state at {folder}: free space there, or name a larger directory in "
         "spark.holdfast.local.dir",

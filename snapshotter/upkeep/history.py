@@ -86,13 +86,12 @@ class History:
     def _require_parts(self, link: Link) -> None:
         objects = self.listing.objects
         for file in self.headers.manifest(objects[link.key]).files:
-            for part in file.parts:
-                if part.key not in objects or objects[part.key].size_bytes != part.size_bytes:
-                    raise CorruptionError(
-                        "a part that a snapshot names is missing, or has another size",
-                        key=f"{self.listing.prefix}/{part.key}",
-                        snapshot=self._place(link),
-                    )
+            for part in file.missing(lambda key: objects[key].size_bytes if key in objects else None):
+                raise CorruptionError(
+                    "a part that a snapshot names is missing, or has another size",
+                    key=f"{self.listing.prefix}/{part.key}",
+                    snapshot=self._place(link),
+                )
 
     @cached_property
     def cleaned_below(self) -> int:
