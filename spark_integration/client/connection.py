@@ -24,16 +24,17 @@ from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 CALL_TIMEOUT_SECONDS = 5.0
-# Errors come in the trailer of a call, which gRPC limits to 8 KB by default. Each client has its own channel: those to
-# one address would share the back-off after a failed connection.
-_CHANNEL = [("grpc.max_metadata_size", 1 << 20), ("grpc.use_local_subchannel_pool", 1)]
-# A scan has no time limit, as none fits all states; a server that is stopped or hangs answers no pings, and what waits
-# for it fails. Flight's servers end connections that ping more often than every 300 s.
-_KEEPALIVE = {
-    "keepalive_time_ms": 330_000,
-    "keepalive_timeout_ms": 20_000,
-    "http2.ping_timeout_ms": 20_000,
-    "http2.max_pings_without_data": 0,
+_CHANNEL = {
+    # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
+    "grpc.max_metadata_size": 1 << 20,
+    # Each client has its own channel: those to one address would share the back-off after a failed connection.
+    "grpc.use_local_subchannel_pool": 1,
+    # A scan has no time limit, as none fits all states; a server that is stopped or hangs answers no pings, and what
+    # waits for it fails. Flight's servers end connections that ping more often than every 300 s.
+    "grpc.keepalive_time_ms": 330_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.http2.ping_timeout_ms": 20_000,
+    "grpc.http2.max_pings_without_data": 0,
 }
 _LOST = (
     flight.FlightUnavailableError,
@@ -82,7 +83,7 @@ class StateClient:
         if self._flight is None:
             if not self._socket.exists():
                 raise ServerLostError("no state server listens", socket=str(self._socket))
-            self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=_channel())
+            self._flight = flight.FlightClient(f"grpc+unix://{self._socket}", generic_options=[*_CHANNEL.items()])
         return self._flight
 
     @contextmanager
@@ -135,10 +136,6 @@ class StateClient:
         connection, self._flight = self._flight, None
         if connection is not None:
             connection.close()
-
-
-def _channel() -> list[tuple[str, int]]:
-    return _CHANNEL + [(f"grpc.{name}", value) for name, value in _KEEPALIVE.items()]
 
 
 @kept_per_process()

@@ -77,7 +77,7 @@ def test_a_scan_of_a_server_that_hangs_ends(
 ) -> None:
     """Else the task would wait for ever: a scan has no time limit of its own."""
     for name in ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms"):
-        monkeypatch.setitem(connection._KEEPALIVE, name, 1_000)
+        monkeypatch.setitem(connection._CHANNEL, f"grpc.{name}", 1_000)
     backend.apply(None, P1, {"counts": many(200_000)[1]}, {})
     pid = client.call("statistics")["pid"]
     backend._client.close()  # the next call opens another connection
