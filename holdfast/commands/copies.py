@@ -34,7 +34,7 @@ def rescale(
     partitions: int | None,
     rename: tuple[str, ...],
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Make a new query of another one, with another number of shards.
@@ -73,7 +73,7 @@ def clone(
     query_checkpoint: str,
     batch_id: int | None,
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Copy a query as it is, to run a second one beside it.

@@ -50,7 +50,7 @@ def export(
     checkpoint_dir: str | None,
     batch_id: int | None,
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.

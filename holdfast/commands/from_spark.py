@@ -45,7 +45,7 @@ def from_spark(
     shards: int | None,
     comment: str,
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Save a query whose state is that of Spark's own operators, to go on with holdfast's.

@@ -63,7 +63,7 @@ class Outcome:
 def gc(
     url: str,
     operator: str | None,
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
     retain: int | None,
     grace_hours: float,

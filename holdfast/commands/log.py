@@ -24,7 +24,7 @@ from holdfast.snapshotter.upkeep.headers import Headers
     metavar="N",
     help="The newest versions of each shard; each costs a request.",
 )
-def log(url: str, operator: str | None, options: tuple[str, ...], as_json: bool, shard: int | None, limit: int) -> None:
+def log(url: str, operator: str | None, options: dict[str, str], as_json: bool, shard: int | None, limit: int) -> None:
     """List the stored versions and snapshots of each shard, newest first.
 
     A commit holds what was written since the one before it, which may be several versions: small ones travel in Spark's

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from holdfast.commands.target import a_console, checkpoint_dir_option, moment, named_options, on_storage, plain, table
+from holdfast.commands.target import a_console, checkpoint_dir_option, moment, on_storage, plain, table
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
@@ -64,7 +64,7 @@ def get(
     table: str | None,
     batch_id: int | None,
     as_csv: bool,
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Show what a key holds: its rows in all state tables, its timers, and when they expire.
@@ -72,7 +72,7 @@ def get(
     LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
     OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key.
     """
-    with open_query(location, checkpoint_dir, named_options(options)) as query:
+    with open_query(location, checkpoint_dir, options) as query:
         found = query.get(operator, parse_pairs(key), table=table, batch_id=batch_id)
     if as_csv:
         print_csv(found)
@@ -95,12 +95,12 @@ def history(
     checkpoint_dir: str,
     table: str | None,
     limit: int,
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Show what a key held, newest first, as far back as the query could return."""
     found: list[KeyVersion] = []
-    with open_query(location, checkpoint_dir, named_options(options)) as query:
+    with open_query(location, checkpoint_dir, options) as query:
         for one in query.history(operator, parse_pairs(key), table=table):
             found.append(one)
             if len(found) == limit:
@@ -128,7 +128,7 @@ def diff(
     checkpoint_dir: str | None,
     table: str | None,
     rows: int,
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Show how state differs after two micro-batches, or in two savepoints.
@@ -152,7 +152,7 @@ def diff(
     if not checkpoint_dir:
         raise click.UsageError("Missing option '--checkpoint-dir': where the state of the query lies")
     location, operator, before, after = compared
-    with open_query(location, checkpoint_dir, named_options(options)) as query:
+    with open_query(location, checkpoint_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
     if as_json:
         click.echo(json.dumps({"operator": operator, "tables": [_changes(one) for one in found]}, indent=2))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.commands.progress import tasks_shown
-from holdfast.commands.target import named_options
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 
@@ -25,9 +24,7 @@ _MASTER = "spark.master"
 
 
 @contextmanager
-def started_spark(
-    checkpoint_dir: str | None, options: tuple[str, ...], conf: tuple[str, ...]
-) -> Iterator[SparkSession]:
+def started_spark(checkpoint_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
     """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -46,7 +43,7 @@ def started_spark(
     use_own_python(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    for option, value in named_options(options).items():
+    for option, value in options.items():
         builder = builder.config(f"{STORAGE_PREFIX}{option}", value)
     spark = builder.getOrCreate()
     try:

@@ -17,7 +17,6 @@ from holdfast.commands.target import (
     a_console,
     checkpoint_dir_option,
     moment,
-    named_options,
     on_storage,
     plain,
     size,
@@ -70,7 +69,7 @@ def create(
     without: tuple[str, ...],
     comment: str,
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Save the state of a query, which may be running.
@@ -116,7 +115,7 @@ def restore(
     reset: tuple[str, ...],
     sources: savepoints.Sources,
     conf: tuple[str, ...],
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
 ) -> None:
     """Make a new query's checkpointLocation and state from a savepoint.
@@ -157,9 +156,9 @@ def say_new_query(
 @savepoint.command("list")
 @on_storage
 @_TARGET
-def list_(url: str, options: tuple[str, ...], as_json: bool) -> None:
+def list_(url: str, options: dict[str, str], as_json: bool) -> None:
     """List the savepoints of a directory, unfinished and damaged ones too."""
-    found = savepoints.listed(url, named_options(options))
+    found = savepoints.listed(url, options)
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
         return
@@ -180,18 +179,18 @@ def list_(url: str, options: tuple[str, ...], as_json: bool) -> None:
 @on_storage
 @_TARGET
 @_NAME
-def show(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None:
+def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Show what a savepoint holds, and where its query's sources were."""
-    _print(savepoints.read(url, name, named_options(options)), as_json)
+    _print(savepoints.read(url, name, options), as_json)
 
 
 @savepoint.command()
 @on_storage
 @_TARGET
 @_NAME
-def verify(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None:
+def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
     """Read a savepoint whole. The exit status is 1 if something is damaged or missing."""
-    damages = savepoints.verify(url, name, named_options(options))
+    damages = savepoints.verify(url, name, options)
     if as_json:
         click.echo(json.dumps({"name": name, "damages": damages}, indent=2))
     else:
@@ -210,7 +209,7 @@ def verify(url: str, name: str, options: tuple[str, ...], as_json: bool) -> None
 @_NAME
 @click.argument("other")
 @click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="Show so many keys of each kind.")
-def diff(url: str, name: str, other: str, keys: int, options: tuple[str, ...], as_json: bool) -> None:
+def diff(url: str, name: str, other: str, keys: int, options: dict[str, str], as_json: bool) -> None:
     """Show how the savepoint OTHER differs from NAME. The exit status is 1 if it does."""
     compare_savepoints(url, name, other, keys, options, as_json)
 
@@ -220,13 +219,13 @@ def compare_savepoints(
     name: str,
     other: str,
     keys: int,
-    options: tuple[str, ...],
+    options: dict[str, str],
     as_json: bool,
     *,
     other_url: str | None = None,
 ) -> None:
     """Print how a savepoint differs from another one, and exit with 1 if it does."""
-    facts, tables = savepoints.diff(url, name, other, named_options(options), keys=keys, other_target=other_url)
+    facts, tables = savepoints.diff(url, name, other, options, keys=keys, other_target=other_url)
     if as_json:
         found = {"facts": facts, "tables": [asdict(one) for one in tables]}
         click.echo(json.dumps(found, indent=2, default=str))
@@ -257,13 +256,13 @@ def _show_diff(facts: list[str], tables: list[TableDifference]) -> None:
 @_TARGET
 @_NAME
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(url: str, name: str, yes: bool, options: tuple[str, ...], as_json: bool) -> None:
+def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: bool) -> None:
     """Delete a savepoint, or what is left of one that was never finished."""
     if not yes and as_json:
         raise InvalidArgumentError("a program cannot be asked for confirmation: pass --yes to delete")
     if not yes:
         click.confirm(f"Delete the savepoint {name} in {url}?", abort=True)
-    objects = savepoints.delete(url, name, named_options(options))
+    objects = savepoints.delete(url, name, options)
     click.echo(json.dumps({"name": name, "objects": objects}) if as_json else f"{name}: {objects} objects deleted")
 
 

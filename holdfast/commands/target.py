@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,10 +66,28 @@ class Target:
         click.echo(json.dumps({"storage": self.storage.url, **document}, indent=2))
 
 
-def _with_those_of_the_variable(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> Any:
+def _named(given: Iterable[str], given_by: str) -> dict[str, str]:
+    """Return options by name.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One is not NAME=VALUE.
+    """
+    parsed = {}
+    for position, text in enumerate(given, 1):
+        name, separator, value = text.partition("=")
+        if not name or not separator:  # not shown: it may be a secret
+            raise InvalidArgumentError("a storage option must be NAME=VALUE", given_by=given_by, number=position)
+        parsed[name.removeprefix(STORAGE_PREFIX)] = value
+    return parsed
+
+
+def _with_those_of_the_variable(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
     """Add those of the variable: an endpoint on the command line must not hide the secrets that are there."""
-    found = named_options(tuple(os.environ.get(_VARIABLE, "").split()), f"${_VARIABLE}") | named_options(given)
-    return tuple(f"{name}={value}" for name, value in found.items())
+    return _named(os.environ.get(_VARIABLE, "").split(), f"${_VARIABLE}") | _named(given, "--option")
 
 
 storage_option = click.option(
@@ -125,20 +143,20 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
 
 
 @contextmanager
-def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator[Target]:
+def opened(url: str, options: Mapping[str, str], operator: str | None) -> Iterator[Target]:
     """Open and list a checkpoint directory.
 
     Raises
     ------
     InvalidArgumentError
-        An option is not NAME=VALUE, or the storage refuses.
+        The storage refuses an option.
     NotFoundError
         The directory holds no state of holdfast.
     """
     if operator == "":  # as from a variable that is not set: all operators are not what was meant
         raise InvalidArgumentError("--operator must name an operator: omit it for all of them")
     with (
-        open_storage(url, parse_storage_options(named_options(options))) as storage,
+        open_storage(url, parse_storage_options(options)) as storage,
         ThreadPoolExecutor(_THREADS, "holdfast-command") as executor,
     ):
         yield Target(storage, executor, list_checkpoint(storage, operator), a_console())
@@ -147,23 +165,6 @@ def opened(url: str, options: tuple[str, ...], operator: str | None) -> Iterator
 def a_console() -> Console:
     """Return standard output."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_ELSEWHERE)
-
-
-def named_options(options: tuple[str, ...], given_by: str = "--option") -> dict[str, str]:
-    """Return the values of ``--option``, or of another place, by name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        One is not NAME=VALUE.
-    """
-    parsed = {}
-    for position, text in enumerate(options, 1):
-        name, separator, value = text.partition("=")
-        if not name or not separator:  # not shown: it may be a secret
-            raise InvalidArgumentError("a storage option must be NAME=VALUE", given_by=given_by, number=position)
-        parsed[name.removeprefix(STORAGE_PREFIX)] = value
-    return parsed
 
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:

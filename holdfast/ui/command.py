@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import clock
-from holdfast.commands.target import a_console, checkpoint_dir_option, named_options, storage_option
+from holdfast.commands.target import a_console, checkpoint_dir_option, storage_option
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, looks_at_once, open_site
@@ -47,7 +47,7 @@ def ui(
     also: tuple[str, ...],
     local_dir: str | None,
     checkpoint_dir: str | None,
-    options: tuple[str, ...],
+    options: dict[str, str],
 ) -> None:
     """Show state as a web page, read-only, on this machine.
 
@@ -65,7 +65,7 @@ def ui(
         with console.status("listing …") if console.is_terminal else ExitStack():
             site = open_site(
                 locations,
-                named_options(options),
+                options,
                 requests,
                 surveys,
                 stack,

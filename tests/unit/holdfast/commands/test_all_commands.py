@@ -14,7 +14,6 @@ import pytest
 
 from holdfast.cli import group
 from holdfast.commands.inspect import inspect
-from holdfast.commands.target import named_options
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -112,8 +111,8 @@ def test_options_add_to_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -
     """An endpoint on the command line hides no credentials; what both name is the command line's."""
 
     def options(*given: str) -> dict[str, str]:
-        context = inspect.make_context("inspect", ["/data/app", *given])
-        return named_options(context.params["options"])
+        found: dict[str, str] = inspect.make_context("inspect", ["/data/app", *given]).params["options"]
+        return found
 
     monkeypatch.delenv("HOLDFAST_STORAGE_OPTIONS", raising=False)
     assert options() == {}
