@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +14,14 @@ from holdfast.spark_integration.keyed.group_state import KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.testing.ddl import parse_schema
 from tests.fuzz.spark_states import KEPT
+from tests.time_zone import process_in
 
 
 @pytest.fixture(autouse=True)
-def _in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_new_york() -> Iterator[None]:
     """The zone of the process decides over states, and not the session's."""
-    with monkeypatch.context() as patched:
-        patched.setenv("TZ", "America/New_York")
-        time.tzset()
+    with process_in("America/New_York"):
         yield
-    time.tzset()
 
 
 @pytest.mark.parametrize(("ddl", "value", "kept"), KEPT, ids=[f"{ddl} {value!r}" for ddl, value, _ in KEPT])

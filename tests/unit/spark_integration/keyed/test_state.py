@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import os
 import pickle
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -50,6 +48,7 @@ from holdfast.spark_integration.keyed.group_state import KeyState, KeyStates
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.testing.ddl import parse_schema
+from tests.time_zone import process_in
 
 MICROS = st.integers(-(2**51), 2**52)
 WALL_CLOCK = MICROS.map(lambda us: (dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(0, 0, us)).replace(tzinfo=None))
@@ -105,15 +104,8 @@ def through_ours(schema: StructType, rows: list[tuple[Any, ...]]) -> list[tuple[
 @pytest.fixture(params=["Asia/Tokyo", "America/New_York"])
 def process_zone(request: pytest.FixtureRequest) -> Iterator[str]:
     """Set the time zone of the process, which decides over states and not the session's."""
-    before = os.environ.get("TZ")
-    os.environ["TZ"] = request.param
-    time.tzset()
-    yield request.param
-    if before is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = before
-    time.tzset()
+    with process_in(request.param):
+        yield request.param
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.python_values import RowValues
 from holdfast.spark_integration.processor.state import list_state, slab_entries, value_state
+from tests.time_zone import process_in
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
 N = columns(n=LongType())
@@ -38,13 +38,10 @@ def shard(tmp_path: Path) -> ProcessorShard:
 
 
 @pytest.fixture
-def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def new_york() -> Iterator[None]:
     """Set the time zone of the process."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "America/New_York")
-        time.tzset()
+    with process_in("America/New_York"):
         yield
-    time.tzset()
 
 
 def everything(states: Any, *_: Any) -> Any:
