@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
@@ -33,7 +34,19 @@ class TestLocalStorage(StorageContract):
             yield storage
 
 
+class _Store(dict[str, object]):
+    """A dict that other threads may change while its items are looked at."""
+
+    def items(self) -> ItemsView[str, object]:
+        return self.copy().items()
+
+
 class TestMemoryStorage(StorageContract):
+    @pytest.fixture(autouse=True)
+    def _for_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # fsspec takes a tuple of the items, in which the garbage collector may let another thread run.
+        monkeypatch.setattr(MemoryFileSystem, "store", _Store())
+
     @pytest.fixture
     def url(self) -> str:
         return f"memory://storage-contract/{next(_PLACES)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from holdfast.snapshotter.storage.opening import open_storage
 from tests.browser import DESKTOP, PHONE, accessibility_findings, chromium, shown
@@ -90,9 +90,9 @@ def test_the_first_tab_skips_to_the_content(browser: Browser, address: str) -> N
     """Nobody has to tab through the head of each page."""
     with shown(browser, f"{address}0/totals/", DESKTOP) as it:
         it.page.keyboard.press("Tab")
-        assert it.page.evaluate("document.activeElement.className") == "skip"
+        expect(it.page.locator(".skip")).to_be_focused()
         it.page.keyboard.press("Enter")
-        assert it.page.evaluate("document.activeElement.id") == "content"
+        expect(it.page.locator("#content")).to_be_focused()
 
 
 def test_it_follows_a_query_that_runs(browser: Browser, sample: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_it_needs_no_scripts(browser: Browser, address: str) -> None:
         page.goto(address)
         page.click("text=totals >> nth=0")
         page.click("text=Snapshot lag")
-        assert page.locator(".map a").count() == 24
+        expect(page.locator(".map a")).to_have_count(24)
     finally:
         context.close()
 

@@ -70,9 +70,9 @@ def test_a_row_that_somebody_holds_is_waited_for_a_limited_time(updating: Case) 
 @pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
 def test_a_time_limit_of_the_server_is_no_mistake_of_the_query(appending: Case, setting: str) -> None:
     appending.open()
-    appending.options = {"options": f"-c {setting}=50"}
+    appending.options = {"options": f"-c {setting}=500"}
     slow = appending.begun(("a", 1))
-    time.sleep(0.2)
+    time.sleep(0.8)
     with pytest.raises(UnavailableError, match="timeout"):
         slow.prepare()
     slow.abort()
