@@ -44,7 +44,7 @@ def test_a_wrong_password_is_said_and_shown_nowhere(
 ) -> None:
     kafka.add_scram_user()
     wrong = f"{PASSWORD}-and-wrong"
-    lab = Lab(kafka, kafka.sasl_options(how) | {"sasl.password": wrong}, timeout_s=3)
+    lab = Lab(kafka, kafka.sasl_options(how) | {"sasl.password": wrong}, timeout_s=10)
     said = []
     with caplog.at_level(logging.DEBUG):
         for step in (lambda: lab.sink.open(lab.query, SCHEMA), lab.begin):
@@ -71,7 +71,7 @@ def test_a_topic_that_is_missing_is_said_before_anything_is_written(lab: Lab) ->
 @pytest.fixture
 def denied(kafka: Kafka) -> Iterator[Lab]:
     """Yield a lab of a user to whom tests deny things."""
-    lab = Lab(kafka, kafka.sasl_options(), timeout_s=5)
+    lab = Lab(kafka, kafka.sasl_options())
     yield lab
     admin = kafka_admin.AdminClient({"bootstrap.servers": kafka.servers})
     kinds = kafka_admin
@@ -187,7 +187,7 @@ def test_what_kafka_does_not_take_is_said_and_nothing_is_left(lab: Lab, row: dic
 
 
 def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafka: Kafka) -> None:
-    lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "1500"})
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers, "transaction.timeout.ms": "3000"})
     lab.sink.open(lab.query, SCHEMA)
     handles = [lab.prepare("lost", batch_id=7)]
     end_s = time.monotonic() + 30
@@ -273,9 +273,10 @@ def test_the_broker_is_killed_at_each_step(kafka: Kafka) -> None:
 
 @pytest.mark.turn(1, 2)
 def test_a_broker_that_is_away_is_waited_for_a_limited_time(kafka: Kafka) -> None:
-    lab = Lab(kafka, {"bootstrap.servers": kafka.servers}, timeout_s=1)
+    lab = Lab(kafka, {"bootstrap.servers": kafka.servers})
     lab.sink.open(lab.query, SCHEMA)
     handle = lab.prepare("a")
+    lab.sink = KafkaSink(lab.sink.name, lab.topic, timeout_s=1)
     kafka.broker.kill()
     try:
         steps = {
