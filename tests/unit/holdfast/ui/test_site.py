@@ -108,7 +108,7 @@ def test_a_directory_may_become_a_query(tmp_path: Path, site_of: SiteOf) -> None
 
 def test_what_a_view_costs(tmp_path: Path, site_of: SiteOf) -> None:
     """No directory is listed but the one that is looked at; pointers are read once, not for each directory."""
-    homes = [directory(tmp_path / f"state-{n}", f"operator-{n}") for n in range(8)]
+    homes = [directory(tmp_path / f"state-{n}", f"operator-{n}") for n in range(4)]
     stored = Stored()
     site = site_of([location(tmp_path / "query"), *homes], lambda _query, _home: stored)
     for home in homes:
