@@ -258,7 +258,7 @@ def test_hang_ends_by_the_read_timeout(open_through: Callable[..., ObjectStorage
     with pytest.raises(UnavailableError, match="action=get key=o"):
         storage.get("o")
     assert hang.hits == 2
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -273,7 +273,7 @@ def test_hang_ends_by_the_limit_of_the_operation(
     with pytest.raises(UnavailableError, match=f"action={action} .*key=folder/"):
         ACTIONS[action](storage)
     assert hang.hits == 1
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 3
 
 
 def test_refused_connection(server: S3Server, url: str) -> None:

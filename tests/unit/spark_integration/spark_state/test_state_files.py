@@ -237,7 +237,7 @@ def test_a_look_up_waits_for_nobody(tmp_path: Path) -> None:
             raise CorruptionError("more than Spark would have stored")
         else:
             begun.set()
-            assert released.wait(60)
+            assert released.wait(10)
         return {}
 
     operator = StateOperator(0, STATE_VARIABLES, 200, (POINTER_VARIABLE,))
@@ -245,9 +245,9 @@ def test_a_look_up_waits_for_nobody(tmp_path: Path) -> None:
     with LocalStorage(str(tmp_path)) as location, ThreadPoolExecutor(16) as threads, ThreadPoolExecutor(2) as callers:
         args = location, stores, operator, StateOperators(location), threads
         slow = callers.submit(read_pointers, *args)
-        assert begun.wait(60)
+        assert begun.wait(10)
         try:
-            assert callers.submit(read_pointers, *args, partitions=[7]).result(timeout=30) == []
+            assert callers.submit(read_pointers, *args, partitions=[7]).result(timeout=5) == []
             time.sleep(0.05)
             assert len(small) <= 20
         finally:
