@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 #: How long a step may take before a test fails.
 PATIENCE_S = 60.0
 
+#: What a sink of ours imports when it is first used, or a worker when it gets its pickled sink: half a second for each
+#: process, if they were left to it. Those that are not installed are passed over.
+_LIBRARIES = ("pyarrow", "pyarrow.parquet", "deltalake", "psycopg", "xxhash", "fsspec")
+_SINKS = tuple(
+    f"holdfast.spark_integration.sinks.{name}"
+    for name in ("delta.commits", "files.writing", "kafka.sink", "postgres.sink")
+)
+
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "pyarrow", "holdfast.testing"])
+_processes.set_forkserver_preload(["pytest", *_LIBRARIES, "holdfast.testing", *_SINKS])
 
 
 class SinkWorker:
