@@ -51,12 +51,18 @@ def results_page(results: Results, answers: list[Answer]) -> str:
             parts += [f"## {heading}", _table(("question", "answer"), list(_by_question(sentences)))]
     parts += ["## Ratios", _RATIOS, _table(("question", "baseline", "throughput by it"), list(_ratios(answers)))]
     targets = [
-        (target["what"], target["wanted"], f"{target['measured']:.3g}", "yes" if target["met"] else "**no**")
+        (
+            answer.question.text,
+            target["what"],
+            target["wanted"],
+            f"{target['measured']:.3g}",
+            "yes" if target["met"] else "**no**",
+        )
         for answer in answers
         for target in answer.document["targets"]
     ]
     if targets:
-        parts += ["## Targets", _table(("figure", "wanted", "measured", "met"), targets)]
+        parts += ["## Targets", _table(("question", "figure", "wanted", "measured", "met"), targets)]
     if results.missing:
         gaps = [(q.text, f"{q.suite}, {q.name}", q.state, q.reason.partition("\n")[0]) for q in results.missing]
         parts += ["## Not measured", _table(("question", "suite", "state", "reason"), gaps)]
