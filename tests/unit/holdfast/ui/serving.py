@@ -44,5 +44,6 @@ def served(*locations: Path, local_dir: str | None = None) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.effective_port}/{TOKEN}/"
         finally:
             server.task_dispatcher.shutdown()
-            server.asyncore.close_all(server._map)
+            # By the thread that serves: it may be waiting for these descriptors.
+            server.trigger.pull_trigger(lambda: server.asyncore.close_all(server._map))
             thread.join()
