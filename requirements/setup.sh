@@ -57,8 +57,7 @@ quiet_pip install --quiet --require-hashes -r requirements/uv.txt
 # uv is fast, but does not read pip's configuration; where only pip knows the way to an index, pip does it.
 VIRTUAL_ENV=$venv "$venv/bin/uv" pip install --require-hashes -r "$lock" || {
     echo "setup: uv could not install the lock file; trying pip" >&2
-    # The lock is whole: pip is not to look for newer versions of what others want with an extra.
-    quiet_pip install --no-deps --require-hashes -r "$lock"
+    quiet_pip install --require-hashes -r "$lock"
 }
 # Spark puts these before the environment on the path of its Python processes. Nothing in them is compiled, so that each
 # process would compile PySpark anew, for a second or more; without them it takes what is installed, which is the same.
