@@ -31,16 +31,15 @@ if TYPE_CHECKING:
 #: How long a step may take before a test fails.
 PATIENCE_S = 60.0
 
-#: What a sink of ours imports when it is first used, or a worker when it gets its pickled sink: half a second for each
-#: process, if they were left to it. Those that are not installed are passed over.
-_LIBRARIES = ("pyarrow", "pyarrow.parquet", "deltalake", "psycopg", "xxhash", "fsspec")
+#: Our sinks, with the libraries that they import: else each process imports them when it gets its pickled sink, and the
+#: Delta sink's commits when it first commits. What is not installed is passed over.
 _SINKS = tuple(
     f"holdfast.spark_integration.sinks.{name}"
-    for name in ("delta.commits", "files.writing", "kafka.sink", "postgres.sink")
+    for name in ("delta.commits", "delta.sink", "kafka.sink", "parquet.sink", "postgres.sink")
 )
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", *_LIBRARIES, "holdfast.testing", *_SINKS])
+_processes.set_forkserver_preload(["pytest", "pyarrow", "holdfast.testing", *_SINKS])
 
 
 class SinkWorker:
