@@ -123,12 +123,15 @@ class Kafka:
         self.start()
 
     def add_topic(self, partitions: int = 1, **settings: str) -> str:
-        """Create a topic, and return its name."""
+        """Create a topic, and return its name once the broker shows it: the controller says "created" before that."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
         name = f"topic-{uuid.uuid4().hex}"
         admin = AdminClient({"bootstrap.servers": self.servers})
         admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+        wait_until(
+            lambda: len(admin.list_topics(timeout=30).topics[name].partitions) == partitions, lambda: [self.broker]
+        )
         return name
 
     def add_scram_user(self) -> None:
