@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+import holdfast
 from holdfast import __version__
 from holdfast.spark_integration.java import ensure_java
 
@@ -61,6 +62,21 @@ def versions() -> dict[str, str]:
     """Return the versions of holdfast, Python, Java and the libraries that do the work."""
     found = {"holdfast": __version__, "python": platform.python_version(), "java": _java_version()}
     return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def commit() -> str:
+    """Return the commit of the checkout that holdfast runs from, with ``-dirty`` where files differ from it.
+
+    Nothing for a holdfast that was installed: its version says as much.
+    """
+    root = Path(holdfast.__file__).parents[1]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _java_version() -> str:

@@ -89,10 +89,12 @@ class Environment:
             )
         tell(f"installing {self.version()}: about {self.unpacked_mb} MB below {self.folder.parent}")
         _run([sys.executable, "-m", "venv", "--clear", str(self.folder)], self.peer)
-        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
         # The lock is whole. What it needs is not looked up again: pip would look for the newest version of a package
-        # that another one wants with an extra, and refuse it, since the lock has no hash of it.
-        _run([*pip, "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
+        # that another one wants with an extra, and refuse it, since the lock has no hash of it. Whether it is whole is
+        # checked afterwards.
+        _run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
+        _run([*pip, "check"], self.peer)
         (self.folder / _READY).touch()
 
 

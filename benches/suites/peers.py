@@ -76,7 +76,7 @@ def measurements(profile: Profile) -> list[Measurement]:
         Measurement(
             suite="peers",
             name="from-files-by-key",
-            question="The same by a Python function for each key?",
+            question="The same by a Python function for each key, with a tenth of the rows and keys?",
             entries={**_entries(functions, by_key, from_files), **_entries(functions, _FUNCTIONS)},
             minutes=7,
             baseline="flink-process-rocksdb",

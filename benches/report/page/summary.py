@@ -150,9 +150,9 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
     else:
         floor = next((label for label in answer.labels if answer.engine(label) == FLOOR), None)
         by_floor = answer.ratio(best, floor) if floor else None
-        shown = f"{times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
-        settled = by_floor is not None and not by_floor.unsettled
-        yield shown + (f", at {times(1 / by_floor.median)} times the floor" if by_floor and settled else "")
+        yield f"{times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
+        if by_floor is not None and not by_floor.unsettled:
+            yield _longer_than_floor(by_floor)
     if answer.question.suite == _OWN and choice is not None and choice.settled:
         yield f"use {choice.backend}"
 
@@ -212,13 +212,17 @@ def _by_floor(answer: Answer, ours: dict[str, Ratio]) -> str:
     by_floor = answer.ratio(best, floor)
     if by_floor.unsettled:
         return ""
-    slowdown = times(1 / by_floor.median)
-    return f"; {answer.name(best).short} takes {slowdown} times as long as the floor, the same query without state"
+    return f"; {answer.name(best).short} {_longer_than_floor(by_floor)}"
+
+
+def _longer_than_floor(by_floor: Ratio) -> str:
+    return f"takes {times(1 / by_floor.median)} times as long as the floor, the same query without state"
 
 
 def _in_words(ratio: Ratio) -> str:
     same = ratio.same and not ratio.unsettled
-    return f"{times(ratio.median)}, no difference" if same else f"{times(ratio.median)} ({spread(ratio)})"
+    shown = "one turn shows" if ratio.turns == 1 else "these turns show"
+    return f"{times(ratio.median)}, no difference that {shown}" if same else f"{times(ratio.median)} ({spread(ratio)})"
 
 
 def _read_restore(found: Summary, answer: Answer) -> None:
@@ -313,30 +317,25 @@ def _figure(answer: Answer, label: str) -> str:
 
 
 def _read_crossing(found: Summary, answer: Answer) -> None:
-    """Say which backend to use, and from which size on another one."""
+    """Say which backend to use at which sizes; what lies between two of them was not measured."""
     along, all_of = of_field(answer.question.along), contenders(answer)
     if any(answer.engine(label).startswith("store-") for label in all_of.values()):
         return  # of a part of holdfast: no advice on the whole
-    chosen: list[tuple[float, Choice]] = []
+    chosen: list[tuple[list[float], Choice]] = []
     places = sorted({x for label in answer.labels if (x := answer.along(label)) is not None})
     for x in places:
         here = [label for label in answer.labels if answer.along(label) == x]
         choice = choose(answer, here)
         if choice is not None and chosen and chosen[-1][1].backend == choice.backend:
-            chosen[-1] = (chosen[-1][0], choice)  # the larger size says more
+            chosen[-1] = ([*chosen[-1][0], x], choice)  # the larger size says more
         elif choice is not None:
-            chosen.append((x, choice))
+            chosen.append(([x], choice))
         absent = sorted(all_of.keys() - contenders(answer, here).keys())
         if absent:
             found.doubts.append(Sentence.on(answer, f"No figure of {listed(absent)} at {count(x)} {along}."))
-    ends = [*(x for x, _ in chosen[1:]), None]
-    for (x, choice), end in zip(chosen, ends, strict=False):
-        if len(chosen) == 1:
-            reach = f"At every size measured, {count(places[0])} to {count(places[-1])} {along}."
-        elif end is None:
-            reach = f"From {count(x)} {along} on."
-        else:
-            reach = f"Below {count(end)} {along}."
-        found.choices.append(Advice(Sentence.on(answer, reach), choice))
+    for sizes, choice in chosen:
+        reach = " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
+        at = "At every size measured," if len(chosen) == 1 else "At"
+        found.choices.append(Advice(Sentence.on(answer, f"{at} {reach} {along}."), choice))
     if found.headline and len(chosen) > 1 and all(choice.settled for _, choice in chosen):
-        found.headline.append(f"use {chosen[-1][1].backend} from {count(chosen[-1][0])} {along} on")
+        found.headline.append(f"use {chosen[-1][1].backend} at {count(chosen[-1][0][-1])} {along}, the most measured")

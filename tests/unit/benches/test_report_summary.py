@@ -56,8 +56,9 @@ def test_the_headline_has_the_floor_and_the_backend_for_large_states(tmp_path: P
     """The one sentence for somebody who reads no more."""
     found = summary_of(tmp_path, sample_results.full())
     assert found.headline == [
-        "4.4 times the throughput of Spark's aggregation on RocksDB, at 1.4 times the floor",
-        "use filesystem from 10 million keys on",
+        "4.4 times the throughput of Spark's aggregation on RocksDB",
+        "takes 1.4 times as long as the floor, the same query without state",
+        "use filesystem at 50 million keys, the most measured",
     ]
 
 
@@ -149,12 +150,12 @@ def test_one_turn_is_called_one_turn(tmp_path: Path) -> None:
     assert own_load(tmp_path, turns=1).certainty.startswith("One turn only, 6 micro-batches counted")
 
 
-def test_growth_says_from_which_size_on_another_backend_is_the_better_one(tmp_path: Path) -> None:
+def test_growth_says_at_which_sizes_which_backend_is_the_better_one(tmp_path: Path) -> None:
     """The advice of the sentence at the top, with its reason."""
     found = summary_of(tmp_path, {("growth", "keys"): sample_results.growth()})
     assert [(advice.choice.backend, advice.sentence.text) for advice in found.choices] == [
-        ("memory", "Below 10 million keys."),
-        ("filesystem", "From 10 million keys on."),
+        ("memory", "At 100,000 to 1 million keys."),
+        ("filesystem", "At 10 million to 50 million keys."),
     ]
     assert "No figure of memory at 50 million keys" in texts(found.doubts)
 
