@@ -20,10 +20,10 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 # the order of tests/conftest.py, the longest first.
 SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder -p no:benchmark
 
-# Neither Spark nor a server nor anything slow, no injected faults and no histories by chance; what is left out whole is
-# not imported.
+# Neither Spark nor a server nor anything slow, no injected faults, no histories by chance, and nothing of `make check`;
+# what is left out whole is not imported.
 FAST := -m 'not slow and not spark and not cluster and not s3 and not hdfs and not kafka and not postgres' \
-        $(addprefix --ignore=tests/,cluster faults fuzz model packaging soak spark)
+        $(addprefix --ignore=tests/,cluster faults fuzz model packaging soak spark test_pages.py test_source_tree.py test_tidy.py)
 
 # From nothing (-E), and strict: what is read from an earlier run's pages would not be checked.
 SITE := $(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning -c docs/site -d build/docs-read

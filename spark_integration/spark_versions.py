@@ -10,6 +10,7 @@ integers with nulls, in pandas     floats                 floats                
 number of state partitions         shuffle partitions of  a property of the      a property of the
                                    the run's session      run's session          run's session
 binaries in a state                bytearray              bytes                  bytes
+error for a wrong argument         NOT_STR, …             NOT_STR, …             NOT_EXPECTED_TYPE
 Java                               17, 21                 17, 21                 17, 21, 25
 fails with pyarrow 26 and later    before 4.0.5           before 4.1.4           no
 fails with protobuf 7 and later    yes                    no                     no
@@ -28,6 +29,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyspark
+from pyspark.errors import PySparkTypeError
 
 from holdfast.errors import InvalidArgumentError
 
@@ -162,6 +164,23 @@ def state_partitions(tell: Callable[[str], str], *, in_sparks_thread: bool) -> i
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def wrong_type(name: str, expected: str, given: str) -> PySparkTypeError:
+    """Return Spark's error for an argument of another type, with the condition that this Spark has for it.
+
+    Parameters
+    ----------
+    expected : str
+        ``str`` or ``StructType or str``.
+    """
+    of_argument = {"arg_name": name, "arg_type": given}
+    if _SPARK >= (4, 2):
+        return PySparkTypeError(
+            errorClass="NOT_EXPECTED_TYPE", messageParameters=of_argument | {"expected_type": expected}
+        )
+    condition = "NOT_STR" if expected == "str" else "NOT_STR_OR_STRUCT"
+    return PySparkTypeError(errorClass=condition, messageParameters=of_argument)
 
 
 def version_of(spark: SparkSession) -> str:

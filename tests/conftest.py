@@ -159,9 +159,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # Their collect() leaves its socket to the garbage collector, which says so in whatever test it runs.
         unclosed = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
         config.addinivalue_line("filterwarnings", unclosed)
+        config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket\.socket:ResourceWarning")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from pyspark import __version__
+    from pyspark.loose_version import LooseVersion
+
+    for item in items:
+        for since in item.iter_markers("since"):
+            if LooseVersion(__version__) < LooseVersion(since.args[0]):
+                item.add_marker(pytest.mark.skip(reason=f"needs Spark {since.args[0]} or newer"))
     if not LONG:
         for item in items:
             if item.get_closest_marker("long"):

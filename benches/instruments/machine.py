@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -60,23 +61,36 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of holdfast, Python, Java and the libraries that do the work."""
-    found = {"holdfast": __version__, "python": platform.python_version(), "java": _java_version()}
+    found = {
+        "holdfast": holdfast_version(Path(holdfast.__file__).parents[1]),
+        "python": platform.python_version(),
+        "java": _java_version(),
+    }
     return found | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
-def commit() -> str:
-    """Return the commit of the checkout that holdfast runs from, with ``-dirty`` where files differ from it.
+def holdfast_version(root: Path) -> str:
+    """Return the version of the holdfast in a folder; in a checkout also its commit: ``0.1.0+g0123456789ab.dirty``.
 
-    Nothing for a holdfast that was installed: its version says as much.
+    Dirty: files of the commit were changed. New ones do not count: results may be among them.
     """
-    root = Path(holdfast.__file__).parents[1]
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty"]
+    if not _git(root, "ls-files", "holdfast/__init__.py"):
+        return __version__  # installed: in whatever folder, of whosever repository
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    dirty = ".dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else ""
+    return f"{__version__}+g{commit}{dirty}" if commit else __version__
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return what git prints of a repository; nothing where it cannot. What surrounds this process does not count."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment["GIT_OPTIONAL_LOCKS"] = "0"
+    command = ["git", "-C", str(root), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
         return ""
+    return done.stdout.strip()
 
 
 def _java_version() -> str:

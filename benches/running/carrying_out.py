@@ -16,10 +16,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.benches.instruments.machine import commit
 from holdfast.benches.jobs.job import StoreJob
 from holdfast.benches.report.results import Document, document
 from holdfast.benches.running.directory import DONE, FAILED, TO_DO, ResultsDirectory, about, differences
@@ -288,13 +286,12 @@ class CarryingOut:
             baseline = ""
         stated = about(replace(self._measurement, baseline=baseline))
         facts = {name: self._directory.facts[name] for name in ("started", "machine", "versions", "seed")}
-        ended = datetime.now(UTC).isoformat(timespec="seconds")
         return {
             **document(
                 self._measurement.name,
                 entries,
                 runs,
-                {"command": self._command(), **facts, "ended": ended, "commit": commit()},
+                {"command": self._command(), **facts},
             ),
             **stated,
             "entries": {label: entry.engine for label, entry in entries.items()},

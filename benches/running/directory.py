@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.benches.instruments.machine import commit, machine, versions
+from holdfast.benches.instruments.machine import machine, versions
 from holdfast.benches.suites.measurement import Measurement, Profile
 from holdfast.errors import CorruptionError, InvalidArgumentError, UnavailableError
 
@@ -51,7 +51,6 @@ def facts_of(profile: Profile, seed: int, disk: str | None = None) -> Facts:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
-        "commit": commit(),
     }
 
 

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME
 from holdfast.spark_integration.spark_types import parse_struct
+from holdfast.spark_integration.spark_versions import wrong_type
 from holdfast.spark_integration.transport.transport import quoted
 
 
@@ -66,7 +67,4 @@ def require_accepted_by_spark(
 
 
 def _wrong_argument(name: str, expected: str, given: object) -> PySparkTypeError:
-    return PySparkTypeError(
-        errorClass="NOT_EXPECTED_TYPE",
-        messageParameters={"arg_name": name, "expected_type": expected, "arg_type": type(given).__name__},
-    )
+    return wrong_type(name, expected, type(given).__name__)

@@ -12,6 +12,8 @@ from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 
+pytestmark = pytest.mark.slow(24)
+
 
 class TestDeltaSink(SinkContract):
     @pytest.fixture

@@ -12,6 +12,8 @@ from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from holdfast.testing.sink_contract import SinkContract
 
+pytestmark = pytest.mark.slow(8)
+
 
 class TestParquetSink(SinkContract):
     @pytest.fixture

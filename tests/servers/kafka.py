@@ -129,9 +129,12 @@ class Kafka:
         name = f"topic-{uuid.uuid4().hex}"
         admin = AdminClient({"bootstrap.servers": self.servers})
         admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
-        wait_until(
-            lambda: len(admin.list_topics(timeout=30).topics[name].partitions) == partitions, lambda: [self.broker]
-        )
+
+        def is_shown() -> bool:
+            topic = admin.list_topics(timeout=30).topics.get(name)
+            return topic is not None and len(topic.partitions) == partitions
+
+        wait_until(is_shown, lambda: [self.broker])
         return name
 
     def add_scram_user(self) -> None:

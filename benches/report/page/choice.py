@@ -27,12 +27,14 @@ class Choice:
         Sentences.
     settled : bool
         Whether the turns tell it from every other backend, or show that the two are equally fast.
+    turns : int
     """
 
     backend: str
     reason: str
     certainty: str
     settled: bool
+    turns: int
 
 
 def contenders(answer: Answer, labels: list[str] | None = None) -> dict[str, str]:
@@ -57,7 +59,8 @@ def choose(answer: Answer, labels: list[str] | None = None) -> Choice | None:
     lean = [backend for backend in near if held[backend] <= least * _AS_MUCH_MEMORY]
     chosen = min(lean, key=_IF_EQUAL.index)
     settled = not any(answer.ratio(of[chosen], of[other]).unsettled for other in of if other != chosen)
-    return Choice(chosen, _reason(answer, of, chosen, near, held), _certainty(answer, of, chosen), settled)
+    reason, certainty = _reason(answer, of, chosen, near, held), _certainty(answer, of, chosen)
+    return Choice(chosen, reason, certainty, settled, len(answer.runs(of[chosen])))
 
 
 def _reason(answer: Answer, of: dict[str, str], chosen: str, near: list[str], held: dict[str, int]) -> str:

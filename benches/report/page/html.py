@@ -18,7 +18,7 @@ from holdfast.benches.report.directory import BENCHMARKS, Results
 from holdfast.benches.report.names import name_of
 from holdfast.benches.report.page.sections import sections
 from holdfast.benches.report.page.summary import summarize
-from holdfast.benches.report.page.words import count, listed, of_field, spread, times
+from holdfast.benches.report.page.words import count, of_field, spread, times
 from holdfast.benches.report.tables import Sheet
 
 _SHAPE = {
@@ -96,19 +96,12 @@ def commands(results: Results, answers: list[Answer]) -> Iterator[tuple[str, str
 def described_machine(results: Results) -> str:
     """Return when and where it was measured."""
     machine = results.run["machine"]
-    ended = max((found["ended"] for _, found in results.measured if found.get("ended")), default="")
-    begun = results.run["started"]
-    when = f"{_minute(begun)} to {_minute(ended)} UTC" if ended else f"begun {begun[:10]}"
-    parts = [f"Profile {results.run['profile']}, {when}"]
+    parts = [f"Profile {results.run['profile']}, begun {results.run['started'][:10]}"]
+    if "holdfast" in results.run["versions"]:
+        parts[0] += f", holdfast {results.run['versions']['holdfast']}"
     if "cpu" in machine:
         parts.append(f"{machine['cpu']}, {machine.get('cores', '?')} cores, {machine.get('memory_gb', '?')} GB")
-    commits = dict.fromkeys(found["commit"] for _, found in results.measured if found.get("commit"))
-    parts.extend([f"holdfast at {listed(list(commits))}"] if commits else [])
     return "; ".join(parts)
-
-
-def _minute(stated: str) -> str:
-    return stated[:16].replace("T", " ")
 
 
 def _facts(results: Results) -> str:

@@ -150,9 +150,9 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
     else:
         floor = next((label for label in answer.labels if answer.engine(label) == FLOOR), None)
         by_floor = answer.ratio(best, floor) if floor else None
-        yield f"{times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
-        if by_floor is not None and not by_floor.unsettled:
-            yield _longer_than_floor(by_floor)
+        shown = f"{answer.name(best).text} has {times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
+        settled = by_floor is not None and not by_floor.unsettled
+        yield shown + (f", and {_longer_than_floor(by_floor)}" if by_floor and settled else "")
     if answer.question.suite == _OWN and choice is not None and choice.settled:
         yield f"use {choice.backend}"
 
@@ -216,13 +216,18 @@ def _by_floor(answer: Answer, ours: dict[str, Ratio]) -> str:
 
 
 def _longer_than_floor(by_floor: Ratio) -> str:
-    return f"takes {times(1 / by_floor.median)} times as long as the floor, the same query without state"
+    slowdown = "" if by_floor.same else f"{times(1 / by_floor.median)} times "
+    shown = f", as far as {_turns(by_floor)}" if by_floor.same else in_one_turn(by_floor)
+    return f"takes {slowdown}as long as the floor, the same query without state{shown}"
+
+
+def _turns(ratio: Ratio) -> str:
+    return "one turn shows" if ratio.turns == 1 else "these turns show"
 
 
 def _in_words(ratio: Ratio) -> str:
-    same = ratio.same and not ratio.unsettled
-    shown = "one turn shows" if ratio.turns == 1 else "these turns show"
-    return f"{times(ratio.median)}, no difference that {shown}" if same else f"{times(ratio.median)} ({spread(ratio)})"
+    same = ": no difference" if ratio.same and not ratio.unsettled else ""
+    return f"{times(ratio.median)} ({spread(ratio)}{same})"
 
 
 def _read_restore(found: Summary, answer: Answer) -> None:
@@ -321,21 +326,26 @@ def _read_crossing(found: Summary, answer: Answer) -> None:
     along, all_of = of_field(answer.question.along), contenders(answer)
     if any(answer.engine(label).startswith("store-") for label in all_of.values()):
         return  # of a part of holdfast: no advice on the whole
-    chosen: list[tuple[list[float], Choice]] = []
+    chosen: list[list[tuple[float, Choice]]] = []
     places = sorted({x for label in answer.labels if (x := answer.along(label)) is not None})
+    before = None
     for x in places:
         here = [label for label in answer.labels if answer.along(label) == x]
         choice = choose(answer, here)
-        if choice is not None and chosen and chosen[-1][1].backend == choice.backend:
-            chosen[-1] = ([*chosen[-1][0], x], choice)  # the larger size says more
+        if choice is not None and before == choice.backend:
+            chosen[-1].append((x, choice))
         elif choice is not None:
-            chosen.append(([x], choice))
+            chosen.append([(x, choice)])
+        before = choice and choice.backend
         absent = sorted(all_of.keys() - contenders(answer, here).keys())
         if absent:
             found.doubts.append(Sentence.on(answer, f"No figure of {listed(absent)} at {count(x)} {along}."))
-    for sizes, choice in chosen:
-        reach = " to ".join(dict.fromkeys((count(sizes[0]), count(sizes[-1]))))
-        at = "At every size measured," if len(chosen) == 1 else "At"
+    for span in chosen:
+        (least, _), (most, choice) = span[0], span[-1]  # the larger size says more
+        reach = " to ".join(dict.fromkeys((count(least), count(most))))
+        at = "At every size measured," if len(places) == len(span) > 1 else "At"
         found.choices.append(Advice(Sentence.on(answer, f"{at} {reach} {along}."), choice))
-    if found.headline and len(chosen) > 1 and all(choice.settled for _, choice in chosen):
-        found.headline.append(f"use {chosen[-1][1].backend} at {count(chosen[-1][0][-1])} {along}, the most measured")
+    if found.headline and len(chosen) > 1 and all(choice.settled for span in chosen for _, choice in span):
+        most, choice = chosen[-1][-1]
+        once = " (one turn)" if choice.turns == 1 else ""
+        found.headline.append(f"use {choice.backend} at {count(most)} {along}{once}")

@@ -73,6 +73,7 @@ def test_a_death_at_each_step_shows_each_result_once(
 
 
 @pytest.mark.turn(1, 2)
+@pytest.mark.since("4.1")
 @pytest.mark.parametrize("target", sample(SOURCES))
 def test_kills_of_a_data_source_show_each_result_once(target: str, java_home: Path, tmp_path: Path) -> None:
     with TARGETS[target].served(tmp_path) as place:

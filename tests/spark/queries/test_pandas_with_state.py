@@ -88,7 +88,7 @@ def test_keys_may_be_expressions(lab: Lab) -> None:
         ({"outputMode": "complete"}, IllegalArgumentException, "append or update"),
         ({"outputMode": None}, PySparkTypeError, "outputMode.*NoneType"),
         ({"outputStructType": "a lng"}, ParseException, "UNSUPPORTED_DATATYPE"),
-        ({"outputStructType": 7}, PySparkTypeError, "NOT_EXPECTED_TYPE"),
+        ({"outputStructType": 7}, PySparkTypeError, "NOT_EXPECTED_TYPE|NOT_DATATYPE_OR_STR"),
         ({"outputStructType": "long"}, PySparkTypeError, "INVALID_RETURN_TYPE_FOR_PANDAS_UDF"),
         ({"stateStructType": "n lng"}, ParseException, "UNSUPPORTED_DATATYPE"),
         ({"stateStructType": 7}, PySparkTypeError, "stateStructType.*int"),

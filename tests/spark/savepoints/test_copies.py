@@ -79,6 +79,7 @@ def of_spark_and_ours(frame: DataFrame) -> DataFrame:
     return processed.groupBy("carrier").agg(F.count("*").alias("n"), F.max("seen").alias("seen"))
 
 
+@pytest.mark.since("4.1")
 def test_state_of_sparks_own_operators_is_cloned_too(lab: Lab) -> None:
     """Deduplication, processors and aggregation, whose metadata names files by path: none of them is the original's."""
     case = replace(CASES[0], query=of_spark_and_ours, settings={**NEEDED, **UNCHECKED})

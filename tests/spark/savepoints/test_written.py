@@ -272,7 +272,13 @@ SPARK_CASES = [
 ]
 
 
-@pytest.mark.parametrize("of_spark", sample(SPARK_CASES, quick=1), ids=lambda one: str(one.case))
+@pytest.mark.parametrize(
+    "of_spark",
+    [
+        pytest.param(one, id=str(one.case), marks=pytest.mark.since("4.1") if one.timeout_conf is None else ())
+        for one in sample(SPARK_CASES, quick=1)
+    ],
+)
 def test_a_query_of_sparks_goes_on_with_holdfast(lab: Lab, of_spark: SparkCase) -> None:
     """From the same positions, with state, timers and watermark: output as Spark's operator goes on itself."""
     case, target = of_spark.case, lab.folder / "savepoints"
@@ -317,6 +323,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.turn(1, 2)
+@pytest.mark.since("4.1")
 def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
     """Variables of each kind, their expiry and timers in processing time."""
     target = lab.folder / "savepoints"
@@ -354,6 +361,7 @@ def test_all_that_a_processor_of_sparks_may_keep(lab: Lab) -> None:
 
 
 @pytest.mark.turn(0, 2)
+@pytest.mark.since("4.1")
 def test_an_earlier_micro_batch_has_the_variables_of_then(lab: Lab) -> None:
     """Those that a later run of the processor has left out are not lost."""
     with configured(lab.spark, NEEDED):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.servers.postgres import Postgres
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(40)]
+since_data_sources = pytest.mark.since("4.1")
 ROWS = 10
 
 
@@ -50,18 +51,21 @@ def written(spark: SparkSession, sink: sinks.TwoPhaseSink, rows: str, tmp_path: 
     return list(range(3 * ROWS))
 
 
+@since_data_sources
 def test_parquet(session: SparkSession, tmp_path: Path) -> None:
     url = str(tmp_path / "target")
     wanted = written(session, sinks.parquet("files", url), "value", tmp_path, path=url)
     assert sorted(sinks.read_parquet(url)["value"].to_pylist()) == wanted
 
 
+@since_data_sources
 def test_delta(session: SparkSession, tmp_path: Path) -> None:
     url = str(tmp_path / "target")
     wanted = written(session, DeltaSink("table", url), "value", tmp_path, path=url, create="true")
     assert sorted(DeltaTable(url).to_pyarrow_table()["value"].to_pylist()) == wanted
 
 
+@since_data_sources
 def test_postgres(session: SparkSession, postgres: Postgres, tmp_path: Path) -> None:
     """Where the server is stands in the session, for the workers; the driver has it from options."""
     name = f"numbers_{clock.new_id()}"
@@ -73,6 +77,7 @@ def test_postgres(session: SparkSession, postgres: Postgres, tmp_path: Path) -> 
 
 
 @pytest.mark.kafka
+@since_data_sources
 def test_kafka(session: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     """Over a login, whose password the workers have from the session."""
     name, topic = f"numbers-{clock.new_id()}", kafka.add_topic(2)
@@ -107,6 +112,7 @@ def test_registered_twice(spark: SparkSession) -> None:
     holdfast.register(spark)
 
 
+@since_data_sources
 def test_names_with_capitals_arrive(session: SparkSession, tmp_path: Path) -> None:
     """Spark hands names of options over in lower case."""
     sink = DeltaSink("table", str(tmp_path / "target"))

@@ -144,6 +144,7 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
         holdfast.state(lab.spark, lab.folder / "input", "totals")
 
 
+@pytest.mark.since("4.1")
 def test_a_key_is_read_from_its_shard(lab: Lab) -> None:
     """The other shards' objects are gone, so whoever reads one of them fails: by options, and by filters of Spark's."""
     lab.configure({"shards": "8", "commit.carriedBytes": "0"})

@@ -21,8 +21,6 @@ MIB = 1 << 20
 MACHINE = {"cpu": "a processor", "cores": 2, "memory_gb": 23.5, "os": "Linux 6.1 x86_64"}
 VERSIONS = {"holdfast": "0.1.0", "python": "3.11.7", "java": "openjdk version 17", "pyspark": "4.3.0"}
 STARTED = "2026-11-23T12:00:00+00:00"
-ENDED = "2026-11-24T11:40:00+00:00"
-COMMIT = "0123456789ab"
 SPARK = "spark-agg-rocksdb"
 BACKENDS = ("holdfast-memory", "holdfast-filesystem", "holdfast-rocksdb")
 
@@ -63,8 +61,6 @@ def a_document(name: str, entries: Mapping[str, tuple[Entry, float, float]], tur
     facts = {
         "command": f"holdfast bench run --full --suite {more.get('suite', 'jobs')}",
         "started": STARTED,
-        "ended": ENDED,
-        "commit": COMMIT,
         "machine": MACHINE,
         "versions": VERSIONS,
     }

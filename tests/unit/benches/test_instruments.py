@@ -13,7 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
+from holdfast import __version__
 from holdfast.benches.instruments import spans
+from holdfast.benches.instruments.machine import holdfast_version
 from holdfast.benches.instruments.processes import Processes, spark_kind, store_kind
 from holdfast.benches.runs.spark_run import folder_bytes
 
@@ -91,6 +93,30 @@ def test_a_process_that_has_ended_still_counts(tmp_path: Path) -> None:
     assert processes.written()["background"] >= 48 * MIB
     assert 0 < processes.seconds()["background"] < 60
     assert "store" in peak
+
+
+def test_results_name_the_commit_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else git knows: an installed copy inside another repository, a hook's environment, new files."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    package = tmp_path / "holdfast" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("")
+    assert holdfast_version(tmp_path) == __version__
+    git("init")
+    git("commit", "--allow-empty", "--message", "of somebody else")
+    assert holdfast_version(tmp_path) == __version__
+    git("add", "holdfast")
+    git("commit", "--message", "ours")
+    commit = f"{__version__}+g{git('rev-parse', 'HEAD')[:12]}"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    (tmp_path / "results.json").write_text("{}")
+    assert holdfast_version(tmp_path) == commit
+    package.write_text("changed")
+    assert holdfast_version(tmp_path) == f"{commit}.dirty"
 
 
 def test_an_orphan_stays_below_the_run_that_started_it() -> None:

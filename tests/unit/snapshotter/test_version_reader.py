@@ -170,6 +170,7 @@ def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: L
     reader.close()
 
 
+@pytest.mark.slow(7)
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_a_key_in_a_large_snapshot_reads_a_small_part_of_it(backend: str, tmp_path: Path) -> None:
     """What is read follows the number of keys, not the size of the version."""

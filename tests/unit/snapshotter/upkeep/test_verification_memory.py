@@ -5,9 +5,13 @@ from __future__ import annotations
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.model.shard_history import ShardHistory, TimedStorage
+
+pytestmark = pytest.mark.slow(5)
 
 
 def peak_bytes(commits: int) -> int:

@@ -162,6 +162,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     found.threads.shutdown()
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize("seed", repetitions(quick=3, long=50))
 def test_state_goes_through_any_numbers_of_shards(store: Store, seed: int) -> None:
     """1, 7, 3, 1 and many more shards than keys: the same rows, each where its key is sent to."""
@@ -190,6 +191,7 @@ class Reading(WrappedStorage):
         return data
 
 
+@pytest.mark.slow(8)
 @pytest.mark.parametrize(("before", "after"), [(2, 64), (3, 8), (5, 4), (64, 2), (2, 3)])
 @pytest.mark.parametrize("piece_rows", [40, 100_000])
 def test_a_restore_reads_a_savepoint_about_once(

@@ -15,6 +15,8 @@ from holdfast.errors import HoldfastError, SchemaMismatchError, StateLostError, 
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from tests.unit.spark_integration.sinks.delta_writer import SCHEMA, opened
 
+pytestmark = pytest.mark.slow(7)
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:

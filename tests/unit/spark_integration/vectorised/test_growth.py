@@ -14,6 +14,8 @@ from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.repetitions import LONG, repetitions
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard
 
+pytestmark = pytest.mark.slow(8)
+
 USERS, TTL_MS = 50, 5_000
 MICRO_BATCHES = repetitions(120, 20_000)
 

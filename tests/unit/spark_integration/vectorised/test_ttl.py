@@ -63,6 +63,7 @@ def refresh(batch: ShardBatch) -> None:
     batch.state.put(n=pc.add(pc.coalesce(batch.state.get()["n"], 0), 1))
 
 
+@pytest.mark.slow(2)
 def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard: OperatorShard) -> None:
     """What a refresh costs: nothing in the index, until the time there has come."""
     seen = set()
@@ -77,6 +78,7 @@ def test_a_row_written_in_every_micro_batch_moves_once_in_its_time_to_live(shard
     assert shard.run(["ann"], 3 * TTL_MS, counts_of) == {"ann": 300}
 
 
+@pytest.mark.slow(6)
 def test_a_row_written_unread_has_an_entry_for_each_step_at_most(shard: OperatorShard) -> None:
     """Without a look-up nobody knows whether the index has the key."""
     for now in range(0, 3 * TTL_MS, 5):
