@@ -90,9 +90,8 @@ class Environment:
         tell(f"installing {self.version()}: about {self.unpacked_mb} MB below {self.folder.parent}")
         _run([sys.executable, "-m", "venv", "--clear", str(self.folder)], self.peer)
         pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        # The lock is whole. What it needs is not looked up again: pip would look for the newest version of a package
-        # that another one wants with an extra, and refuse it, since the lock has no hash of it. Whether it is whole is
-        # checked afterwards.
+        # Nothing but the lock: pip would look up the newest version of a package that another one wants with an extra,
+        # and refuse it, since the lock has no hash of it. `check` says if the lock lacks something.
         _run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(self.requirements)], self.peer)
         _run([*pip, "check"], self.peer)
         (self.folder / _READY).touch()

@@ -24,7 +24,7 @@ def _keys() -> Measurement:
     return Measurement(
         suite=SUITE,
         name="keys",
-        question="How does job B go on as its state grows from 100,000 to 10 million keys?",
+        question="How fast is job B as its state grows from 100,000 to 10 million keys?",
         entries={
             f"{engine}, {keys:,} keys": Entry(
                 engine, JobB(keys=keys, fill_rows=min(keys, _FILL_ROWS), batches=8, warmup=2)
