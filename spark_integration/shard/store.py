@@ -206,8 +206,8 @@ def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: in
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
             "nothing would keep the number of shards, as Spark does not tell this task its query: set "
-            "spark.holdfast.shards and never change it, or evaluate the micro-batch in Spark's own thread first. On "
-            "Spark 4.0 foreachBatch needs this over Connect and in threads; later only if a thread evaluates an RDD",
+            "spark.holdfast.shards and never change it, or evaluate the micro-batch in Spark's own thread first. "
+            "foreachBatch needs this over Connect before Spark 4.3, in threads on 4.0, and if a thread evaluates an RDD",
             operator=operator,
             shards=shards,
             stored=None if stored is None else stored.shards,

@@ -174,11 +174,16 @@ def refused(spark: SparkSession, events: DataFrame) -> list[str]:
     return found
 
 
+def keep_shards(spark: SparkSession) -> None:
+    """Say the number of shards where tasks do not know their run: in `foreachBatch` over Connect before Spark 4.3."""
+    if spark.version.startswith(("4.0.", "4.1.", "4.2.")):
+        spark.conf.set("spark.holdfast.shards", "4")
+
+
 def in_foreach_batch(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Start one data frame as two queries that use ``foreachBatch``, twice; return what the micro-batches found."""
     queries = ("one", "two")
-    if spark.version.startswith("4.0."):
-        spark.conf.set("spark.holdfast.shards", "4")  # its tasks do not know their run here
+    keep_shards(spark)
     for feed in (folder / "input", folder / "more"):
         if feed.name == "more":
             for path in feed.iterdir():
@@ -278,6 +283,7 @@ def into_a_sink(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Show a query's results in a folder of CSV files, over two starts, the second with a decided micro-batch."""
     source = spark.readStream.schema("key string, v long").option("maxFilesPerTrigger", 1)
     spark.conf.set("spark.holdfast.sink.csv.password", "s3cr3t")
+    keep_shards(spark)
     sink = Guarded(str(folder / "shown"))
     for feed in (folder / "input", folder / "more"):
         if feed.name == "more":
