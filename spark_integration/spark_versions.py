@@ -134,6 +134,21 @@ def require_protobuf() -> None:
         ) from exc
 
 
+def require_host_of_processors(*, classic: bool, version: str = pyspark.__version__) -> None:
+    """Refuse a session that has no ``transformWithStateInPandas``, in which processors of streams run.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is one of Spark Connect, and Spark is older than 4.1.
+    """
+    if not classic and minor_version(version) < (4, 1):
+        raise InvalidArgumentError(
+            "over Spark Connect, processors of streams need Spark 4.1: use a classic session, or applyInArrowWithState",
+            spark=version,
+        )
+
+
 def java_versions(spark_version: str = pyspark.__version__) -> frozenset[int]:
     """Return the long-term Java versions that a version of Spark runs on."""
     return frozenset({17, 21, 25} if minor_version(spark_version) >= (4, 2) else {17, 21})

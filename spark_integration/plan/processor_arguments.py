@@ -12,7 +12,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
 from holdfast.spark_integration.plan.event_time import event_time_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
-from holdfast.spark_integration.spark_versions import require_protobuf
+from holdfast.spark_integration.spark_versions import is_classic, require_host_of_processors, require_protobuf
 
 # Spark knows the first by another name, too.
 _MODES = {mode.lower(): mode for mode in TIMEOUT_CONF} | {"notime": "None"}
@@ -30,11 +30,12 @@ def processor_host(
     Raises
     ------
     InvalidArgumentError
-        The session has Spark's default state store.
+        The session has Spark's default state store, or is one of Spark Connect before 4.1.
     """
     mode, times = output_mode_of(output_mode), time_mode_of(time_mode, df)
     require_protobuf()
     if df.isStreaming:
+        require_host_of_processors(classic=is_classic(df.sparkSession))
         _require_state_store(df.sparkSession)
     if event_time_column:
         require_event_time(event_time_column, output, times, df)

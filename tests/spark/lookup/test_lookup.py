@@ -136,7 +136,8 @@ def test_pointers_and_rows_of_functions(lab: Lab, store: str) -> None:
     assert sorted(map(repr, rows.to_pylist())) == sorted(repr(row) for row in whole if row["key"] in ("u3", None))
 
 
-@pytest.mark.parametrize("version", sample(["1", "2"]))
+# Spark 4.0 writes the second format, and its own reader of state fails on it.
+@pytest.mark.parametrize("version", sample(["1", pytest.param("2", marks=pytest.mark.since("4.1"))]))
 def test_pointers_and_rows_of_processors(lab: Lab, version: str) -> None:
     """Families of columns, changelogs, and the ids that state stores have in the second checkpoint format."""
     feed(lab, 7)

@@ -81,6 +81,23 @@ def test_a_pyarrow_on_which_spark_fails_is_refused(spark: str, arrow: str, fits:
         spark_versions.require_fitting_arrow(arrow, spark)
 
 
+def test_processors_over_connect_are_refused_before_spark_4_1() -> None:
+    """Spark 4.0 has nothing there to run them in: else an attribute was missing."""
+    with pytest.raises(InvalidArgumentError, match=r"need Spark 4\.1: use a classic session"):
+        spark_versions.require_host_of_processors(classic=False, version="4.0.5")
+    spark_versions.require_host_of_processors(classic=True, version="4.0.5")
+    spark_versions.require_host_of_processors(classic=False, version="4.1.0")
+
+
+@pytest.mark.parametrize("expected", ["str", "StructType or str"])
+def test_a_wrong_argument_is_an_error_of_this_spark(expected: str) -> None:
+    """Conditions differ by version, and one that a Spark does not know is a ValueError."""
+    error = spark_versions.wrong_type("outputMode", expected, "NoneType")
+    assert "`outputMode` should be" in str(error)
+    assert "str" in str(error)
+    assert "NoneType" in str(error)
+
+
 def test_spark_4_0_tells_the_number_of_partitions_in_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it stands in a setting that every session has: believed elsewhere, it would fail queries that are right."""
     told = {"spark.sql.shuffle.partitions": "7", "spark.sql.streaming.internal.stateStore.partitions": "3"}
