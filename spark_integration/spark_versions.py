@@ -181,7 +181,7 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def wrong_type(name: str, expected: str, given: str) -> PySparkTypeError:
+def wrong_type(name: str, expected: str, given: object) -> PySparkTypeError:
     """Return Spark's error for an argument of another type, with the condition that this Spark has for it.
 
     Parameters
@@ -189,7 +189,7 @@ def wrong_type(name: str, expected: str, given: str) -> PySparkTypeError:
     expected : str
         ``str`` or ``StructType or str``.
     """
-    of_argument = {"arg_name": name, "arg_type": given}
+    of_argument = {"arg_name": name, "arg_type": type(given).__name__}
     if _SPARK >= (4, 2):
         return PySparkTypeError(
             errorClass="NOT_EXPECTED_TYPE", messageParameters=of_argument | {"expected_type": expected}

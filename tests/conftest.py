@@ -164,11 +164,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from pyspark import __version__
-    from pyspark.loose_version import LooseVersion
+
+    from holdfast.spark_integration.spark_versions import minor_version
 
     for item in items:
         for since in item.iter_markers("since"):
-            if LooseVersion(__version__) < LooseVersion(since.args[0]):
+            if minor_version(__version__) < minor_version(since.args[0]):
                 item.add_marker(pytest.mark.skip(reason=f"needs Spark {since.args[0]} or newer"))
     if not LONG:
         for item in items:

@@ -287,12 +287,7 @@ class CarryingOut:
         stated = about(replace(self._measurement, baseline=baseline))
         facts = {name: self._directory.facts[name] for name in ("started", "machine", "versions", "seed")}
         return {
-            **document(
-                self._measurement.name,
-                entries,
-                runs,
-                {"command": self._command(), **facts},
-            ),
+            **document(self._measurement.name, entries, runs, {"command": self._command(), **facts}),
             **stated,
             "entries": {label: entry.engine for label, entry in entries.items()},
             **self._equality(runs),

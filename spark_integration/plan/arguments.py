@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -46,7 +45,7 @@ def declared_struct(schema: StructType | str, what: str) -> StructType:
     """
     parsed: object = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(parsed, StructType):
-        raise _wrong_argument(what, "StructType or str", schema)
+        raise wrong_type(what, "StructType or str", schema)
     return parse_struct(parsed, what)
 
 
@@ -60,11 +59,7 @@ def require_accepted_by_spark(
 ) -> None:
     """Raise what Spark raises for these arguments: define its own ``applyInPandasWithState`` and discard it."""
     if not isinstance(output_mode, str):
-        raise _wrong_argument("outputMode", "str", output_mode)
+        raise wrong_type("outputMode", "str", output_mode)
     # Any column will do as the key: Spark rejects expressions here, holdfast accepts them.
     grouped = df.groupBy(quoted(df.columns[0]))
     grouped.applyInPandasWithState(func, output, state, output_mode, timeout_conf)
-
-
-def _wrong_argument(name: str, expected: str, given: object) -> PySparkTypeError:
-    return wrong_type(name, expected, type(given).__name__)

@@ -148,11 +148,9 @@ def _headline(answer: Answer, best: str, other: str, choice: Choice | None) -> I
         shown = "turns do not tell whether it is faster than" if ratio.unsettled else "no faster and no slower than"
         yield f"{shown} {name}{in_one_turn(ratio)}"
     else:
-        floor = next((label for label in answer.labels if answer.engine(label) == FLOOR), None)
-        by_floor = answer.ratio(best, floor) if floor else None
         shown = f"{answer.name(best).text} has {times(ratio.median)} times the throughput of {name}{in_one_turn(ratio)}"
-        settled = by_floor is not None and not by_floor.unsettled
-        yield shown + (f", and {_longer_than_floor(by_floor)}" if by_floor and settled else "")
+        beside = _beside_floor(answer, best)
+        yield shown + (f", and {beside}" if beside else "")
     if answer.question.suite == _OWN and choice is not None and choice.settled:
         yield f"use {choice.backend}"
 
@@ -205,24 +203,21 @@ def _kinds(found: Summary) -> tuple[_Kind, ...]:
 
 
 def _by_floor(answer: Answer, ours: dict[str, Ratio]) -> str:
-    floor = next((label for label in answer.labels if answer.engine(label) == FLOOR), None)
-    if floor is None:
-        return ""
     best = max(ours, key=lambda label: ours[label].median)
-    by_floor = answer.ratio(best, floor)
-    if by_floor.unsettled:
+    beside = _beside_floor(answer, best)
+    return f"; {answer.name(best).short} {beside}" if beside else ""
+
+
+def _beside_floor(answer: Answer, label: str) -> str:
+    """Say how long an entry takes beside the floor; nothing where there is none, or the turns do not tell."""
+    floor = next((other for other in answer.labels if answer.engine(other) == FLOOR), None)
+    by_floor = answer.ratio(label, floor) if floor else None
+    if by_floor is None or by_floor.unsettled:
         return ""
-    return f"; {answer.name(best).short} {_longer_than_floor(by_floor)}"
-
-
-def _longer_than_floor(by_floor: Ratio) -> str:
-    slowdown = "" if by_floor.same else f"{times(1 / by_floor.median)} times "
-    shown = f", as far as {_turns(by_floor)}" if by_floor.same else in_one_turn(by_floor)
+    slowdown, shown = f"{times(1 / by_floor.median)} times ", in_one_turn(by_floor)
+    if by_floor.same:
+        slowdown, shown = "", f", as far as {'one turn shows' if by_floor.turns == 1 else 'these turns show'}"
     return f"takes {slowdown}as long as the floor, the same query without state{shown}"
-
-
-def _turns(ratio: Ratio) -> str:
-    return "one turn shows" if ratio.turns == 1 else "these turns show"
 
 
 def _in_words(ratio: Ratio) -> str:

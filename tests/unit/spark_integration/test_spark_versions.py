@@ -92,7 +92,7 @@ def test_processors_over_connect_are_refused_before_spark_4_1() -> None:
 @pytest.mark.parametrize("expected", ["str", "StructType or str"])
 def test_a_wrong_argument_is_an_error_of_this_spark(expected: str) -> None:
     """Conditions differ by version, and one that a Spark does not know is a ValueError."""
-    error = spark_versions.wrong_type("outputMode", expected, "NoneType")
+    error = spark_versions.wrong_type("outputMode", expected, None)
     assert "`outputMode` should be" in str(error)
     assert "str" in str(error)
     assert "NoneType" in str(error)
