@@ -171,21 +171,27 @@ def _require_key(data_type: DataType, column: str) -> None:
             _require_key(part.dataType, f"{column}.{part.name}")
 
 
-def require_utf8(rows: pa.Table | pa.RecordBatch, what: str) -> None:
-    """Check that Python and pandas can hold the text of some columns.
+def require_utf8(rows: pa.Table | pa.RecordBatch, what: str, who: str = "Python and pandas cannot hold") -> None:
+    """Check that the text of some columns is UTF-8, as Spark's may not be.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table or pyarrow.RecordBatch
+    what, who : str
+        Of the error: what the rows are, and who cannot have such text.
 
     Raises
     ------
     InvalidArgumentError
-        A column, or a part of it, has text that is not UTF-8, as Spark's may be.
+        A column, or a part of it, has text that is not UTF-8.
     """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             column.validate(full=True)
         except ValueError as exc:
             raise InvalidArgumentError(
-                f"column {name!r} of {what} has text that is not UTF-8, which Python and pandas cannot hold: make it "
-                "valid with make_valid_utf8(column), or keep it as binary"
+                f"column {name!r} of {what} has text that is not UTF-8, which {who}: make it valid with "
+                "make_valid_utf8(column), or keep it as binary"
             ) from exc
 
 

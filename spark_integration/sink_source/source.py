@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 #: A sink may not know all options of the client behind it.
 _SECRET_NAME = re.compile(
-    r"(?i)(secret|password|passphrase|token|credential|(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
+    r"(?i)(secret|passw(or)?d|passphrase|token|credential|authorization|cookie|connection_?string|(^|[._])sas([._]|$)|"
+    r"(access|account|master|sas)_?key|\.pem)(?!.*(url|location|file)$)"
 )
 _SparksWriter: Any = stream_arrow_writer()
 
@@ -101,7 +102,7 @@ class Written(WriterCommitMessage):
     ----------
     partition, rows : int
     handle : str
-        As JSON; empty if there were no rows.
+        As JSON; empty if there were no rows, or if they were dropped.
     """
 
     partition: int
@@ -145,10 +146,8 @@ class StreamWriter(_SparksWriter):
             raise InvalidArgumentError(
                 "the option checkpointLocation names another query's location", planned=self._batch_id, batch=batch_id
             )
-        if self._is_decided:
-            for _ in iterator:  # the operators before it must have seen all rows
-                pass
-            return Written(partition, 0, "")
+        if self._is_decided:  # the operators before it must have seen all rows
+            return Written(partition, sum(rows.num_rows for rows in iterator), "")
         written = write_attempt(self._sink, self._query, self._option_names, batch_id, self._schema, iterator)
         return Written(partition, *written)
 
@@ -156,12 +155,20 @@ class StreamWriter(_SparksWriter):
         """Decide the micro-batch and make it visible; on the driver."""
         with self._coordinator() as (coordinator, _, _):
             coordinator.resume()
-            if not coordinator.is_decided(batchId):
-                parts = [message for message in messages if isinstance(message, Written)]
-                coordinator.finish(batchId, prepared_of(parts, repeated=False))
+            prepared = prepared_of([one for one in messages if isinstance(one, Written)], repeated=False)
+            if coordinator.is_decided(batchId):
+                coordinator.tell_of_dropped(prepared.rows)
+            else:
+                coordinator.finish(batchId, prepared)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Give up what was prepared of a micro-batch that failed; on the driver."""
+        """Give up what was prepared of a micro-batch that failed; on the driver.
+
+        Spark also calls it where `commit` has failed, perhaps after the decision: then no message is missing, and the
+        next start ends what there is.
+        """
+        if all(isinstance(message, Written) for message in messages):
+            return
         with self._coordinator() as (coordinator, _, _):
             coordinator.resume()
             coordinator.give_up()

@@ -12,8 +12,9 @@ what a start finds           what it means, and what is done
 ===========================  =========================================================================================
 prepared, no decision        the micro-batch is repeated: abort
 a decision, the same batch   decided, and perhaps visible: commit its handles; no row is written a second time
-a decision, a later batch    Spark has ended it, so it was committed: commit again, which changes nothing. A target that
-                             forgets what it committed long ago, as Kafka does, may say that it is gone
+a decision, a later batch    Spark has ended it, so it was committed, unless a user's function swallowed the commit's
+                             error: commit again. A target that forgets what it committed long ago, as Kafka does, may
+                             say that it is gone, unless the target shows no more than an earlier one
 a decision, an earlier one   Spark's checkpoint location was turned back, or is an older copy: refused
 target shows a later one     the checkpoint directory is another, or was deleted: refused, unless Spark has ended it
 target shows an earlier one  the target was emptied, or restored from a backup: refused
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -128,7 +129,8 @@ class Coordinator:
         self._compare(batch_id, batches, shown)
         if self._newest is not None:
             # What was ended and is shown no longer needs the target to know its handles.
-            self._commit_again(self._newest, may_be_forgotten=batch_id > self._newest.batch_id)
+            is_shown = shown is None or shown >= self._newest.batch_id
+            self._commit_again(self._newest, may_be_forgotten=is_shown and batch_id > self._newest.batch_id)
         self._is_settled = True
         self._abort_leftovers()
         if replaced is not None:
@@ -143,6 +145,20 @@ class Coordinator:
         """Tell whether a micro-batch was decided before, so that its rows must not be written again."""
         return self._newest is not None and self._newest.batch_id == batch_id
 
+    def tell_of_dropped(self, rows: int) -> None:
+        """Warn if a decided micro-batch has come with another number of rows than were decided; they are dropped."""
+        assert self._newest is not None
+        if rows != self._newest.rows:
+            _log.warning(
+                "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are dropped. "
+                "If the query gives the same rows each time, Spark's checkpoint location was turned back, or one "
+                "micro-batch calls this sink twice: give it their union",
+                self._query.sink,
+                self._newest.batch_id,
+                self._newest.rows,
+                rows,
+            )
+
     def finish(self, batch_id: int, prepared: Prepared) -> None:
         """Decide a micro-batch and make it visible.
 
@@ -154,10 +170,16 @@ class Coordinator:
             Another driver of the same query decided this micro-batch.
         """
         if prepared.handles:
-            self._sink.confirm(self._query, batch_id, prepared.handles)
             handles = tuple(map(dict, prepared.handles))
             decision = Decision(self._query.sink, self._query.query_id, batch_id, prepared.rows, handles)
-            self._decide(decision)
+            try:
+                self._sink.confirm(self._query, batch_id, prepared.handles)
+                self._refuse_second(batch_id)
+                self._decide(decision)
+            except Exception:
+                # Not all that is left, which may be another driver's by now.
+                self._abort_if_settled(lambda: self._sink.abort(self._query, handles))
+                raise
             self._sink.commit(self._query, batch_id, handles)
             self._newest, self._is_settled = decision, True
         self._has_zombies |= prepared.repeated
@@ -169,16 +191,33 @@ class Coordinator:
             _log.warning("old decisions about sink %r stay for now: %s", self._query.sink, exc)
 
     def give_up(self) -> None:
-        """Abort what was prepared and does not count, if the target answers; else the next start does it."""
+        """Abort what was prepared and does not count, if the target answers; else the next start does it.
+
+        So it does where another driver has gone on with the query: what is prepared may be that one's.
+        """
+        self._abort_if_settled(lambda: None if self._is_overtaken() else self._abort_leftovers())
+
+    def _abort_if_settled(self, abort: Callable[[], None]) -> None:
         if not self._is_settled:  # what was prepared may be decided
             return
         try:
-            self._abort_leftovers()
+            abort()
         except HoldfastError as exc:
             _log.warning("what was prepared in sink %r stays until the next start: %s", self._query.sink, exc)
         except Exception as exc:  # noqa: BLE001  it must not hide why a micro-batch failed; its text may hold anything
             _log.warning(
                 "what was prepared in sink %r stays until the next start: %s", self._query.sink, type(exc).__name__
+            )
+
+    def _refuse_second(self, batch_id: int) -> None:
+        # Few storages can refuse the put itself; two drivers that look in the same instant both go on.
+        if self._decisions.has(batch_id):
+            raise ConflictError(
+                "another driver of this query has decided this micro-batch: two run at once, and this one ends",
+                sink=self._query.sink,
+                query=self._query.query_id,
+                batch=batch_id,
+                storage=self._storage.url,
             )
 
     def _decide(self, decision: Decision) -> None:
@@ -266,9 +305,9 @@ class Coordinator:
                 **facts,
                 shown=shown,
             )
-        # The newest may be decided and not yet visible; what came before it was.
-        visible = newest if batch_id > newest else batches[-2] if len(batches) > 1 else -1
-        if shown < visible:
+        # The newest may be decided and not yet visible, also where Spark has ended it: a user's function may have
+        # swallowed the error of its commit. What came before it was visible.
+        if shown < (batches[-2] if len(batches) > 1 else -1):
             raise StateLostError(
                 "the target does not show what was committed to it: it was emptied, made anew, or restored from a "
                 f"backup. Bring it back as it was. {_ANOTHER_NAME}",
@@ -283,6 +322,10 @@ class Coordinator:
             if not may_be_forgotten:
                 raise
             _log.info("sink %r no longer knows micro-batch %d: %s", decision.sink, decision.batch_id, exc)
+
+    def _is_overtaken(self) -> bool:
+        newest = max(self._decisions.batches(), default=-1)
+        return newest > (-1 if self._newest is None else self._newest.batch_id)
 
     def _abort_leftovers(self) -> None:
         left = self._sink.leftovers(self._query)

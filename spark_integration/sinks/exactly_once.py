@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.options import nearest_name
 from holdfast.backends.registry import backend_names
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import FencedError, InvalidArgumentError
 from holdfast.settings import PREFIX, SINK_PREFIX, STORAGE_PREFIX, Settings
 from holdfast.snapshotter.decisions import checked_sink
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -26,11 +26,12 @@ from holdfast.snapshotter.storage.options import CREDENTIALS, parse_storage_opti
 from holdfast.spark_integration.shard.streaming_task import QUERY_PROPERTY
 from holdfast.spark_integration.sinks.coordinator import Coordinator
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, TwoPhaseSink
-from holdfast.spark_integration.sinks.writing import WriteTask, write_frame
+from holdfast.spark_integration.sinks.writing import WriteTask, drop_frame, write_frame
 from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.spark_versions import is_classic
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
@@ -92,14 +93,23 @@ class ExactlyOnce:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
         query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
+        schema = arrow_schema(frame.schema, f"the rows for sink {self._sink.name!r}", keep_not_null=False)
         # A run that goes on with the next micro-batch has nothing half-done behind it; anything else is a new start.
-        # So is Spark's next run: settings may be others, and another query may have taken this one's place.
+        # So is Spark's next run: settings may be others, and another query may have taken this one's place. And so are
+        # other columns, as of a pivot: the target must be asked.
         run = self._runs.pop(query_id, None)
-        if run is not None and (run.run_id, run.next_batch_id) != (run_id, batch_id):
+        if run is not None and (run.run_id, run.next_batch_id, run.schema) != (run_id, batch_id, schema):
             run.close()
+            if run_id is not None and run.run_id == run_id and run.is_decided(batch_id):
+                raise InvalidArgumentError(
+                    "this sink was called twice in one micro-batch, which is decided with the rows of the first call: "
+                    "give it the union of both, or each a sink of its own",
+                    sink=self._sink.name,
+                    batch=batch_id,
+                )
             run = None
         if run is None:
-            run = _Run(self._sink, query_id, self._replaces, frame, run_id)
+            run = _Run(self._sink, query_id, self._replaces, frame.sparkSession, schema, run_id)
         try:
             run.write(frame, batch_id)
         except BaseException:
@@ -128,10 +138,15 @@ class _Run:
     """The micro-batches of a query from one start on."""
 
     def __init__(
-        self, sink: TwoPhaseSink, query_id: str, replaces: str | None, frame: DataFrame, run_id: str | None
+        self,
+        sink: TwoPhaseSink,
+        query_id: str,
+        replaces: str | None,
+        session: SparkSession,
+        schema: pa.Schema,
+        run_id: str | None,
     ) -> None:
-        self.run_id = run_id
-        session = frame.sparkSession
+        self.run_id, self.schema = run_id, schema
         configuration = session_configuration(session, sink)
         settings = Settings.parse(configuration, backend_names())
         options = sink_options(configuration, sink.name)
@@ -140,7 +155,6 @@ class _Run:
         self._sink, self._option_names = sink, frozenset({*options, *sink.credentials})
         self._query = SinkQuery(sink.name, query_id, replaces, options)
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
-        self._schema = arrow_schema(frame.schema, f"the rows for sink {sink.name!r}", keep_not_null=False)
         self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
         self.next_batch_id: int | None = None
         # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
@@ -149,23 +163,29 @@ class _Run:
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         if self.next_batch_id is None:
-            self._coordinator.start(batch_id, self._schema)
+            self._coordinator.start(batch_id, self.schema)
         if self._coordinator.is_decided(batch_id):
-            frame.write.format("noop").mode("overwrite").save()
+            self._coordinator.tell_of_dropped(drop_frame(frame))
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
-            task = WriteTask(self._sink, query, self._option_names, batch_id, self._schema, self._spares)
+            task = WriteTask(self._sink, query, self._option_names, batch_id, self.schema, self._spares)
             try:
                 prepared = write_frame(frame, task, has_twins=self._has_twins)
-                self._coordinator.finish(batch_id, prepared)
-            except BaseException:
-                self._coordinator.give_up()
+            except BaseException as exc:
+                # From a worker comes the text of an error. A fenced one tells of another driver: what is prepared may
+                # be that one's.
+                if FencedError.__name__ not in str(exc):
+                    self._coordinator.give_up()
                 raise
+            self._coordinator.finish(batch_id, prepared)
             self._spares = prepared.unused
             if prepared.handles:
                 self._spares += self._decided
                 self._decided = prepared.handles
         self.next_batch_id = batch_id + 1
+
+    def is_decided(self, batch_id: int) -> bool:
+        return self._coordinator.is_decided(batch_id)
 
     def close(self) -> None:
         self._storage.close()

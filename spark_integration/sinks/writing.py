@@ -194,6 +194,16 @@ def write_frame(frame: DataFrame, task: WriteTask, *, has_twins: bool) -> Prepar
     return replace(found, unused=tuple(spare for i, spare in enumerate(task.spares) if i not in taken))
 
 
+def drop_frame(frame: DataFrame) -> int:
+    """Evaluate a micro-batch whose rows nobody wants, for its operators' sake; return how many it has."""
+    counted = numbered(frame).mapInArrow(_counted, "rows long").collect()
+    return sum(row.rows for row in counted)
+
+
+def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
+
+
 def _began_twice(session: SparkSession, stages: Iterable[int]) -> bool:
     """Tell whether a stage may have been begun again, as where shuffle files were lost: tasks then count from 0 anew.
 

@@ -18,6 +18,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, attempt_name, handle_of
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkAttempt, SinkTransaction
+from holdfast.spark_integration.spark_types import require_utf8
 
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 #: Takes gathered rows apart into those of each file, and returns what the sink keeps of each.
@@ -83,6 +84,8 @@ class FileTransaction(SinkTransaction):
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Gather rows, and put a file when there are enough."""
+        # Before the decision: what cannot be merged into a table afterwards would stop the query for good.
+        require_utf8(rows, "the results", "most readers of Parquet refuse")
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes >= self._file_bytes:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
+from holdfast.spark_integration.spark_types import require_utf8
 
 #: Of librdkafka: the partition follows from the key; the time is now.
 _BY_KEY, _NOW = -1, 0
@@ -95,6 +96,14 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
     def column(name: str, default: object) -> Any:
         return rows.column(name).to_pylist() if name in rows.schema.names else repeat(default, len(rows))
 
+    def payload(name: str) -> Any:
+        if name not in rows.schema.names:
+            return repeat(None, len(rows))
+        given = rows.column(name)
+        # Spark's text may be no UTF-8, and its own sink sends the bytes as well.
+        return (given.cast(pa.large_binary()) if _is_text(given.type) else given).to_pylist()
+
+    require_utf8(rows.select([name for name in ("topic", "headers") if name in rows.schema.names]), "the messages")
     if topic is None and rows.column("topic").null_count:
         raise InvalidArgumentError("a row has no topic; fill the column topic, or pass one to sinks.kafka")
     partitions, times = column("partition", _BY_KEY), repeat(_NOW, len(rows))
@@ -111,9 +120,7 @@ def messages(rows: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
     headers: Any = repeat(None, len(rows))
     if "headers" in rows.schema.names:
         headers = (_headers(one) for one in rows.column("headers").to_pylist())
-    return zip(
-        column("topic", topic), column("value", None), column("key", None), partitions, times, headers, strict=False
-    )
+    return zip(column("topic", topic), payload("value"), payload("key"), partitions, times, headers, strict=False)
 
 
 def _refuse_below(numbers: pa.Array, least: int, problem: str) -> None:

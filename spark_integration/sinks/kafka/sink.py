@@ -131,9 +131,15 @@ class KafkaSink(TwoPhaseSink):
             marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
             if marks is not None:
                 marks.require(batch_id)
+            is_shown = marks is not None and marks.shows(query, batch_id)
             known = _described(cluster, wanted)
             committed = [one for one in wanted if one.is_committed(known.get(one.transactional_id))]
-            alive = committed + [one for one in wanted if one.is_open(known.get(one.transactional_id))]
+            waiting = [one for one in wanted if one.is_open(known.get(one.transactional_id))]
+            if is_shown and waiting:
+                # The mark comes last: these are another driver's, whose messages would be there beside the others.
+                self._fence_another_drivers(cluster, query, batch_id, waiting)
+                return
+            alive = committed + waiting
             # If nothing is visible yet, a part of the micro-batch shall not become so.
             if len(alive) == len(wanted) or committed:
                 alive = [one for one in alive if prepared.commit(cluster, one)]
@@ -145,7 +151,7 @@ class KafkaSink(TwoPhaseSink):
                 return
             # Coordinators forget ids after some days, those of committed transactions as well: the mark does not.
             are_forgotten = all(one in alive or one.transactional_id not in known for one in wanted)
-            if not (are_forgotten and marks is not None and marks.shows(query, batch_id)):
+            if not (are_forgotten and is_shown):
                 raise self._lost(batch_id, len(wanted) - len(alive), len(wanted), len(committed))
 
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
@@ -159,6 +165,19 @@ class KafkaSink(TwoPhaseSink):
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         with self._cluster(self._options(query)) as cluster:
             return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
+
+    def _fence_another_drivers(
+        self, cluster: Cluster, query: SinkQuery, batch_id: int, waiting: Sequence[Prepared]
+    ) -> None:
+        _log.warning(
+            "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
+            "given up",
+            self.name,
+            batch_id,
+            query.query_id,
+        )
+        for one in waiting:
+            prepared.fence(cluster, one.transactional_id)
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
         """Return a spare id if there is one: coordinators keep all that they have seen for a week."""

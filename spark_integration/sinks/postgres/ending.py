@@ -9,6 +9,7 @@ Staging tables are applied, marked and dropped as `applying` says.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from holdfast.spark_integration.sinks.postgres.marks import Marks
 from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.postgres.writing import PREPARED, STAGED, prepared_handle, staged_handle
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
+
+_log = logging.getLogger(__name__)
 
 _PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
 _STAGED = """
@@ -102,14 +105,18 @@ class Ending:
         self, link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], helpers: Helpers | None = None
     ) -> None:
         """Commit what is there, once all that is gone is known to be committed."""
-        there, _ = _there(link, handles)
+        # In this order: the mark is written last, so what is there after it is of an attempt that does not count.
         shown = self.marks.shown(link, query)
+        there, _ = _there(link, handles)
         is_ours = shown.query_id in (None, query.query_id)
         if not is_ours or batch_id >= shown.batch_id:
             self._check_gone(link, query, batch_id, _gone(handles, there))
         if not is_ours:
             if there:
                 raise self.marks.conflict(query, shown.query_id)
+            return
+        if batch_id <= shown.batch_id:
+            _end_another_drivers(link, query, batch_id, [handle for handle in handles if _key(handle) in there])
             return
         prepared = [handle for handle in handles if handle["way"] == PREPARED and _key(handle) in there]
         others = [handle for handle in prepared if not end_prepared(link, "COMMIT", str(handle["gid"]))]
@@ -119,7 +126,7 @@ class Ending:
         if any(_key(handle) in there for handle in staged):
             with link.connection.transaction():
                 self._commit_staged(link, query, batch_id, staged, helpers)
-        elif there or batch_id > shown.batch_id:
+        else:
             self.marks.show(link, query, batch_id, self.target)
 
     def _commit_staged(
@@ -132,6 +139,9 @@ class Ending:
         there, staged = _there(link, handles)
         if batch_id >= shown.batch_id:
             self._check_gone(link, query, batch_id, _gone(handles, there))
+        if batch_id <= shown.batch_id:
+            _end_another_drivers(link, query, batch_id, [handle for handle in handles if _key(handle) in there])
+            return
         self._applying.commit(link, query, batch_id, staged, helpers)
         self.marks.show(link, query, batch_id, self.target)
 
@@ -145,6 +155,17 @@ class Ending:
                 "the server back to where it was, or restore query and table together to a state before it",
                 sink=query.sink, batch=batch_id, lost=len(lost), attempt=min(lost),
             )  # fmt: skip
+
+
+def _end_another_drivers(link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+    """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
+    if handles:
+        _log.warning(
+            "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
+            "given up",
+            query.sink, batch_id, query.query_id,
+        )  # fmt: skip
+        abort(link, handles)
 
 
 def abort(link: Link, handles: Sequence[Handle]) -> None:

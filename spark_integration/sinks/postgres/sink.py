@@ -111,7 +111,7 @@ class PostgresSink(TwoPhaseSink):
                 self._make_table(link, schema)
             found = link.known[self.table] = link.known[_OPENED, self.table] = target.read(link, self.table)
             target.check(found, schema, self.keys)
-            why = found.why_staged(self.keys)
+            why = found.why_staged(self.keys, schema.names)
             marks = self._marks(found)
             marks.require(link, staging=why is not None)
             newest = marks.claim(link, query, found)

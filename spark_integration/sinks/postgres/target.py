@@ -1,8 +1,8 @@
 """What the sink's table is: its columns, keys and constraints, and so the way in which results go into it.
 
-`why_staged` is a function of the server's catalogue alone: the driver, which says it, and every worker come to the same
-answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not keep the driver from
-ending it.
+`why_staged` is a function of the server's catalogue and of the rows' columns: the driver, which says it, and every
+worker come to the same answer. `read` locks nothing: an ``ALTER TABLE`` that waits for a prepared transaction must not
+keep the driver from ending it.
 """
 
 from __future__ import annotations
@@ -147,8 +147,14 @@ class Target:
         """Return a schema's columns as SQL lists them."""
         return sql.SQL(", ").join(map(sql.Identifier, schema.names))
 
-    def why_staged(self, keys: Sequence[str]) -> str | None:
-        """Return why results go through staging tables; None if each partition is a prepared transaction."""
+    def why_staged(self, keys: Sequence[str], written: Sequence[str]) -> str | None:
+        """Return why results go through staging tables; None if each partition is a prepared transaction.
+
+        Parameters
+        ----------
+        keys, written : sequence of str
+            Names of columns: those of the sink, and all that it gives values to.
+        """
         if keys:
             return "rows are updated by keys"
         if self.prepared_max == 0:
@@ -160,7 +166,7 @@ class Target:
         if self.has_exclusions:
             return "an exclusion constraint makes transactions wait for one another"
         for index in self.unique:
-            if not any(self.columns[name].numbers_itself for name in index.columns):
+            if not any(self.columns[name].numbers_itself and name not in written for name in index.columns):
                 return f"unique index {index.name} makes transactions wait for one another"
         return None
 

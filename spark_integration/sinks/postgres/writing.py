@@ -58,7 +58,7 @@ class CopyTransaction(SinkTransaction):
         )
         self._facts = {"sink": work.attempt.query.sink, "partition": work.attempt.partition}
         with self._ours("a transaction begins"):
-            self.staged = work.target.why_staged(work.keys) is not None or link.run(_ROOM)[0][0] <= 0
+            self.staged = work.target.why_staged(work.keys, schema.names) is not None or link.run(_ROOM)[0][0] <= 0
             into = self._begin_staged(schema) if self.staged else self._begin_prepared()
             copying = sql.SQL("COPY {} ({}) FROM STDIN").format(into, work.target.names(schema))
             self._copying = link.connection.cursor().copy(copying)

@@ -144,6 +144,32 @@ def test_a_restart_by_the_same_function_takes_frame_and_settings_as_they_are_now
     assert list(shown.lab.folder.glob("elsewhere/_sinks/csv/*/decided-1"))
 
 
+def test_other_columns_in_a_later_micro_batch_are_no_longer_those_of_the_first(shown: Shown) -> None:
+    """A pivot has the columns of its rows: the target is asked again, and no value lands in another's column."""
+    inner = shown.function
+    shown.function = lambda frame, batch_id: inner(frame.withColumnRenamed("n", "m" if batch_id else "n"), batch_id)
+    shown.feed(*FED[:2])
+    with pytest.raises(StreamingQueryException, match="other columns"):
+        shown.run()
+    assert shown.rows() == totals(FED[0])
+
+
+def test_a_second_call_in_one_micro_batch_is_an_error(shown: Shown) -> None:
+    """The first one is decided: the rows of the second would be dropped as those of a repeat are."""
+    inner = shown.function
+
+    def twice(frame: DataFrame, batch_id: int) -> None:
+        inner(frame.where("key = 'none'"), batch_id)
+        inner(frame.where("key = 'a'"), batch_id)
+        inner(frame.where("key != 'a'"), batch_id)
+
+    shown.function = twice
+    shown.feed(FED[0])
+    with pytest.raises(StreamingQueryException, match="called twice in one micro-batch"):
+        shown.run()
+    assert shown.rows() == [("a", 1, 1)]
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("remembers", [True, False], ids=["same driver", "another driver"])
 def test_a_repeated_micro_batch_is_not_shown_again_and_its_state_goes_on(shown: Shown, remembers: bool) -> None:

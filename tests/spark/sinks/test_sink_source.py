@@ -16,6 +16,8 @@ from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.spark_integration import spark_versions
+from holdfast.spark_integration.sink_source.source import Written
+from holdfast.spark_integration.sinks.coordinator import Coordinator
 from tests.spark.sinks.csv_source import CsvSource
 
 if TYPE_CHECKING:
@@ -109,6 +111,23 @@ def test_a_failed_micro_batch_leaves_nothing(stream: Stream) -> None:
     assert len(shown) > before
 
 
+def test_a_commit_that_failed_gives_up_nothing_that_may_be_decided(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark calls abort then, in another process, which cannot know how far the commit came: the next start can."""
+    stream.run_to(0)
+    options = {**sinks.source_options(stream.session, stream.sink), "path": stream.sink.folder}
+    options["checkpointLocation"] = str(stream.folder / "query")
+    schema = StructType().add("value", "long").add("twice", "long")
+    writer = CsvSource(options).streamWriter(schema, overwrite=False)
+    given_up: list[str] = []
+    monkeypatch.setattr(Coordinator, "give_up", lambda self: given_up.append("all"))
+    writer.abort([Written(0, 1, "{}"), Written(1, 0, "")], 1)
+    assert given_up == []
+    writer.abort([Written(0, 1, "{}"), None], 1)
+    assert given_up == ["all"]
+
+
 @pytest.mark.parametrize("left_out", ["checkpointLocation", "spark.holdfast.checkpoint.dir"])
 def test_what_is_missing_is_named(left_out: str, tmp_path: Path) -> None:
     """Spark hands a source no settings: an option that is left out is asked for, before anything is written."""
@@ -167,6 +186,11 @@ def test_credentials_do_not_travel_to_the_workers(stream: Stream, tmp_path: Path
         "delta.AZURE_STORAGE_SAS_TOKEN": "not-to-be-seen",
         "token.endpoint.url": "to-be-seen-too",
         "storage.secret": "not-to-be-seen",
+        "delta.azure_storage_connection_string": "not-to-be-seen",
+        "delta.azure_storage_sas": "not-to-be-seen",
+        "proxy.authorization": "not-to-be-seen",
+        "db.passwd": "not-to-be-seen",
+        "sasl.mechanism": "also-to-be-seen",
         "place": "here-to-be-seen",
     }
     schema = StructType().add("value", "long").add("twice", "long")
@@ -174,6 +198,7 @@ def test_credentials_do_not_travel_to_the_workers(stream: Stream, tmp_path: Path
     travelling = cloudpickle.dumps(writer)
     assert b"here-to-be-seen" in travelling
     assert b"to-be-seen-too" in travelling
+    assert b"also-to-be-seen" in travelling
     assert b"not-to-be-seen" not in travelling
     assert "not-to-be-seen" not in f"{writer!r} {vars(writer)}"
 

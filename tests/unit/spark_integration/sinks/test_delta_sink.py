@@ -132,6 +132,16 @@ def test_another_column_of_the_table_is_named(url: str) -> None:
     assert raised.value.facts["column"] == "extra"
 
 
+@pytest.mark.parametrize("keys", [None, ["key"], ["word"]])
+def test_text_that_is_not_utf8_fails_the_task(url: str, keys: list[str] | None) -> None:
+    """Merged after the decision it would end the driver's process at each start: the library of Delta aborts it."""
+    writer = opened(DeltaSink("out", url, create=True, keys=keys))
+    transaction = writer.sink.begin(SinkAttempt(writer.query, 0, 0, "0" * 32), SCHEMA)
+    rows = pa.record_batch([pa.array([1]), pa.array([b"\xff"]).cast(pa.string(), safe=False)], schema=SCHEMA)
+    with pytest.raises(InvalidArgumentError, match=r"column 'word' of the results has .* make_valid_utf8"):
+        transaction.write(rows)
+
+
 def test_nulls_where_none_may_be_fail_the_micro_batch(url: str) -> None:
     """Before the decision, so the query can be mended."""
     DeltaTable.create(url, pa.schema([pa.field("key", pa.int64(), nullable=False), ("word", pa.string())]))

@@ -27,7 +27,7 @@ def test_all_columns() -> None:
     moment = dt.datetime(2026, 11, 24, 1, 2, 3, 456_789, dt.UTC)
     row = [[b"v"], ["k"], ["t"], [3], [[{"key": "h", "value": b"x"}, {"key": "h", "value": None}]], [moment]]
     found = list(messages(pa.record_batch(row, schema=_ALL), None))
-    assert found == [("t", b"v", "k", 3, 1795482123456, [("h", b"x"), ("h", None)])]
+    assert found == [("t", b"v", b"k", 3, 1795482123456, [("h", b"x"), ("h", None)])]
 
 
 def test_nulls_mean_a_tombstone_no_key_by_the_key_no_headers_and_now() -> None:
@@ -37,7 +37,7 @@ def test_nulls_mean_a_tombstone_no_key_by_the_key_no_headers_and_now() -> None:
 
 def test_value_alone_goes_to_the_sinks_topic() -> None:
     rows = pa.record_batch({"value": pa.array(["ä", "b"])})
-    assert list(messages(rows, "t")) == [("t", "ä", None, -1, 0, None), ("t", "b", None, -1, 0, None)]
+    assert list(messages(rows, "t")) == [("t", "ä".encode(), None, -1, 0, None), ("t", b"b", None, -1, 0, None)]
 
 
 def test_a_row_without_topic_or_a_header_without_key_is_refused() -> None:
@@ -90,3 +90,14 @@ def test_one_topic_from_one_place() -> None:
     for schema, topic in ((pa.schema({"value": pa.string()}), None), (_ALL, "t")):
         with pytest.raises(InvalidArgumentError, match="topic"):
             check_schema(schema, topic)
+
+
+@pytest.mark.parametrize("column", ["topic", "headers"])
+def test_names_that_are_not_utf8_are_refused(column: str) -> None:
+    """Kafka's topics and header keys are text: what Python cannot decode is said, with what to do."""
+    broken = pa.array([b"\xff"]).cast(pa.string(), safe=False)
+    header = pa.StructArray.from_arrays([broken, pa.array([b"x"])], ["key", "value"])
+    columns = {"topic": broken, "headers": pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), header)}
+    rows = pa.record_batch({"value": pa.array(["v"]), column: columns[column]})
+    with pytest.raises(InvalidArgumentError, match=f"column '{column}' of the messages has text that is not UTF-8"):
+        list(messages(rows, None if column == "topic" else "t"))

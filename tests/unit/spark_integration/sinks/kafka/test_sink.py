@@ -203,6 +203,30 @@ def test_a_decided_transaction_that_the_broker_has_ended_is_said_to_be_lost(kafk
     assert lab.shown() == []
 
 
+def test_another_drivers_attempt_at_a_shown_batch_is_given_up(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Two drivers run one query for a while: the one that is late must not send its messages after the other's."""
+    lab.sink.open(lab.query, SCHEMA)
+    late, counts = lab.prepare("late"), lab.prepare("counts")
+    lab.sink.commit(lab.query, 0, [counts])
+    late = lab.prepare("later")
+    lab.sink.commit(lab.query, 0, [late])
+    assert "shows micro-batch 0 already" in caplog.text
+    assert lab.sink.leftovers(lab.query) == []
+    assert lab.shown() == ["counts"]
+
+
+def test_text_that_is_not_utf8_arrives_as_the_bytes_that_it_is(lab: Lab) -> None:
+    """Spark's sink sends them too; to decode them in Python would end the query at such a record for good."""
+    text = pa.array([b"caf\xe9", "café".encode()]).cast(pa.string(), safe=False)
+    rows = pa.record_batch({"value": text, "key": text})
+    lab.sink.open(lab.query, rows.schema)
+    transaction = lab.begin(schema=rows.schema)
+    transaction.write(rows)
+    lab.sink.commit(lab.query, 0, [transaction.prepare()])
+    found = sorted((one.key(), one.value()) for one in committed(lab.server, lab.topic))
+    assert found == sorted((each, each) for each in (b"caf\xe9", "café".encode()))
+
+
 def test_what_the_mark_shows_was_committed_where_coordinators_have_forgotten_a_part(lab: Lab) -> None:
     """Ids expire one after the other: a forgotten one beside a known one is not lost."""
     lab.sink.open(lab.query, SCHEMA)

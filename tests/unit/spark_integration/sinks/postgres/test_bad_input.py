@@ -57,6 +57,13 @@ def test_columns_may_come_in_another_order_and_the_server_fills_its_own(postgres
     assert made.rows() == [(1, 1, "x", "a"), (2, 2, "x", "b")]
 
 
+def test_a_number_that_the_query_gives_itself_makes_attempts_wait_for_each_other(postgres: Postgres) -> None:
+    """Prepared transactions with the same number: the repeat of a task would wait for its first attempt, and fail."""
+    made = case(postgres, "n bigserial PRIMARY KEY, k text")
+    made.open()
+    assert made.prepared(*ROWS)["way"] == "staged"
+
+
 @pytest.mark.parametrize("kind", ["missing", "view", "unlogged"])
 def test_what_is_no_table_is_refused(appending: Case, kind: str) -> None:
     table = appending.sink.table

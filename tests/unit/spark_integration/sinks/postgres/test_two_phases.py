@@ -40,6 +40,18 @@ def test_a_commit_again_changes_nothing(either: Case) -> None:
     assert either.open() == 1
 
 
+def test_another_drivers_attempt_at_a_shown_batch_is_given_up(either: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """Two drivers run one query for a while: the one that is late must not show its rows beside those of the other."""
+    either.open()
+    late = either.prepared(*ROWS, ("c", 3))
+    either.commit(either.prepared(*ROWS))
+    either.commit(late)
+    assert "shows micro-batch 0 already" in caplog.text
+    assert either.rows() == ROWS
+    assert either.leftovers() == []
+    assert either.open() == 0
+
+
 def test_a_batch_without_rows_is_marked_too(either: Case) -> None:
     either.open()
     either.commit(batch_id=4)

@@ -1,0 +1,235 @@
+"""The coordinator of a two-phase commit: stories that differ, queries that follow each other, two drivers at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from holdfast.errors import (
+    ConflictError,
+    CorruptionError,
+    HoldfastError,
+    InvalidArgumentError,
+    StateLostError,
+    UnavailableError,
+)
+from holdfast.snapshotter.decisions import Decision, Decisions
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
+from tests.model.sink_target import SCHEMA, Crash, ModelSink, Target
+
+_numbers = itertools.count()
+
+
+def coordinator(url: str, target: Target, query: SinkQuery, retained: int = 100) -> Coordinator:
+    return Coordinator(ModelSink(target, Crash()), query, open_storage(url), retained)
+
+
+def show(url: str, target: Target, query: SinkQuery, *batch_ids: int, retained: int = 100) -> Coordinator:
+    """Run a query over some micro-batches, each of one part."""
+    run = coordinator(url, target, query, retained)
+    run.start(batch_ids[0], SCHEMA)
+    for batch_id in batch_ids:
+        handle = f"{query.query_id}-{batch_id}"
+        target.prepared[handle] = batch_id
+        run.finish(batch_id, Prepared(({"id": handle},), 1))
+    return run
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://sinks-{next(_numbers)}"
+
+
+QUERY, HEIR = SinkQuery("model", "query-1"), SinkQuery("model", "query-2", "query-1")
+
+
+def test_a_second_query_is_refused_and_a_named_successor_is_not(url: str) -> None:
+    """Two queries under one name would each abort what the other prepares; by consent one takes the other's place."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0, 1)
+    with pytest.raises(ConflictError, match="other_query=query-1"):
+        coordinator(url, target, SinkQuery("model", "query-2")).start(0, SCHEMA)
+    show(url, target, HEIR, 0)
+    with pytest.raises(ConflictError, match="other_query=query-2"):
+        coordinator(url, target, QUERY).start(2, SCHEMA)
+    assert set(target.visible) == {"query-1-0", "query-1-1", "query-2-0"}
+
+
+def test_what_a_replaced_query_decided_is_committed_first(url: str) -> None:
+    """A decision outlives the query that made it, and what else it prepared is given up."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0)
+    target.prepared["query-1-0"] = target.visible.pop("query-1-0")
+    target.prepared["leftover"] = 1
+    show(url, target, HEIR, 0)
+    assert set(target.visible) == {"query-1-0", "query-2-0"}
+    assert not target.prepared
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "newest", "error"),
+    [
+        pytest.param(1, 3, ConflictError, id="checkpoint location turned back"),
+        pytest.param(4, -1, StateLostError, id="target emptied"),
+        pytest.param(3, 1, StateLostError, id="target older than the last micro-batch but one"),
+        pytest.param(4, 4, StateLostError, id="target ahead of the decisions"),
+    ],
+)
+def test_stories_that_differ_are_refused(url: str, batch_id: int, newest: int, error: type[HoldfastError]) -> None:
+    """Where checkpoint, decisions and target disagree, to go on would lose or double results."""
+    target = Target(has_mark=True)
+    show(url, target, QUERY, 0, 1, 2, 3)
+    target.newest = newest
+    with pytest.raises(error, match="another name"):
+        coordinator(url, target, QUERY).start(batch_id, SCHEMA)
+
+
+@pytest.mark.parametrize(("batch_id", "newest"), [(3, 2), (3, 3), (4, 3)])
+def test_stories_that_agree_go_on(url: str, batch_id: int, newest: int) -> None:
+    """A decided micro-batch may be visible or not yet, and Spark may repeat it or go on."""
+    target = Target(has_mark=True)
+    show(url, target, QUERY, 0, 1, 2, 3)
+    target.newest = newest
+    run = coordinator(url, target, QUERY)
+    run.start(batch_id, SCHEMA)
+    assert run.is_decided(batch_id) == (batch_id == 3)
+
+
+def test_a_lost_directory_of_decisions_is_no_loss_once_spark_has_ended_all(url: str) -> None:
+    """The checkpoint directory was deleted; the target's mark and Spark agree, so nothing is doubled."""
+    target = Target(has_mark=True)
+    show(url, target, QUERY, 0, 1)
+    target.last.clear()
+    show(f"{url}-new", target, QUERY, 2)
+    with pytest.raises(StateLostError, match="shown=2"):
+        coordinator(f"{url}-other", target, QUERY).start(2, SCHEMA)
+
+
+def test_a_twin_that_prepares_late_is_aborted_in_the_same_run(url: str) -> None:
+    """Who waits for open transactions, as Kafka's consumers do, does not wait for the next start."""
+    target = Target(has_mark=False)
+    run = show(url, target, QUERY, 0)
+    target.prepared["part"] = 1
+    run.finish(1, Prepared(({"id": "part"},), 1, repeated=True))
+    target.prepared |= {"late": 1, "next": 2}
+    run.finish(2, Prepared(({"id": "next"},), 1))
+    assert not target.prepared
+
+
+def test_a_driver_that_wakes_late_ends_nothing_that_its_successor_has_decided(url: str) -> None:
+    """Cluster managers start a second driver where the first one is only silent: it may fail between two requests."""
+    target = Target(has_mark=False)
+    late = show(url, target, QUERY, 0)
+    target.prepared["late"] = 1
+    successor = coordinator(url, target, QUERY)
+    successor.start(1, SCHEMA)
+    target.prepared |= {"decided": 1, "next": 2}
+    Decisions(open_storage(url), "model", "query-1").put(Decision("model", "query-1", 1, 1, ({"id": "decided"},)))
+    with pytest.raises(UnavailableError):
+        late.finish(1, Prepared(({"id": "late"},), 1))
+    late.give_up()
+    assert target.prepared == {"decided": 1, "next": 2}
+    coordinator(url, target, QUERY).start(1, SCHEMA)
+    assert set(target.visible) == {"query-1-0", "decided"}
+
+
+def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
+    """It was silent before its tasks prepared, so that its successor's start could not end what they prepare now."""
+    target = Target(has_mark=False)
+    late = show(url, target, QUERY, 0)
+    show(url, target, QUERY, 1)
+    target.prepared |= {"late": 1, "next": 2}
+    with pytest.raises(ConflictError, match="another driver of this query has decided"):
+        late.finish(1, Prepared(({"id": "late"},), 1))
+    assert set(target.visible) == {"query-1-0", "query-1-1"}
+    assert target.prepared == {"next": 2}, "its own is given up, its successor's is not"
+
+
+def test_a_commit_whose_error_was_swallowed_is_made_up_for(url: str) -> None:
+    """A user's function caught the error, so Spark went on; the target, which keeps a mark, still has all parts."""
+    target = Target(has_mark=True)
+    show(url, target, QUERY, 0, 1)
+    target.prepared |= {"part-0": 2, "part-1": 2}
+    crash = Crash(at=3, kills=False)  # after confirm and one part
+    failing = Coordinator(ModelSink(target, crash), QUERY, open_storage(url), 100)
+    failing.resume()
+    with pytest.raises(UnavailableError):
+        failing.finish(2, Prepared(({"id": "part-0"}, {"id": "part-1"}), 2))
+    assert (target.newest, target.shown(2)) == (1, {"part-0"})
+    show(url, target, QUERY, 3)
+    assert target.shown(2) == {"part-0", "part-1"}
+    target.newest, target.forgotten = 2, {"query-1-3"}
+    with pytest.raises(StateLostError, match="does not know it any more"):
+        coordinator(url, target, QUERY).start(4, SCHEMA)
+
+
+def test_rows_that_are_dropped_are_told_of_where_they_are_others(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A location that was turned back by one micro-batch looks like a repeat, but for what it reads."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0, 1)
+    run = coordinator(url, target, QUERY)
+    run.start(1, SCHEMA)
+    assert run.is_decided(1)
+    run.tell_of_dropped(1)
+    assert not caplog.records
+    run.tell_of_dropped(7)
+    assert "micro-batch 1 was decided with 1 rows" in caplog.text
+
+
+class _Broken(ModelSink):
+    def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
+        if query == QUERY and "part" in self.target.visible:
+            raise KeyError("password")
+        return super().leftovers(query)
+
+
+def test_what_a_sink_raises_while_it_gives_up_hides_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The micro-batch is visible, or has failed for a reason of its own; a foreign error's text is not told."""
+    target = Target(has_mark=False)
+    run = Coordinator(_Broken(target, Crash()), QUERY, open_storage(url), 100)
+    run.start(0, SCHEMA)
+    target.prepared["part"] = 0
+    run.finish(0, Prepared(({"id": "part"},), 1, repeated=True))
+    assert "KeyError" in caplog.text
+    assert "password" not in caplog.text
+
+
+class _Refusing(ModelSink):
+    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
+        raise InvalidArgumentError("there is no table")
+
+
+def test_a_query_that_was_never_taken_is_in_nobodys_way(url: str) -> None:
+    """Its target was refused at its first start; a query of a new location needs no consent of it."""
+    target = Target(has_mark=False)
+    with pytest.raises(InvalidArgumentError, match="no table"):
+        Coordinator(_Refusing(target, Crash()), QUERY, open_storage(url), 100).start(0, SCHEMA)
+    show(url, target, SinkQuery("model", "query-3"), 0)
+
+
+def test_decisions_do_not_pile_up(url: str) -> None:
+    """A query of a hundred thousand micro-batches stores no more objects than one of a hundred."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, *range(100), retained=10)
+    assert len(open_storage(url).list("")) < 30
+
+
+@pytest.mark.parametrize("query", [SinkQuery("a.b", "q"), SinkQuery("../a", "q"), SinkQuery("a", "q/1")])
+def test_names_that_would_lead_elsewhere_are_refused(url: str, query: SinkQuery) -> None:
+    """Names become keys, and prefixes of settings."""
+    with pytest.raises(InvalidArgumentError):
+        coordinator(url, Target(has_mark=False), query)
+
+
+def test_a_damaged_decision_stops_the_query(url: str) -> None:
+    """What is decided is not guessed: a decision that cannot be read is an error that names it."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0, 1)
+    open_storage(url).put("_sinks/model/query-1/decided-1", b"nonsense")
+    with pytest.raises(CorruptionError, match="decided-1"):
+        coordinator(url, target, QUERY).start(2, SCHEMA)
