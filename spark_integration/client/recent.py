@@ -106,10 +106,9 @@ def recent_batches(local_dir: str | None = None) -> list[RecentBatch]:
     Cost: a request to each state server, two seconds for those together that do not answer, and a quarter of a second
     more for each further one. Nothing of a query is changed, or waits.
     """
-    roots = {local_dirs.choose_root(local_dir, in_memory=in_memory) for in_memory in (False, True)}
     found: list[RecentBatch] = []
     end_ms = clock.monotonic_ms() + int(_TIMEOUT_SECONDS * 1000)
-    for root in roots:
+    for root in local_dirs.all_roots(local_dir):
         for directory in sorted(root.glob(f"{local_dirs.user_name()}/executor-*")):
             left_seconds = (end_ms - clock.monotonic_ms()) / 1000
             found += _ask(directory, max(left_seconds, _LEAST_SECONDS))

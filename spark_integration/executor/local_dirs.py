@@ -18,8 +18,9 @@
         <digest of that place>.sock                 the socket, where its own place has too long a name
 
 The root is ``spark.holdfast.local.dir`` if it is set. Otherwise a backend that keeps state in RAM takes ``/dev/shm``
-if that is large enough; containers often give it 64 MB, and then the state goes to disk, with a warning. On disk, the
-root is the first of Spark's local directories, outside of what Spark deletes when the executor ends.
+if that is large enough when the executor begins; containers often give it 64 MB, and then the state goes to disk, with
+a warning. On disk, the root is the first of Spark's local directories, outside of what Spark deletes when the executor
+ends.
 
 What becomes of the directory of an executor that has ended: `holdfast.spark_integration.executor.takeover`.
 """
@@ -52,14 +53,21 @@ _warned: set[str] = set()
 
 
 def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
-    """Return the directory below which local state goes."""
+    """Return the directory below which this executor's local state goes.
+
+    Notes
+    -----
+    State in RAM stays where the executor's first call has put it, whatever is free by then: its own rows may have
+    filled ``/dev/shm``.
+    """
     if local_dir is not None:
         return Path(local_dir)
-    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or temporary_directory()).absolute()
-    if disk.name.startswith(_SPARK_BLOCKS):
-        disk = disk.parent
+    disk = _disk_root()
     if not in_memory:
         return disk
+    for root in (SHARED_MEMORY, disk):
+        if (root / user_name() / _executor_name() / IN_MEMORY).is_dir():
+            return root
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError:
@@ -72,6 +80,18 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
         "set spark.holdfast.local.dir."
     )
     return disk
+
+
+def all_roots(local_dir: str | None) -> list[Path]:
+    """Return the directories below which executors of this machine may keep local state, each once."""
+    if local_dir is not None:
+        return [Path(local_dir)]
+    return list(dict.fromkeys((_disk_root(), SHARED_MEMORY)))
+
+
+def _disk_root() -> Path:
+    disk = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or temporary_directory()).absolute()
+    return disk.parent if disk.name.startswith(_SPARK_BLOCKS) else disk
 
 
 def temporary_directory() -> Path:
@@ -140,7 +160,11 @@ def user_name() -> str:
 
 def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
     """Return the directory of an executor, by default the one this worker serves."""
-    return private_directory(user_directory(root) / f"executor-{executor or executor_process()}")
+    return private_directory(user_directory(root) / _executor_name(executor))
+
+
+def _executor_name(executor: ProcessId | None = None) -> str:
+    return f"executor-{executor or executor_process()}"
 
 
 def state_directory(executor_directory: Path, *, in_memory: bool) -> Path:

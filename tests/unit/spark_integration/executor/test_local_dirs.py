@@ -142,6 +142,27 @@ def test_enough_shared_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert local_dirs.choose_root(None, in_memory=True) == tmp_path
 
 
+@pytest.mark.parametrize("began_in", ["shared memory", "disk"])
+def test_an_executor_keeps_its_state_in_ram_where_it_began(
+    began_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own state fills shared memory, others free it: chosen anew, the state of a running query would be gone."""
+    shared_memory, disk = tmp_path / "shm", tmp_path / "disk"
+    shared_memory.mkdir()
+    monkeypatch.setattr(local_dirs, "SHARED_MEMORY", shared_memory)
+    monkeypatch.setattr(local_dirs, "executor_process", lambda: DEAD)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
+    enough, too_little = (local_dirs.SHARED_MEMORY_MIN_BYTES + extra for extra in (0, -1))
+    chosen = []
+    for free in (enough, too_little, enough) if began_in == "shared memory" else (too_little, enough, too_little):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(1 << 41, 0, free))
+        chosen.append(local_dirs.choose_root(None, in_memory=True))
+        local_dirs.state_directory(local_dirs.executor_directory(chosen[-1], DEAD), in_memory=True)
+        # State on disk decides nothing.
+        local_dirs.state_directory(local_dirs.executor_directory(disk, DEAD), in_memory=False)
+    assert chosen == [shared_memory if began_in == "shared memory" else disk] * 3
+
+
 # Names
 
 
