@@ -24,6 +24,8 @@ from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.executor.per_process import kept_per_process
 
 CALL_TIMEOUT_SECONDS = 5.0
+#: What a server answers at once unless it hangs; others, such as "snapshot", take as long as the storage does.
+_ANSWERED_AT_ONCE = frozenset({"ping", "committed"})
 _CHANNEL = {
     # Errors come in the trailer of a call, which gRPC limits to 8 KB by default.
     "grpc.max_metadata_size": 1 << 20,
@@ -73,9 +75,14 @@ class StateClient:
         HoldfastError
             The error that the server raised, of the same class.
         """
-        with self.mapped_errors():
-            options = flight.FlightCallOptions(timeout=timeout_seconds)
-            answers = list(self.connection().do_action(flight.Action(action, body), options))
+        try:
+            with self.mapped_errors():
+                options = flight.FlightCallOptions(timeout=timeout_seconds)
+                answers = list(self.connection().do_action(flight.Action(action, body), options))
+        except ServerLostError as exc:
+            if action in _ANSWERED_AT_ONCE and isinstance(exc.__cause__, flight.FlightTimedOutError):
+                self._timed_out_ms = clock.monotonic_ms()
+            raise
         return json.loads(answers[0].body.to_pybytes()) if answers else None
 
     def connection(self) -> flight.FlightClient:
@@ -102,13 +109,11 @@ class StateClient:
         if not isinstance(exc, _LOST):
             return HoldfastError("the state server failed; see its log", log=log, error=str(exc)[:200])
         self.close()
-        if isinstance(exc, flight.FlightTimedOutError):
-            self._timed_out_ms = clock.monotonic_ms()
         return ServerLostError("the state server did not answer; see its log", log=log, error=type(exc).__name__)
 
     @property
     def has_just_timed_out(self) -> bool:
-        """Whether a call timed out a moment ago: the next one probably would too."""
+        """Whether a call that a living server answers at once timed out a moment ago: the next one would, too."""
         return self._timed_out_ms is not None and clock.monotonic_ms() - self._timed_out_ms < START_AGAIN_AFTER_MS
 
     def require_server(self, within_seconds: float = START_WITHIN_SECONDS) -> None:
