@@ -191,6 +191,16 @@ class Lineage:
         """All versions that it names, but that of the snapshot: any of them may have a newer snapshot by now."""
         return {*self.since, *(entry.pointer for entry in self.commits)}
 
+    def behind(self, version: int) -> int:
+        """Return how many versions the snapshot lies behind `version`, which is made from this one.
+
+        Without a snapshot, those since the oldest that the lineage names, and that one.
+        """
+        if self.snapshot is not None:
+            return version - self.snapshot.version
+        oldest = min((pointer.version for pointer in self.versions), default=version)
+        return version - oldest + 1
+
     def standing_on(self, snapshots: Mapping[Pointer, ChainEntry]) -> Lineage:
         """Return the lineage with the newest of some snapshots, by version, in the place of all that it stands for.
 

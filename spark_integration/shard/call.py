@@ -321,8 +321,7 @@ class _Watch:
     def _lag_versions(self, opened: ShardStore, committed: Pointer | None) -> int | None:
         if opened.log is None or committed is None:
             return None
-        snapshot = None if self.lineage is None else self.lineage.snapshot
-        return committed.version - (0 if snapshot is None else snapshot.version)
+        return (self.lineage or Lineage()).behind(committed.version)
 
 
 def _holds_state(schema: TableSchema) -> bool:
