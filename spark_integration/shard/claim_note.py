@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,10 +34,10 @@ class ClaimNote:
     def modified_ms(self) -> int | None:
         """Return when the claim was made or renewed; None if there is none."""
         try:
-            found = self.path.stat()
+            found, text = self.path.stat(), self.path.read_text()
         except FileNotFoundError:
             return None
-        return found.st_mtime_ns // 1_000_000 if found.st_size else None
+        return None if _parsed(text) is None else found.st_mtime_ns // 1_000_000
 
     @contextmanager
     def locked(self) -> Iterator[Tenure | None]:
@@ -48,15 +48,36 @@ class ClaimNote:
         UnavailableError
             Local storage is full or failing.
         """
-        with local_files.writing(self.path):
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with self._opened() as file:
             with local_files.writing(self.path):
                 fcntl.flock(file, fcntl.LOCK_EX)
                 tenure = _parsed(self.path.read_text())
                 if tenure is None:
                     os.ftruncate(file, 0)
             yield tenure
+
+    @contextmanager
+    def locked_if_free(self) -> Iterator[Tenure | None]:
+        """Do the same without waiting; yields None where another process has the lock, or nothing is claimed.
+
+        Raises
+        ------
+        UnavailableError
+            Local storage is full or failing.
+        """
+        with self._opened() as file:
+            tenure = None
+            with local_files.writing(self.path), suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                tenure = _parsed(self.path.read_text())
+            yield tenure
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        with local_files.writing(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield file
         finally:
             os.close(file)
 

@@ -112,15 +112,11 @@ def keep_claim(
     renewed_ms = note.modified_ms()
     if run not in done.claimed or renewed_ms is None:
         private_directory(note.path.parent)
-        with note.locked() as tenure:
-            if tenure is None:
-                probe_storage(storage, f"{record.operator}/probes")
-                note.write(claims.take(record))
-            else:
-                check_stored(storage, record)
+        if renewed_ms is not None or not _take(claims, note, storage, record):
+            check_stored(storage, record)
         done.claimed.add(run)
     if renewed_ms is not None and abs(now_ms() - renewed_ms) >= RENEW_EVERY_MS:
-        _renew(claims, note)
+        _renew(claims, note, renewed_ms)
     return note.tenure()
 
 
@@ -225,11 +221,21 @@ def claimant(record: OperatorRecord, batch_id: int | None, application: str) -> 
     )
 
 
-def _renew(claims: Claims, note: ClaimNote) -> None:
-    seen_ms = note.modified_ms()
+def _take(claims: Claims, note: ClaimNote, storage: ObjectStorage, record: OperatorRecord) -> bool:
+    """Test the storage and claim, unless another process has; tell whether it was this one."""
     with note.locked() as tenure:
+        if tenure is not None:
+            return False
+        probe_storage(storage, f"{record.operator}/probes")
+        note.write(claims.take(record))
+        return True
+
+
+def _renew(claims: Claims, note: ClaimNote, seen_ms: int) -> None:
+    """Renew the claim, unless another process does: a storage that is away may hold that one up for minutes."""
+    with note.locked_if_free() as tenure:
         if tenure is None or note.modified_ms() != seen_ms:
-            return  # another process was faster
+            return  # another process is at it, or was faster
         renewed = tenure
         try:
             renewed = claims.renew(tenure)

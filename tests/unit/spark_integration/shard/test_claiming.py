@@ -113,6 +113,33 @@ def test_a_claim_is_renewed_when_it_is_time_by_one_process(storage: FaultyStorag
     assert len(storage.list("totals/claims/")) == 2
 
 
+def test_nobody_waits_for_a_renewal_but_who_makes_it(
+    storage: FaultyStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that is away holds up one micro-batch for a minute or two: not, one after the other, each worker's."""
+    claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
+    later_ms = clock.now_ms() + RENEW_EVERY_MS
+    asked, answering = threading.Event(), threading.Event()
+
+    def away() -> None:
+        asked.set()
+        answering.wait(20)
+
+    storage.faults.append(Fault("delay", "list", "*/claims/*", wait=away))
+    with ThreadPoolExecutor(3) as pool:  # each opens the note for itself, as a process does
+        try:
+            renewing = pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms)
+            assert asked.wait(10)
+            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms).result(5)
+            monkeypatch.setattr(os, "getpid", lambda: 4711)  # one that has just begun
+            pool.submit(claiming.keep_claim, storage, RECORD, tmp_path, 1, APP, lambda: later_ms).result(5)
+            assert not renewing.done()
+        finally:
+            answering.set()
+        assert renewing.result(5).epoch == 1
+    assert len(storage.list("totals/claims/")) == 2, "one has renewed"
+
+
 def test_a_claim_that_cannot_be_renewed_stops_nothing(storage: FaultyStorage, tmp_path: Path) -> None:
     """Nothing depends on its age; what is not allowed, though, is told."""
     claiming.keep_claim(storage, RECORD, tmp_path, 0, APP)
