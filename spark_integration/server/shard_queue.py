@@ -29,6 +29,12 @@ class ShardQueue:
             self._waiting[message.shard.directory] = message
             self._changed.notify_all()
 
+    def put_back(self, message: Committed) -> None:
+        """Queue a commit again, unless a newer one of its shard waits."""
+        with self._changed:
+            self._waiting.setdefault(message.shard.directory, message)
+            self._changed.notify_all()
+
     def forget(self, directory: str) -> None:
         """Drop the announcement of a shard, if any."""
         with self._changed:

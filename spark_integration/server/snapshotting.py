@@ -69,6 +69,10 @@ class _Progress:
         What no announcement was answered yet.
     told : tuple of (int or None, SnapshotNews)
         The micro-batch of the last announcement, and what it was answered.
+    put_off : Committed or None
+        What was not considered because a worker was having a snapshot written.
+    lock : threading.Lock
+        Held while a snapshot is written.
     """
 
     seen_ms: int
@@ -80,6 +84,7 @@ class _Progress:
     headers: Headers | None = None
     untold: SnapshotNews = field(default_factory=SnapshotNews)
     told: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
+    put_off: Committed | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -143,11 +148,22 @@ class Snapshotting:
         if self._monotonic_ms() < progress.retry_ms:
             return
         try:
-            self._write(message, forced=False)
+            self._write_unless_busy(message, progress)
         except NotFoundError as exc:
             self._miss(message, progress, exc)
         except HoldfastError as exc:
             self._fail(message, progress, exc)
+
+    def _write_unless_busy(self, message: Committed, progress: _Progress) -> None:
+        """Write a snapshot if one is due; put it off while a worker has one written: other shards need not wait."""
+        progress.put_off = message  # before the lock is tried, as `write_now` looks after it has released that
+        if not progress.lock.acquire(blocking=False):
+            return
+        try:
+            progress.put_off = None
+            self._write(message, progress, forced=False)
+        finally:
+            progress.lock.release()
 
     def write_now(self, message: Committed) -> bool:
         """Write a snapshot of the announced version in the calling thread; return whether one was written.
@@ -157,27 +173,38 @@ class Snapshotting:
         HoldfastError
             It could not be written.
         """
-        return self._write(message, forced=True)
+        progress = self._progress_of(message)
+        try:
+            with progress.lock:
+                return self._write(message, progress, forced=True)
+        finally:
+            put_off = progress.put_off
+            if put_off is not None and self._progress.get(message.shard.directory) is progress:  # else it is forgotten
+                self.queue.put_back(put_off)
 
-    def _write(self, message: Committed, *, forced: bool) -> bool:
-        progress, pointer = self._progress_of(message), message.committed
-        with progress.lock, self._logs.log_of(message) as log, ExitStack() as held:
+    def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
+        """Write a snapshot if one is wanted; the caller holds the shard's lock.
+
+        The shard is in use only while it is read, never while the storage is asked: a restarted query may have to open
+        it anew, with other columns.
+        """
+        pointer = message.committed
+        with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            # No longer than it is read: a restarted query may have to open the shard anew while an upload goes on.
-            with self._shards.use(message.shard) as backend:
-                with backend.view(pointer) as view:
-                    written = Lineage.of(view.properties)
-                lineage = log.snapshots.notes.apply_to(written)
-                progress.missed = 0
+            with self._shards.use(message.shard) as backend, backend.view(pointer) as view:
+                written = Lineage.of(view.properties)
+            progress.missed = 0
+            lineage = log.snapshots.notes.apply_to(written)
+            if not self._is_wanted(message, log, lineage, progress, forced=forced):
+                return False
+            if not progress.has_looked:
+                log.snapshots.discover(lineage)
+                progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
-                if not progress.has_looked:
-                    log.snapshots.discover(lineage)
-                    progress.has_looked, lineage = True, log.snapshots.notes.apply_to(written)
-                    if not self._is_wanted(message, log, lineage, progress, forced=forced):
-                        return False
-                started_ms = self._monotonic_ms()
+            started_ms = self._monotonic_ms()
+            with self._shards.use(message.shard) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
             # A clean-up that fails may have found that parts are gone.

@@ -1,0 +1,122 @@
+"""A storage that is slow for one shard holds up nobody else: neither other shards, nor a query that restarts."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from holdfast.backends.base import Pointer
+from holdfast.backends.schema import TableSchema
+from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server import open_shards
+from holdfast.spark_integration.server.durable_logs import DurableLogs
+from holdfast.spark_integration.server.open_shards import OpenShards
+from holdfast.spark_integration.server.snapshotting import Snapshotting
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from holdfast.testing.state_rows import COUNTS, keys_of, values_of
+from tests.faults.executor_process import eventually
+
+_numbers = itertools.count()
+
+
+class Bench:
+    """The snapshots of an executor's shards, whose commits and storage a test makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.storage = FaultyStorage(open_storage(f"memory://snapshotting-{next(_numbers)}"))
+        self.threads = ThreadPoolExecutor(8)
+        self.shards = OpenShards(root)
+        self.logs = DurableLogs(self.threads, lambda url, options: self.storage)
+        self.snapshotting = Snapshotting(self.shards, self.logs)
+        self.root = root
+        self._newest: dict[str, Pointer | None] = {}
+
+    def commit(self, shard: str, times: int = 1) -> Committed:
+        """Commit so many versions of a shard, and return the announcement of the newest."""
+        address = ShardAddress.of(self.root / "query" / "totals" / shard, "memory", {}, {"counts": COUNTS})
+        message = Committed(address, None, Pointer(0, "none"), f"totals/{shard}", "memory://", {}, SnapshotPolicy(1), 9)
+        for _ in range(times):
+            with self.logs.log_of(message) as log, self.shards.use(address) as backend:
+                accepted = self._newest.get(shard)
+                with VersionedStore(backend, log).begin(accepted) as transaction:
+                    transaction.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
+                    committed = transaction.commit()
+            assert committed is not None
+            self._newest[shard], message = committed, replace(message, accepted=accepted, committed=committed)
+        return message
+
+    def snapshots(self, shard: str) -> list[str]:
+        """Return the versions of a shard that have a snapshot in the storage."""
+        return [
+            info.key.rpartition("/")[2].rpartition("-")[0] for info in self.storage.list(f"totals/{shard}/snapshots/")
+        ]
+
+    def slow(self, action: str, key: str) -> tuple[threading.Event, threading.Event]:
+        """Let the next such request wait; return what tells that it has begun, and what lets it go on."""
+        begun, going_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            going_on.wait(20)
+
+        self.storage.faults.append(Fault("delay", action, key, wait=wait))  # type: ignore[arg-type]
+        return begun, going_on
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(local_dirs.private_directory(tmp_path / "executor"))
+    working = made.threads.submit(made.snapshotting.run)
+    yield made
+    made.snapshotting.queue.end()
+    working.result(20)
+    made.threads.shutdown()
+    made.shards.close(1.0)
+    made.storage.close()
+
+
+def test_a_snapshot_that_a_worker_waits_for_holds_up_no_other_shard(bench: Bench) -> None:
+    """And the shard's own newer version has its turn once that is written."""
+    begun, going_on = bench.slow("put", "totals/a/snapshots/*")
+    try:
+        writing = bench.threads.submit(bench.snapshotting.write_now, bench.commit("a", times=4))
+        assert begun.wait(10)
+        newer = bench.commit("a")
+        bench.snapshotting.announce(newer)
+        bench.snapshotting.announce(bench.commit("b"))
+        eventually(lambda: bench.snapshots("b"))
+        assert not bench.snapshots("a")
+    finally:
+        going_on.set()
+    assert writing.result(10) is True
+    eventually(lambda: str(newer.committed) in bench.snapshots("a"))
+
+
+def test_a_query_restarts_with_other_columns_while_snapshots_are_looked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told to stop another query, which did not exist."""
+    monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
+    message = bench.commit("a")
+    begun, going_on = bench.slow("list", "totals/a/snapshots/*")
+    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
+    try:
+        bench.snapshotting.announce(message)
+        assert begun.wait(10)
+        address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
+        with bench.shards.use(address) as reopened:
+            assert reopened.tables == {"counts": columns}
+    finally:
+        going_on.set()
+    eventually(lambda: bench.snapshots("a") == [str(message.committed)])
