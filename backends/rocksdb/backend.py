@@ -25,9 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from holdfast import clock
 from holdfast.backends import local_files
 from holdfast.backends.base import NO_OPTIONS, Backend, BackendStatistics, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles
@@ -44,6 +46,8 @@ from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError
 
+#: A count of rows that takes so much CPU time is kept for so many times as long: it takes at most 1 % of a core.
+LONG_COUNT_NS, KEPT_TIMES = 5_000_000, 100
 _FROZEN = ("*.sst", "MANIFEST-*", "CURRENT")
 
 
@@ -63,6 +67,7 @@ class RocksDBBackend(Backend):
     ) -> None:
         super().__init__(directory, tables, new_id, options, executor_directory)
         self._shard = ShardDatabases(directory, self.tables, new_id, RocksDBOptions.of("rocksdb", options))
+        self._counts = RowCounts()
         # Table files, by inode and time, whose checksums this process has verified.
         self._checked: set[tuple[int, int]] = set()
 
@@ -178,7 +183,7 @@ class RocksDBBackend(Backend):
         rows: dict[str, int] = {}
         if versions:
             with self.view(versions[-1]) as view:
-                rows = {table: view.estimate_rows(table) for table in self.tables}
+                rows = {table: self._counts.of(table, partial(view.estimate_rows, table)) for table in self.tables}
         return BackendStatistics(
             versions=len(versions),
             local_bytes=local_files.folder_bytes(self._shard.home) + local_files.folder_bytes(self._shard.frozen),
@@ -263,6 +268,41 @@ class RocksDBBackend(Backend):
             The disk failed: what was not on disk before is lost here, and is restored from its commits.
         """
         self._shard.close()
+
+
+class RowCounts:
+    """About how many rows tables have, for metrics: a count that takes long is not made again for a while.
+
+    A few rows are counted, and what was deleted before them is stepped over each time, until RocksDB has compacted it:
+    that may be a million rows, and nobody else reads meanwhile.
+
+    Parameters
+    ----------
+    cpu_ns, monotonic_ns : callable
+        See `holdfast.clock`.
+
+    Notes
+    -----
+    Threads: any.
+    """
+
+    def __init__(
+        self, cpu_ns: Callable[[], int] = clock.cpu_ns, monotonic_ns: Callable[[], int] = clock.monotonic_ns
+    ) -> None:
+        self._cpu_ns, self._monotonic_ns = cpu_ns, monotonic_ns
+        self._kept: dict[str, tuple[int, int]] = {}
+
+    def of(self, table: str, count: Callable[[], int]) -> int:
+        """Return the rows of a table, as `count` does now or has done a moment ago."""
+        until_ns, rows = self._kept.get(table, (0, 0))
+        if self._monotonic_ns() < until_ns:
+            return rows
+        began_ns = self._cpu_ns()
+        rows = count()
+        took_ns = self._cpu_ns() - began_ns
+        if took_ns >= LONG_COUNT_NS:
+            self._kept[table] = self._monotonic_ns() + KEPT_TIMES * took_ns, rows
+        return rows
 
 
 def _is_frozen(file: Path) -> bool:

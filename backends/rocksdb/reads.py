@@ -12,7 +12,7 @@ Three facts of rocksdict shape this module:
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from rocksdict import Rdict, ReadOptions, Snapshot
 
 from holdfast.backends.arrow.rows import BoolArray, HashArray
 from holdfast.backends.base import MAX_HASH
-from holdfast.backends.rocksdb.codec.keys import decode_keys
+from holdfast.backends.rocksdb.codec.keys import KEY_HEADER_BYTES, decode_keys
 from holdfast.backends.rocksdb.codec.schemas import decode_numbered
 from holdfast.backends.run import Run, TableSchema
 
@@ -36,6 +36,8 @@ FIRST_RUN_ROWS, RUN_GROWTH = 1024, 4
 #: A scan is cheaper than point reads while it meets at most so many rows for each key that is wanted.
 SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
+#: Rows from which those of a table are estimated, and how many times as many where most of them share a hash.
+COUNTED_ROWS, FURTHER = 1024, 16
 _STEP_ROWS = 4096
 
 
@@ -231,19 +233,28 @@ class TableReader:
         return (self._corrected(rows, written) if written else rows), done
 
     def estimate_rows(self) -> int:
-        """Return about how many rows the table has; exact for small ones."""
+        """Return about how many rows the table has; exact for up to `COUNTED_ROWS`.
+
+        Beyond, it is as if all rows were as dense as the first ones; hashes are spread evenly. Rows that share a hash,
+        as the elements of a list, are taken together: those of the last hash may be cut off, and are left out.
+        """
         start, end = key_range(self._id, 0, MAX_HASH)
-        sample = _keys(self._database, start, end, 4 * _STEP_ROWS)
-        if len(sample) < 4 * _STEP_ROWS:
+        most = COUNTED_ROWS
+        sample = _keys(self._database, start, end, most)
+        if len(sample) == most and _whole(sample) < most / 2:
+            most *= FURTHER
+            sample = _keys(self._database, start, end, most)
+        if len(sample) < most:
             _rest(self._database, start, end, sample)
             return len(sample)
-        last = self._database.iter(_below(end))
-        last.seek_to_last()
-        if not last.valid():  # damage, or rows that were deleted at this moment
-            last.status()
+        newest = self._database.iter(_below(end))
+        newest.seek_to_last()
+        if not newest.valid():  # damage, or rows that were deleted at this moment
+            newest.status()
             return len(sample)
-        lowest = _hash(sample[0])
-        return round(len(sample) * (_hash(last.key()) - lowest + 1) / (_hash(sample[-1]) - lowest + 1))
+        first, last = _hash(sample[0]), _hash(sample[-1])
+        rows_per_hash = _whole(sample) / max(1, last - first)
+        return max(len(sample), round(rows_per_hash * (_hash(newest.key()) - first + 1)))
 
     def _written_between(self, start: bytes, end: bytes) -> list[bytes]:
         last = MAX_HASH if end[:1] != start[:1] else _hash(end)
@@ -297,6 +308,11 @@ def _keys(database: Rdict, start: bytes, end: bytes, most: int) -> list[bytes]:
     """Return the first keys of a range as they are now; fewer than `most` may be the end of it, or damage."""
     options = _below(end, fill_cache=False)
     return list(islice(database.keys(from_key=start, read_opt=options), most))  # type: ignore[arg-type]
+
+
+def _whole(keys: list[bytes]) -> int:
+    """Return how many ascending keys have another hash than the last one."""
+    return bisect_left(keys, keys[-1][:KEY_HEADER_BYTES])
 
 
 def _hash(key: bytes) -> int:

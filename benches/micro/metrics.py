@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,11 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from holdfast import clock
+from holdfast.backends.base import Pointer
+from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.benches.jobs.job_a import JobA
-from holdfast.mvcc import VersionedStore
 from holdfast.mvcc.measures import Measures
 from holdfast.spark_integration.client.measures import CallMeasures
 from holdfast.spark_integration.transport.observed import ObservedOutput
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 _ROUNDS = 200
 _SCHEMA = TableSchema.of("state", pa.schema([("key", pa.int64())]), pa.schema([("n", pa.int64())]))
+#: A shard as its size is asked for: two tables, as of a function with timers.
+_SIZE_ROWS = 100_000
+_TABLES = {name: TableSchema.of(name, _SCHEMA.key, _SCHEMA.value) for name in ("state", "timers")}
 
 
 class _Turns:
@@ -145,18 +149,25 @@ def _of_a_call(keys: int, folder: Path) -> None:
         measures.looked_up("state", keys, np.ones(len(keys), np.bool_))
         measures.written({"state": run}, is_first=False)
 
-    with MemoryBackend(folder / "shard", {"state": _SCHEMA}, clock.new_id) as backend:
-        with VersionedStore(backend).begin(None) as transaction:
-            transaction.put("state", given, run.values)
-            transaction.commit()
+    with ExitStack() as opened:
+        sizes = {}
+        for backend_class in (MemoryBackend, RocksDBBackend):
+            backend = opened.enter_context(backend_class(folder / backend_class.__name__, _TABLES, clock.new_id))
+            backend.apply(None, Pointer(1, "a"), {table: _many(table) for table in _TABLES}, {})
+            sizes[f"the shard's size, {backend_class.__name__}, {len(_TABLES)} tables"] = backend.statistics
         parts: dict[str, Callable[[], object]] = {
             f"rows counted, {keys:,} looked up and written": lambda: counted(given),
             f"rows counted, every other of {keys:,}": lambda: counted(half),
-            "the shard's size": backend.statistics,
             "the row beside the output": lambda: list(output.send_measures(values)),
         }
-        for what, part in parts.items():
+        for what, part in (parts | sizes).items():
             print(f"{_cpu_us(part):9.1f} µs  {what}")
+
+
+def _many(table: str) -> Run:
+    numbers = np.sort(np.random.default_rng(1).integers(0, 1 << 63, _SIZE_ROWS, np.int64).view(np.uint64))
+    keys = Keys.of(_TABLES[table], numbers, pa.table({"key": pa.array(numbers.view(np.int64))}))
+    return Run.build(_TABLES[table], keys, pa.record_batch({"n": pa.array(numbers.view(np.int64))}))
 
 
 def _cpu_us(part: Callable[[], object]) -> float:

@@ -21,6 +21,8 @@ from holdfast.spark_integration.client.messages import ShardAddress, encode
 
 #: For one request. It only ends the wait for a server that hangs: one that has died is noticed at once.
 REQUEST_TIMEOUT_SECONDS = 600.0
+#: For what only metrics want: without an answer they are null.
+STATISTICS_TIMEOUT_SECONDS = 2.0
 
 
 class RemoteView(View):
@@ -120,9 +122,9 @@ class RemoteBackend(Backend):
         self._shard = shard
         client.require_server()
 
-    def _call(self, action: str, **fields: object) -> Any:
+    def _call(self, action: str, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS, **fields: object) -> Any:
         body = encode({"shard": vars(self._shard), **fields})
-        return self._client.call(action, body, REQUEST_TIMEOUT_SECONDS)
+        return self._client.call(action, body, timeout_seconds)
 
     def view(self, pointer: Pointer) -> View:
         return RemoteView(self._client, self._shard, self.tables, pointer)
@@ -171,7 +173,7 @@ class RemoteBackend(Backend):
         return int(self._call("remove_leftovers", before_ns=before_ns))
 
     def statistics(self) -> BackendStatistics:
-        return BackendStatistics(**self._call("shard_statistics"))
+        return BackendStatistics(**self._call("shard_statistics", STATISTICS_TIMEOUT_SECONDS))
 
     def close(self) -> None:
         """Nothing is held open: the server keeps the shard for the next task."""

@@ -108,3 +108,33 @@ def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) 
         assert len(contents(view, "pairs", 1, top - 1)) == 0
         assert len(contents(view, "counts", 1, 0)) == 0
         assert len(contents(view, "members")) == 0
+
+
+def test_rows_are_estimated_from_few_of_them(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each call of a shard, for a metric: meanwhile the state server reads nothing else."""
+    read: list[int] = []
+    keys_now = rocksdb_reads._keys
+
+    def spied(*arguments: Any) -> list[bytes]:
+        found = keys_now(*arguments)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(rocksdb_reads, "_keys", spied)
+    shard.apply(None, P1, counts(*((f"user {i}", i) for i in range(1000))), {})
+    assert shard.statistics().rows == {"counts": 1000, "pairs": 0, "members": 0}
+    shard.apply(P1, P2, counts(*((f"user {i}", i) for i in range(40_000))), {})
+    read.clear()
+    assert shard.statistics().rows["counts"] == pytest.approx(40_000, rel=0.2)
+    assert sum(read) <= 1024
+
+
+@pytest.mark.parametrize(("elements", "estimated"), [(3000, 3020), (20_000, 1024 * 16)])
+def test_rows_that_share_a_hash_are_no_measure_of_the_others(
+    shard: RocksDBBackend, elements: int, estimated: int
+) -> None:
+    """A long list in the first key would make it a number beyond all integers, which no metric can carry."""
+    written: list[tuple[Row, Row | None]] = [((0, float(i), "x"), ("", None)) for i in range(elements)]
+    written += [((1, float(i), "x"), ("", None)) for i in range(20)]
+    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, [int(key[0]) << 63 for key, _ in written])}, {})
+    assert shard.statistics().rows["pairs"] == estimated

@@ -9,37 +9,59 @@ from pathlib import Path
 import pyarrow.flight as flight
 import pytest
 
+from holdfast import clock
+from holdfast.spark_integration.client import remote_backend
 from holdfast.spark_integration.client.connection import StateClient
-from holdfast.spark_integration.client.messages import ServerLostError
+from holdfast.spark_integration.client.messages import ServerLostError, ShardAddress
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import server_files
+from holdfast.testing.state_rows import TABLES
 
 
 class Slow(flight.FlightServerBase):
-    """Answers when it is told to."""
+    """Answers some actions at once, and others when it is told to."""
 
     def __init__(self, socket: Path) -> None:
         self.answering = threading.Event()
+        self.prompt: set[str] = set()
         super().__init__(f"grpc+unix://{socket}")
 
     def do_action(self, context: object, action: flight.Action) -> Iterator[bytes]:
-        self.answering.wait(10)
+        if action.type not in self.prompt:
+            self.answering.wait(10)
         return iter([b"null"])
 
 
 @pytest.fixture
-def executor_directory(tmp_path: Path) -> Iterator[Path]:
+def slow(tmp_path: Path) -> Iterator[Slow]:
     with Slow(server_files.socket_path(tmp_path)) as server:
-        yield tmp_path
+        yield server
         server.answering.set()
 
 
+@pytest.fixture
+def client(slow: Slow, tmp_path: Path) -> Iterator[StateClient]:
+    made = StateClient(tmp_path)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize(("action", "hangs"), [("ping", True), ("committed", True), ("snapshot", False)])
-def test_only_what_is_answered_at_once_tells_that_a_server_hangs(
-    executor_directory: Path, action: str, hangs: bool
-) -> None:
+def test_only_what_is_answered_at_once_tells_that_a_server_hangs(client: StateClient, action: str, hangs: bool) -> None:
     """A slow storage makes a snapshot slow: commits must be announced meanwhile, or no chain of theirs gets shorter."""
-    client = StateClient(executor_directory)
     with pytest.raises(ServerLostError):
         client.call(action, timeout_seconds=0.3)
     assert client.has_just_timed_out is hangs
-    client.close()
+
+
+def test_a_metric_is_not_waited_for(
+    slow: Slow, client: StateClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of a shard is asked for in each call of it, by nobody but metrics."""
+    monkeypatch.setattr(remote_backend, "STATISTICS_TIMEOUT_SECONDS", 0.3, raising=False)
+    slow.prompt = {"ping"}
+    address = ShardAddress.of(tmp_path / "shard", "rocksdb", {}, TABLES)
+    backend = RemoteBackend(client, address, TABLES, clock.new_id)
+    with pytest.raises(ServerLostError):
+        backend.statistics()
+    assert not client.has_just_timed_out
