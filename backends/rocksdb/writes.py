@@ -29,8 +29,10 @@ from holdfast.errors import InvalidArgumentError
 BATCH_BYTES = 16 << 20
 #: What is made into Python objects at a time, of at most `CHUNK_KEYS` rows.
 CHUNK_BYTES = 4 << 20
-#: RocksDB leaves a longer key or value out of a batch, and rocksdict cannot tell; an undo row has two bytes more.
-ROW_BYTES_MAX = 2**32 - 1 - len(UNDO_PREFIX)
+#: Of a row's columns, and of its key or value as RocksDB has them. A row travels to the worker as one batch of columns,
+#: which Arrow Flight refuses from 2 GiB on, headers included. Beyond 4 GiB RocksDB would leave it out of a batch, and
+#: rocksdict cannot tell.
+ROW_BYTES_MAX = 2**31 - (1 << 20)
 #: Keys of changes that a database keeps in memory; more of them lie in files.
 LOG_BYTES = 8 << 20
 _LOG_ROWS = 1 << 16
@@ -87,6 +89,8 @@ class RowWriter:
         """
         head = bytes([table.number_of(run.schema.value)])
         for part in run.chunks(CHUNK_KEYS, CHUNK_BYTES):
+            if part.size_bytes > ROW_BYTES_MAX:
+                _require_fitting(max(part.batch.slice(row, 1).nbytes for row in range(len(part))))
             keys, values = _short(encode_keys(table.id, part.hashes, part.keys)), part.values
             if part.deleted.any():
                 live = np.flatnonzero(~part.deleted)
@@ -137,13 +141,19 @@ class RowWriter:
 def _short(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Return keys or values that RocksDB can store."""
     offsets = offsets_of(rows)
-    if offsets[-1] - offsets[0] > ROW_BYTES_MAX and (longest := int(np.diff(offsets).max())) > ROW_BYTES_MAX:
+    if offsets[-1] - offsets[0] > ROW_BYTES_MAX:
+        _require_fitting(int(np.diff(offsets).max()))
+    return rows
+
+
+def _require_fitting(longest_bytes: int) -> None:
+    if longest_bytes > ROW_BYTES_MAX:
         raise InvalidArgumentError(
-            "a row of state is larger than RocksDB can store: keep less under one key, or use the backend 'filesystem'",
-            size_bytes=longest,
+            "a row of state is larger than the backend 'rocksdb' takes: keep less under one key, or use the backend "
+            "'filesystem'",
+            size_bytes=longest_bytes,
             limit_bytes=ROW_BYTES_MAX,
         )
-    return rows
 
 
 def _parts(keys: pa.LargeBinaryArray) -> Iterator[list[bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -11,6 +12,7 @@ from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb import writes as rocksdb_writes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.writes import ChangeLog, Written
+from holdfast.backends.run import Run
 from holdfast.errors import InvalidArgumentError
 from holdfast.testing.state_rows import (
     COUNTS,
@@ -40,19 +42,33 @@ def is_mapped(folder: Path) -> bool:
 
 def test_a_row_that_rocksdb_would_leave_out_is_refused(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 GiB, each of whose columns is smaller: RocksDB takes the batch without it, and says nothing."""
-    monkeypatch.setattr(rocksdb_writes, "ROW_BYTES_MAX", 100, raising=False)
+    monkeypatch.setattr(rocksdb_writes, "ROW_BYTES_MAX", 120)
     shard.apply(None, P1, counts(("a" * 80, 1), ("b" * 80, 2)), {})
     for base, new in ((P1, P2), (None, P3)):
-        with pytest.raises(InvalidArgumentError, match="larger than RocksDB can store"):
+        with pytest.raises(InvalidArgumentError, match="larger than the backend 'rocksdb' takes"):
             shard.apply(base, new, counts(("c" * 100, 3)), {})
     assert shard.versions() == [P1]
     pairs = {"pairs": run_of(PAIRS, [((1, 0.5, "x"), ("n" * 100, None))])}
-    with pytest.raises(InvalidArgumentError, match="larger than RocksDB can store"):
+    with pytest.raises(InvalidArgumentError, match="larger than the backend 'rocksdb' takes"):
         shard.apply(P1, P2, pairs, {})
     shard.apply(P1, P2, counts(("c", 3)), {})
     with shard.view(P2) as view:
         assert len(contents(view, "counts")) == 3
         assert not contents(view, "pairs")
+
+
+def test_a_row_that_could_not_travel_to_a_worker_is_refused(shard: RocksDBBackend) -> None:
+    """It could be written, and never read: Arrow Flight refuses a batch of 2 GiB. (Nothing touches this memory.)"""
+    size = 2**31
+    offsets, zeros = np.array([0, size], np.int64), np.zeros(size, np.uint8)
+    note = pa.Array.from_buffers(pa.large_string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(zeros)])
+    columns = run_of(PAIRS, [((1, 0.5, "x"), ("", None))]).batch.columns
+    columns[PAIRS.columns.get_field_index("value.note")] = note
+    row = Run(PAIRS, pa.RecordBatch.from_arrays(columns, schema=PAIRS.columns))
+    shard.apply(None, P1, counts(("ann", 1)), {})
+    with pytest.raises(InvalidArgumentError, match=r"keep less under one key.*size_bytes=2147.*limit_bytes=2146435072"):
+        shard.apply(P1, P2, {"pairs": row}, {})
+    assert shard.versions() == [P1]
 
 
 def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
