@@ -37,7 +37,7 @@ def verify(url: str, operator: str | None, options: dict[str, str], as_json: boo
         ]
         work = [(shard, n) for name, n in _retained(target, retain, damages) for shard in target.shards(name)]
         with bytes_shown("reading", sum(o.size_bytes for shard, _ in work for o in shard.objects.values())) as on_read:
-            reports = [verify_shard(target.of(shard), shard, target.executor, n, on_read) for shard, n in work]
+            reports = [verify_shard(target.of(shard), target.executor, n, on_read) for shard, n in work]
         damages += [damage for report in reports for damage in report.damages]
         sinks = target.listing.sinks
         damages += [Damage(key, problem) for sink in sinks for key, problem in damages_of(target.storage, sink)]

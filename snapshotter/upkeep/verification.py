@@ -6,6 +6,10 @@ still be restored **around** it, from an older snapshot and the commits since, a
 
 All headers of a shard are held until its last object was read, without what repeats: each commit's chain names the
 objects that the one before it names.
+
+The query may write, and clean up, meanwhile. A listing that is old by then names what is gone, and not what stands in
+for it. So where something seems wrong, the shard is listed again: what has gone is forgotten, what is new or damaged is
+read.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from holdfast.snapshotter.commit_objects import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
-from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject
+from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject, list_shard
 from holdfast.snapshotter.upkeep.headers import LIMITS_BYTES, Headers, read_header
 from holdfast.snapshotter.upkeep.history import History, needed_in_storage
 
 #: Objects whose reading is asked for at a time.
 _BATCH = 1_000
+# Each reads only what was stored during the one before it, and so takes less time.
+_PASSES = 3
 _Value = TypeVar("_Value")
 
 
@@ -89,17 +95,15 @@ class _Found:
 
 def verify_shard(
     shard: PrefixedStorage,
-    listing: ShardListing,
     executor: Executor,
     retained: int,
     on_read: Callable[[int], object] = lambda _size_bytes: None,
 ) -> ShardReport:
-    """Read all objects of a shard.
+    """Read all objects of a shard, which a query may write to meanwhile.
 
     Parameters
     ----------
     shard : PrefixedStorage
-    listing : ShardListing
     executor : concurrent.futures.Executor
         Its threads hold one object each.
     retained : int
@@ -111,19 +115,45 @@ def verify_shard(
     ------
     InvalidArgumentError, UnavailableError
         An object cannot be read now; that says nothing about it.
+
+    Notes
+    -----
+    Cost: one listing, or up to three where something is wrong, and a read of each object.
     """
     found: dict[str, _Found] = {}
     once = _Once()
+    for _ in range(_PASSES):
+        listing = list_shard(shard)
+        found = {key: one for key, one in found.items() if key in listing.objects and not one.problem}
+        _read_new(shard, listing, executor, once, found, on_read)
+        report = _report(shard, listing, found, retained)
+        if not report.damages:
+            break
+    return report
+
+
+def _read_new(
+    shard: PrefixedStorage,
+    listing: ShardListing,
+    executor: Executor,
+    once: _Once,
+    found: dict[str, _Found],
+    on_read: Callable[[int], object],
+) -> None:
+    """Read what was listed and is not in `found` yet, and add it there."""
     # Manifests first: they say how many bytes their parts hold.
     for kind in ("commit", "snapshot", "part"):
-        listed = listing.of_kind(kind)
+        new = [stored for stored in listing.of_kind(kind) if stored.key not in found]
         read = partial(_read, shard, once, _sizes_of_parts(found) if kind == "part" else {})
-        for start in range(0, len(listed), _BATCH):
-            wanted = listed[start : start + _BATCH]
+        for start in range(0, len(new), _BATCH):
+            wanted = new[start : start + _BATCH]
             for stored, one in zip(wanted, executor.map(read, wanted), strict=True):
                 on_read(stored.size_bytes)
                 if one is not None:
                     found[stored.key] = one
+
+
+def _report(shard: PrefixedStorage, listing: ShardListing, found: dict[str, _Found], retained: int) -> ShardReport:
     verified = _VerifiedShard(listing, found, _floor(shard, listing, found, retained))
     damages = verified.damages()
     whole = sum(verified.outcome(commit) != "lost" for commit in verified.commits())

@@ -132,7 +132,7 @@ class Shard:
         stored_tables(self.storage, read_operator(self.storage, "totals"))
         shard = PrefixedStorage(self.storage, SHARD)
         listing = list_shard(shard)
-        verify_shard(shard, listing, self.threads, 100)
+        verify_shard(shard, self.threads, 100)
         stored = listing.objects.get(named.removeprefix(f"{SHARD}/"))
         if stored is not None and stored.kind in ("commit", "snapshot"):
             read_header(shard, stored, shard.get(stored.key))

@@ -149,7 +149,7 @@ def clean_up(shard: Shard) -> None:
 
 def verify(shard: Shard) -> None:
     objects = PrefixedStorage(shard.storage, SHARD)
-    verify_shard(objects, list_shard(objects), shard.threads, 100)
+    verify_shard(objects, shard.threads, 100)
 
 
 def log(shard: Shard) -> None:
@@ -244,7 +244,7 @@ def test_a_commit_that_lies_is_named_by_whoever_reads_it(shard: Shard, lie: Chan
         clean_up(shard)
     objects = PrefixedStorage(shard.storage, SHARD)
     listing = list_shard(objects)
-    report = verify_shard(objects, listing, shard.threads, 100)
+    report = verify_shard(objects, shard.threads, 100)
     assert shard.newest in {damage.key for damage in report.damages}
     newest = listing.objects[shard.newest.removeprefix(f"{SHARD}/")]
     assert shard.newest in describe(Headers(objects), newest)["error"]

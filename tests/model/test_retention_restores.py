@@ -130,7 +130,7 @@ class Query:
             carry_out(self.objects, plan(history, needed, self.storage.now_ms, GRACE_MS))
 
     def check(self) -> None:
-        assert verify_shard(self.objects, list_shard(self.objects), self.executor, RETAINED).damages == ()
+        assert verify_shard(self.objects, self.executor, RETAINED).damages == ()
         for pointer, state in self.returnable():
             anew = self.open()
             assert anew.state(pointer) == state

@@ -229,7 +229,7 @@ def _verify(
     if _size(listing) > READ_BYTES_MAX:
         return CheckedShard(shard, 0, _size(listing), problem="too large for a page: holdfast verify reads it"), ()
     try:
-        report = verify_shard(folder, listing, executor, retained, go_on)
+        report = verify_shard(folder, executor, retained, go_on)
     except NotFoundError as exc:  # it is being deleted
         return CheckedShard(shard, problem=str(exc)), ()
     return CheckedShard(shard, report.objects, report.size_bytes, report.versions), report.damages

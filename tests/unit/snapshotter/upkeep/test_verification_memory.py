@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.snapshotter.upkeep.catalogue import list_shard
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.model.shard_history import ShardHistory, TimedStorage
 
@@ -18,11 +17,10 @@ def peak_bytes(commits: int) -> int:
     """Return what it takes to verify so many commits, in chains of up to a hundred objects."""
     history = ShardHistory(TimedStorage())
     history.grow(None, commits, snapshot_every=100)
-    listing = list_shard(history.objects)
     with ThreadPoolExecutor(2) as executor:
         tracemalloc.start()
         try:
-            report = verify_shard(history.objects, listing, executor, commits)
+            report = verify_shard(history.objects, executor, commits)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
