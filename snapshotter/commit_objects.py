@@ -99,6 +99,46 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
     """
     # Sections are as they are, their buffers compressed by Arrow: so they have no more bytes than the object.
     stored = stored_file.decode(data, source=source, kind=KIND, plain_bytes_max=len(data))
+    return replace(_commit(stored, shard, pointer, source), sections=stored.sections)
+
+
+def read_commit_end(read: stored_file.Read, size_bytes: int, shard: str, pointer: Pointer, source: str) -> Commit:
+    """Return a commit without its rows, of whose object only the end is read.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the object's bytes from one place to another.
+    size_bytes : int
+        Of the object.
+    shard, pointer, source
+        As of `read_commit`.
+
+    Raises
+    ------
+    CorruptionError
+        As `read_commit`, but for damage in its rows.
+
+    Notes
+    -----
+    No checksum proves what the end says. It names each object that it builds on by version, id and digest: if it is
+    damaged, it names one that is not there.
+    """
+    if size_bytes > COMMIT_BYTES_MAX:
+        raise CorruptionError(f"{source} is larger than any commit", size_bytes=size_bytes)
+    end = stored_file.decode_end(read, size_bytes, source=source, kind=KIND, plain_bytes_max=size_bytes)
+    return _commit(end, shard, pointer, source)
+
+
+def require_intact(read: stored_file.Read, commit: Commit) -> None:
+    """Raise `CorruptionError` if a commit's object, read a block at a time, is not what its end says."""
+    stored_file.require_digest(read, commit.size_bytes, commit.digest, source=commit.source, kind=KIND)
+
+
+def _commit(
+    stored: stored_file.StoredFile | stored_file.StoredEnd, shard: str, pointer: Pointer, source: str
+) -> Commit:
+    """Return what a commit says, without its rows."""
     fields = Fields(stored.header, source, *_FIELDS)
     own, own_shard = fields.pointer("pointer"), fields.text("shard")
     if (own, own_shard) != (pointer, shard):
@@ -114,7 +154,7 @@ def read_commit(data: bytes | memoryview, shard: str, pointer: Pointer, source: 
         fields.refuse("does not hold the writes of its own version")
     if lineage.chain and lineage.chain[-1].version >= own.version:
         fields.refuse("builds on a version that is not older", older=lineage.chain[-1].pointer)
-    return Commit(own, lineage, rows, plain_bytes, stored.size_bytes, stored.digest, source, stored.sections)
+    return Commit(own, lineage, rows, plain_bytes, stored.size_bytes, stored.digest, source)
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,36 @@ from holdfast.backends.stored_file.layout import (
     MAGIC,
     NOTICE_BYTES_MAX,
 )
-from holdfast.backends.stored_file.reading import EXPANSION_MAX, StoredFile, decode, digest_of
+from holdfast.backends.stored_file.reading import (
+    BLOCK_BYTES,
+    EXPANSION_MAX,
+    Read,
+    StoredEnd,
+    StoredFile,
+    decode,
+    decode_end,
+    digest_of,
+    require_digest,
+)
 from holdfast.backends.stored_file.writing import SectionWriter, encode, encode_in_place, write_to
 
 __all__ = [
+    "BLOCK_BYTES",
     "END_BYTES_MAX",
     "EXPANSION_MAX",
     "FOOTER_BYTES_MAX",
     "FORMAT_VERSION",
     "MAGIC",
     "NOTICE_BYTES_MAX",
+    "Read",
     "SectionWriter",
+    "StoredEnd",
     "StoredFile",
     "decode",
+    "decode_end",
     "digest_of",
     "encode",
     "encode_in_place",
+    "require_digest",
     "write_to",
 ]

@@ -11,12 +11,25 @@ import lz4.frame
 import pyarrow as pa
 import xxhash
 
-from holdfast.backends.stored_file.layout import FOOTER_BYTES_MAX, FOOTER_SIZE, FORMAT_VERSION, MAGIC, TAIL_BYTES
+from holdfast.backends.stored_file.layout import (
+    DIGEST_BYTES,
+    END_BYTES_MAX,
+    FOOTER_BYTES_MAX,
+    FOOTER_SIZE,
+    FORMAT_VERSION,
+    MAGIC,
+    TAIL_BYTES,
+)
 from holdfast.errors import CorruptionError
 
 _FOOTER_FIELDS = {"kind": str, "encoding": str, "header": dict, "sections": list}
 _SECTION_SIZES = ("offset", "size_bytes", "plain_bytes")
 _SIZE_LIMIT = 1 << 62
+
+# What stands behind all that the digest is of.
+_SEAL_BYTES = DIGEST_BYTES + len(MAGIC)
+#: Of a file that is too large to be held.
+BLOCK_BYTES = 16 << 20
 
 _LZ4 = pa.Codec("lz4")
 
@@ -71,6 +84,31 @@ class StoredFile:
         return self.sections[name]
 
 
+@dataclass(frozen=True)
+class StoredEnd:
+    """What a file says of itself at its end, where the rest was not read: so no checksum has proved it.
+
+    Attributes
+    ----------
+    header : mapping
+        The facts of its kind, JSON values.
+    sections : mapping of str to int
+        How many bytes each has when it is decoded.
+    size_bytes : int
+    digest : str
+        That the whole file should have; see `require_digest`.
+    """
+
+    header: Mapping[str, Any]
+    sections: Mapping[str, int]
+    size_bytes: int
+    digest: str
+
+
+#: Returns the bytes of a file from one place to another.
+Read = Callable[[int, int], memoryview]
+
+
 def decode(
     data: pa.Buffer | bytes | memoryview,
     *,
@@ -105,6 +143,67 @@ def decode(
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     view = memoryview(buffer)
+    footer_size, digest = _read_tail(view, source, kind)
+    if verify and xxhash.xxh3_128(view[:-_SEAL_BYTES]).digest() != digest:
+        raise _altered(source, kind)
+    end = len(view) - TAIL_BYTES
+    _require_footer_size(footer_size, end, source)
+    footer = _read_footer(bytes(view[end - footer_size : end]), end - footer_size, source, kind)
+    _require_declared(footer["sections"], plain_bytes, plain_bytes_max, source)
+    sections = {}
+    for entry in footer["sections"]:
+        try:
+            section = buffer.slice(entry["offset"], entry["size_bytes"])
+            sections[entry["name"]] = _DECODERS[footer["encoding"]](section, entry["plain_bytes"])
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise CorruptionError(
+                f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
+            ) from exc
+    return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
+
+
+def decode_end(read: Read, size_bytes: int, *, source: str, kind: str, plain_bytes_max: int | None = None) -> StoredEnd:
+    """Read the end of a stored file: what it says of itself, whatever size its sections have.
+
+    Parameters
+    ----------
+    read : callable
+        Returns the bytes of the file from one place to another; asked once, or twice where the footer is large.
+    size_bytes : int
+        Of the file.
+    source, kind, plain_bytes_max
+        As of `decode`.
+
+    Raises
+    ------
+    CorruptionError
+        As `decode`, but for damage in the sections, which is not seen.
+    """
+    start = max(0, size_bytes - END_BYTES_MAX)
+    data = read(start, size_bytes) if size_bytes else memoryview(b"")
+    footer_size, digest = _read_tail(data, source, kind)
+    end = size_bytes - TAIL_BYTES
+    _require_footer_size(footer_size, end, source)
+    if end - footer_size < start:
+        start = end - footer_size
+        data = read(start, size_bytes)
+    footer = _read_footer(bytes(data[end - footer_size - start : end - start]), end - footer_size, source, kind)
+    _require_declared(footer["sections"], None, plain_bytes_max, source)
+    plain_bytes = {entry["name"]: entry["plain_bytes"] for entry in footer["sections"]}
+    return StoredEnd(footer["header"], plain_bytes, size_bytes, digest.hex())
+
+
+def require_digest(read: Read, size_bytes: int, digest: str, *, source: str, kind: str) -> None:
+    """Raise `CorruptionError` if a file, read a block at a time, has not the digest that its end names."""
+    found, end = xxhash.xxh3_128(), size_bytes - _SEAL_BYTES
+    for start in range(0, end, BLOCK_BYTES):
+        found.update(read(start, min(start + BLOCK_BYTES, end)))
+    if found.hexdigest() != digest:
+        raise _altered(source, kind)
+
+
+def _read_tail(view: memoryview, source: str, kind: str) -> tuple[int, bytes]:
+    """Return the size of the footer and the digest that the last bytes of a file name."""
     if len(view) < TAIL_BYTES or bytes(view[-8:]) != MAGIC:
         raise CorruptionError(
             f"{source} is not a whole holdfast file: its end is missing", size_bytes=len(view), kind=kind
@@ -118,36 +217,28 @@ def decode(
             flags=flags,
             readable=FORMAT_VERSION,
         )
-    digest = bytes(view[-24:-8])
-    if verify and xxhash.xxh3_128(view[:-24]).digest() != digest:
-        raise CorruptionError(f"{source} was altered or damaged: its checksum does not match", kind=kind)
-    end = len(view) - TAIL_BYTES
+    return footer_size, bytes(view[-_SEAL_BYTES:-8])
+
+
+def _altered(source: str, kind: str) -> CorruptionError:
+    return CorruptionError(f"{source} was altered or damaged: its checksum does not match", kind=kind)
+
+
+def _require_footer_size(footer_size: int, end: int, source: str) -> None:
     if footer_size > min(end, FOOTER_BYTES_MAX):
         raise CorruptionError(f"{source} has no footer of a possible size", footer_size_bytes=footer_size)
-    footer = _parse_footer(bytes(view[end - footer_size : end]), source)
+
+
+def _read_footer(text: bytes, at: int, source: str, kind: str) -> dict[str, Any]:
+    """Return the footer that begins at a place of a file, checked against what was asked for."""
+    footer = _parse_footer(text, source)
     encoding = footer["encoding"]
     if footer["kind"] != kind or encoding not in _DECODERS:
         raise CorruptionError(
             f"{source} is not what was asked for", kind=_short(footer["kind"]), encoding=_short(encoding), wanted=kind
         )
-    _check_table(footer["sections"], end - footer_size, 1 if encoding == "plain" else EXPANSION_MAX, source)
-    decoded = sum(entry["plain_bytes"] for entry in footer["sections"])
-    if (plain_bytes is not None and decoded != plain_bytes) or (
-        plain_bytes_max is not None and decoded > plain_bytes_max
-    ):
-        raise CorruptionError(
-            f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
-        )
-    sections = {}
-    for entry in footer["sections"]:
-        try:
-            section = buffer.slice(entry["offset"], entry["size_bytes"])
-            sections[entry["name"]] = _DECODERS[encoding](section, entry["plain_bytes"])
-        except (OSError, RuntimeError, ValueError) as exc:
-            raise CorruptionError(
-                f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
-            ) from exc
-    return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
+    _check_table(footer["sections"], at, 1 if encoding == "plain" else EXPANSION_MAX, source)
+    return footer
 
 
 def digest_of(data: memoryview) -> str | None:
@@ -156,6 +247,19 @@ def digest_of(data: memoryview) -> str | None:
         return None
     digest = xxhash.xxh3_128(data[:-24]).digest()
     return digest.hex() if bytes(data[-24:-8]) == digest else None
+
+
+def _require_declared(
+    table: list[dict[str, Any]], plain_bytes: int | None, plain_bytes_max: int | None, source: str
+) -> None:
+    """Check the size that the sections say they have decoded against what was declared elsewhere."""
+    decoded = sum(entry["plain_bytes"] for entry in table)
+    if (plain_bytes is not None and decoded != plain_bytes) or (
+        plain_bytes_max is not None and decoded > plain_bytes_max
+    ):
+        raise CorruptionError(
+            f"{source} is not as large as was declared", decoded_bytes=decoded, declared=plain_bytes or plain_bytes_max
+        )
 
 
 def _check_table(table: list[dict[str, Any]], end: int, expansion_max: int, source: str) -> None:

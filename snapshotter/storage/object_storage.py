@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["ObjectInfo", "ObjectStorage"]
 
 Action = Literal["put", "get", "list", "delete"]
-#: Of an object of which a storage that knows no ranges is asked for one.
-RANGE_OBJECT_BYTES_MAX = 128 << 20
+#: Of an object of which a storage that knows no ranges is asked for one: no commit is larger.
+RANGE_OBJECT_BYTES_MAX = 4 << 30
 ACTIONS: tuple[Action, ...] = ("put", "get", "list", "delete")
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.snapshotter.commit_objects import COMMIT_BYTES_MAX, Commit, read_commit
+from holdfast.snapshotter.commit_objects import Commit, read_commit, read_commit_end, require_intact
 from holdfast.snapshotter.lineage import ChainEntry
-from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_manifest
+from holdfast.snapshotter.snapshots.manifest import Manifest, read_manifest
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import StoredObject
-
-#: The size of the largest object of each kind that names others, or is named.
-LIMITS_BYTES = {"commit": COMMIT_BYTES_MAX, "snapshot": NOTICE_BYTES_MAX, "part": PART_OBJECT_BYTES_MAX}
 
 
 class Headers:
@@ -60,24 +58,42 @@ class Headers:
 
     def _read(self, stored: StoredObject) -> Commit | Manifest:
         if stored.key not in self._known:
-            data = self.shard.get(stored.key, LIMITS_BYTES[stored.kind])
-            self._known[stored.key], _ = read_header(self.shard, stored, data)
+            self._known[stored.key], _ = read_header(self.shard, stored)
         return self._known[stored.key]
 
 
 def read_header(
-    shard: PrefixedStorage, stored: StoredObject, data: memoryview
+    shard: PrefixedStorage, stored: StoredObject
 ) -> tuple[Commit, ChainEntry] | tuple[Manifest, ChainEntry]:
-    """Return what the bytes of a commit, without its rows, or of a manifest say, and what names it in a chain.
+    """Return what a commit, without its rows, or a manifest says, and what names it in a chain.
 
     Raises
     ------
-    CorruptionError
-        It is damaged, or belongs elsewhere.
+    NotFoundError, CorruptionError, UnavailableError
+        It is not there, is damaged or belongs elsewhere, or cannot be read now.
+
+    Notes
+    -----
+    Memory: 16 MiB. Of a larger commit, as a restore or a rescale stores them, only the end is read; whether the rest of
+    it is whole, `require_whole` tells.
     """
     source = f"{shard.url}/{stored.key}"
     if stored.kind == "snapshot":
-        return read_manifest(data, shard.prefix, source, stored.key)
+        return read_manifest(shard.get(stored.key), shard.prefix, source, stored.key)
     assert stored.pointer is not None
-    commit = read_commit(data, shard.prefix, stored.pointer, source).without_rows()
+    if _is_large(stored):
+        read = partial(shard.get_range, stored.key)
+        commit = read_commit_end(read, stored.size_bytes, shard.prefix, stored.pointer, source)
+    else:
+        commit = read_commit(shard.get(stored.key), shard.prefix, stored.pointer, source).without_rows()
     return commit, commit.entry
+
+
+def require_whole(shard: PrefixedStorage, stored: StoredObject, header: Commit | Manifest) -> None:
+    """Read what `read_header` did not; raises `CorruptionError` where it is damaged."""
+    if isinstance(header, Commit) and _is_large(stored):
+        require_intact(partial(shard.get_range, stored.key), header)
+
+
+def _is_large(stored: StoredObject) -> bool:
+    return stored.size_bytes > NOTICE_BYTES_MAX

@@ -25,7 +25,8 @@ Invariants
 * **needed**: what a version at or above the anchor may need stays, with or without its snapshot.
 * **grace**: nothing younger than the grace period is deleted; ages are by the store's clock.
 * **knowing**: a failed listing, a damaged header or a missing object never counts as "needs nothing": then nothing of
-  the shard is deleted.
+  the shard is deleted. A damaged link names an object that is not there: so this holds as well of a large commit, of
+  which only the end is read, without a checksum.
 * **order**: objects that name others are deleted before those they name; so a crash leaves garbage, not damage.
 """
 

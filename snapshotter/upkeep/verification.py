@@ -24,10 +24,10 @@ from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
 from holdfast.snapshotter.commit_objects import Commit
 from holdfast.snapshotter.lineage import Chain, ChainEntry, Lineage
-from holdfast.snapshotter.snapshots.manifest import Manifest, read_part
+from holdfast.snapshotter.snapshots.manifest import PART_OBJECT_BYTES_MAX, Manifest, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import ShardListing, StoredObject, list_shard
-from holdfast.snapshotter.upkeep.headers import LIMITS_BYTES, Headers, read_header
+from holdfast.snapshotter.upkeep.headers import Headers, read_header, require_whole
 from holdfast.snapshotter.upkeep.history import History, needed_in_storage
 
 #: Objects whose reading is asked for at a time.
@@ -105,7 +105,7 @@ def verify_shard(
     ----------
     shard : PrefixedStorage
     executor : concurrent.futures.Executor
-        Its threads hold one object each.
+        Its threads hold up to 64 MiB each, whatever size the objects have.
     retained : int
         Versions before the newest one that retention keeps: what is older may be missing.
     on_read : callable
@@ -122,14 +122,15 @@ def verify_shard(
     """
     found: dict[str, _Found] = {}
     once = _Once()
-    for _ in range(_PASSES):
+    passes = 0
+    while True:
+        passes += 1
         listing = list_shard(shard)
         found = {key: one for key, one in found.items() if key in listing.objects and not one.problem}
         _read_new(shard, listing, executor, once, found, on_read)
         report = _report(shard, listing, found, retained)
-        if not report.damages:
-            break
-    return report
+        if not report.damages or passes == _PASSES:
+            return report
 
 
 def _read_new(
@@ -194,12 +195,13 @@ def _read(shard: PrefixedStorage, once: _Once, sizes: Mapping[str, int], stored:
     """Return an object; None where it has gone since the listing."""
     source = f"{shard.url}/{stored.key}"
     try:
-        data = shard.get(stored.key, LIMITS_BYTES[stored.kind])
         if stored.kind == "part":
+            data = shard.get(stored.key, PART_OBJECT_BYTES_MAX)
             part = read_part(data, shard.prefix, source, plain_bytes=sizes.get(stored.key))
             return _Found(len(data), part_digest=part.digest)
-        header, entry = read_header(shard, stored, data)
-        return _Found(len(data), once.header(header), once.each([entry])[0])
+        header, entry = read_header(shard, stored)
+        require_whole(shard, stored, header)
+        return _Found(entry.size_bytes, once.header(header), once.each([entry])[0])
     except NotFoundError:
         return None
     except CorruptionError as exc:

@@ -135,7 +135,7 @@ class Shard:
         verify_shard(shard, self.threads, 100)
         stored = listing.objects.get(named.removeprefix(f"{SHARD}/"))
         if stored is not None and stored.kind in ("commit", "snapshot"):
-            read_header(shard, stored, shard.get(stored.key))
+            read_header(shard, stored)
         return "read"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from holdfast.commands.log import describe, note
@@ -17,8 +18,6 @@ from holdfast.ui.stored_objects import KINDS
 from holdfast.ui.survey import OperatorSurvey
 
 VERSIONS_MAX = 20
-#: A commit is read whole for its header: of larger ones only the name is shown.
-_READ_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ def shard_view(storage: ObjectStorage, executor: Executor, operator: OperatorSur
     folder = PrefixedStorage(storage, shard_prefix(operator.name, shard))
     listing, headers = list_shard(folder), Headers(folder)
     newest = [*reversed(listing.versions)][:VERSIONS_MAX]
-    described = executor.map(
-        lambda o: describe(headers, o) if o.size_bytes <= _READ_BYTES_MAX else _undescribed(o), newest
-    )
+    described = executor.map(partial(describe, headers), newest)
     totals = [(kind, listing.of_kind(kind)) for kind in KINDS]
     return ShardView(
         shard,
@@ -92,17 +89,6 @@ def shard_view(storage: ObjectStorage, executor: Executor, operator: OperatorSur
     )
 
 
-def _undescribed(stored: Any) -> dict[str, Any]:
-    return {
-        "kind": stored.kind,
-        "version": str(stored.pointer),
-        "stored_ms": stored.modified_ms,
-        "size_bytes": stored.size_bytes,
-        "large": True,
-    }
-
-
 def _row(row: dict[str, Any]) -> VersionRow:
-    text = "a large commit: holdfast log reads it" if "large" in row else note(row)
     size_bytes = row["size_bytes"] + row.get("stored_bytes", 0)
-    return VersionRow(row["version"], row["kind"], row["stored_ms"], size_bytes, text, "error" in row)
+    return VersionRow(row["version"], row["kind"], row["stored_ms"], size_bytes, note(row), "error" in row)
