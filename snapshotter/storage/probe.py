@@ -1,4 +1,4 @@
-"""The check of a checkpoint directory when a query starts: each action that it will need, once, on a small object.
+"""The check of a directory before it is needed, as when a query starts: each action, once, on a small object.
 
 ::
 
@@ -21,7 +21,13 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 _S3_PERMISSIONS = {"put": "s3:PutObject", "get": "s3:GetObject", "list": "s3:ListBucket", "delete": "s3:DeleteObject"}
 
 
-def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str] = clock.new_id) -> None:
+def probe_storage(
+    storage: ObjectStorage,
+    folder: str,
+    new_id: Callable[[], str] = clock.new_id,
+    *,
+    checked: str = "spark.holdfast.checkpoint.dir failed the check at query start",
+) -> None:
     """Put, get, list and delete a small object below a folder.
 
     Parameters
@@ -31,6 +37,8 @@ def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str]
         Whole segments, without a trailing slash; it need not exist.
     new_id : callable, optional
         Returns a new unique name each time.
+    checked : str
+        What an error says of it.
 
     Raises
     ------
@@ -54,22 +62,20 @@ def probe_storage(storage: ObjectStorage, folder: str, new_id: Callable[[], str]
             raise
         probes.delete([key])
     except HoldfastError as exc:
-        raise _explained(exc, storage) from exc
+        raise _explained(exc, storage, checked) from exc
     if not found:
         raise UnavailableError(
-            "the checkpoint directory does not return an object right after its put: holdfast needs a strongly "
-            "consistent store",
+            "the storage does not return an object right after its put: holdfast needs a strongly consistent store",
             key=key,
             storage=probes.url,
         )
 
 
-def _explained(exc: HoldfastError, storage: ObjectStorage) -> HoldfastError:
+def _explained(exc: HoldfastError, storage: ObjectStorage, checked: str) -> HoldfastError:
     facts = dict(exc.facts)
     if storage.url.startswith("s3:") and not exc.retryable:
         facts["permission"] = _S3_PERMISSIONS.get(str(facts.get("action")))
     return type(exc)(
-        "spark.holdfast.checkpoint.dir failed the check at query start, which puts, gets, lists and deletes an object "
-        f"there: {exc.message}",
+        f"{checked}, which puts, gets, lists and deletes an object there: {exc.message}",
         **facts,
     )

@@ -8,17 +8,18 @@
     manifest                                                                             driver, last
 
 The state after micro-batch N stays readable for as many micro-batches as Spark returns to (``minBatchesToRetain``). If
-the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once.
+the query leaves it behind meanwhile, a savepoint of "the last micro-batch" begins again with a later one, once; then it
+is an error that says so, whatever was missing.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast import clock
 from holdfast.backends.evolution import evolved
@@ -29,6 +30,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from holdfast.settings import Settings
 from holdfast.snapshotter.fields import Fields
@@ -39,6 +41,7 @@ from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator,
 from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.seeding import partitions_of
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 
 
 def create(
@@ -102,6 +106,8 @@ def create(
         There is a savepoint of this name.
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
+    UnavailableError
+        The query goes on faster than its state is saved: it left a second micro-batch behind.
     StateLostError, CorruptionError
         An object of the state is missing or damaged. Nothing counts that was stored; ``holdfast savepoint delete``
         removes it.
@@ -110,22 +116,14 @@ def create(
     -----
     The query may run meanwhile; nothing of it is changed. A task holds the rows of one shard, up to three times.
     """
-    if isinstance(without, str) or not isinstance(comment, str):
-        raise InvalidArgumentError("without is a list of names, and comment a text", without=without, comment=comment)
-    settings, options = configured(spark)
+    settings, options = _checked(spark, without, comment)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
         require_free(targets, name)
         making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
         query_id, folder = making.location.query_id(), savepoint_folder(targets, name)
-        batch = making.location.batch(batchId)
-        try:
-            operators, left_out, sources = making.parts(batch, without, folder)
-        except HoldfastError as exc:
-            if batchId is not None or batch.batch_id in making.location.committed():
-                raise
-            _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
-            batch = making.location.batch()
-            operators, left_out, sources = making.parts(batch, without, folder)
+        batch, (operators, left_out, sources) = making.of_batch(
+            batchId, lambda batch: making.parts(batch, without, folder)
+        )
         query = saved_query(query_id, batch, sources)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, operators, left_out)
         finish_savepoint(folder, savepoint)
@@ -151,22 +149,33 @@ def stop(
     ----------
     query : pyspark.sql.streaming.StreamingQuery
     spark, query_checkpoint, target, name, without, comment
-        As of `create`, which see for what it returns and raises. A name that is taken and a location that is another
-        query's are found before the query is stopped.
+        As of `create`, which see for what it returns and raises. Before the query is stopped, all is found that does
+        not depend on its last micro-batch: a name that is taken, a target that cannot be written, a location that is
+        another query's, an operator that cannot be saved, one of `without` that the query does not have.
     """
-    _, options = configured(spark)
+    settings, options = _checked(spark, without, comment)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
         require_free(targets, name)
-        query_id = QueryLocation(logs).query_id()
-    if query_id != str(query.id):
-        raise InvalidArgumentError(
-            "this is the checkpoint location of another query: the query goes on",
-            query_checkpoint=query_checkpoint,
-            query=query.id,
-            of=query_id,
-        )
+        making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        query_id = making.location.query_id()
+        if query_id != str(query.id):
+            raise InvalidArgumentError(
+                "this is the checkpoint location of another query: the query goes on",
+                query_checkpoint=query_checkpoint,
+                query=query.id,
+                of=query_id,
+            )
+        probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
+        making.of_batch(None, lambda batch: making.steps(batch.batch_id, without))
     query.stop()
     return create(spark, query_checkpoint, target, name, without=without, comment=comment)
+
+
+def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tuple[Settings, dict[str, object]]:
+    """Return the session's settings and the options of its storage; raise where the arguments cannot be."""
+    if isinstance(without, str) or not isinstance(comment, str):
+        raise InvalidArgumentError("without is a list of names, and comment a text", without=without, comment=comment)
+    return configured(spark)
 
 
 @dataclass(frozen=True)
@@ -181,11 +190,42 @@ class _Making:
     target: str
     name: str
 
+    def of_batch(self, batch_id: int | None, found: Callable[[LoggedBatch], _Found]) -> tuple[LoggedBatch, _Found]:
+        """Return a committed micro-batch and what is found of it; of the last one, where the query moves on, twice.
+
+        Raises
+        ------
+        UnavailableError
+            The query has left the second one behind, too.
+        """
+        batch = self.location.batch(batch_id)
+        try:
+            return batch, found(batch)
+        except HoldfastError as exc:
+            if batch_id is not None or not self._has_left(batch):
+                raise
+            _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
+        batch = self.location.batch()
+        try:
+            return batch, found(batch)
+        except HoldfastError as exc:
+            if not self._has_left(batch):
+                raise
+            raise UnavailableError(
+                "the query goes on faster than its state is read, and has left two micro-batches behind meanwhile: "
+                "stop it first, or restart it with a higher spark.sql.streaming.minBatchesToRetain",
+                batch_id=batch.batch_id,
+                query_checkpoint=self.query_checkpoint,
+            ) from exc
+
+    def _has_left(self, batch: LoggedBatch) -> bool:
+        return batch.batch_id not in self.location.committed()
+
     def parts(
         self, batch: LoggedBatch, without: Collection[str], folder: ObjectStorage
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], tuple[SavedSource, ...]]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and sources."""
-        steps, left_out = self._steps(batch.batch_id, without)
+        steps, left_out = self.steps(batch.batch_id, without)
         assert self.settings.checkpoint_dir is not None
         with open_storage(self.settings.checkpoint_dir, self.options) as storage:
             known = {
@@ -196,7 +236,7 @@ class _Making:
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
         return operators, left_out, saved_sources(self.location, batch, folder)
 
-    def _steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
+    def steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []

@@ -134,6 +134,9 @@ def test_a_running_query_is_saved_and_stopped(lab: Lab) -> None:
     for file in files[1:]:
         lab.feed(file)
     running.processAllAvailable()
+    with pytest.raises(NotFoundError, match="no operator with state of this name"):
+        savepoints.stop(lab.spark, running, lab.folder / "query", lab.folder / "savepoints", "last", without=["total"])
+    assert running.isActive
     last = savepoints.stop(lab.spark, running, lab.folder / "query", lab.folder / "savepoints", "last")
     assert not running.isActive
     assert (beside.query.batch_id, last.query.batch_id) == (0, 3)
