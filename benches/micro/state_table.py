@@ -21,10 +21,10 @@ import pytest
 
 from holdfast import savepoints
 from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes
-from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.java import ensure_java
 
@@ -44,8 +44,7 @@ def write_savepoint(target: Path, rows: int) -> None:
     chance = np.random.default_rng(0)
     each = rows // SHARDS
     pieces: list[Piece] = []
-    with open_storage(str(target)) as storage:
-        folder = savepoint_folder(storage, NAME)
+    with open_storage(str(target)) as storage, making(storage, NAME) as new:
         for shard in range(SHARDS):
             width = 2**64 // SHARDS
             hashes = np.sort(chance.integers(shard * width, (shard + 1) * width - 1, each, dtype=np.uint64))
@@ -53,12 +52,12 @@ def write_savepoint(target: Path, rows: int) -> None:
             keys = pa.record_batch([pa.array(users, pa.large_string())], schema=_SCHEMA.key)
             numbers = [pa.array(chance.integers(0, 1000, each)), pa.array(chance.random(each))]
             run = Run.build(_SCHEMA, Keys(hashes, keys), pa.record_batch(numbers, schema=_SCHEMA.value))
-            pieces += write_pieces(folder, OPERATOR, shard, run)
+            pieces += write_pieces(new.folder, OPERATOR, shard, run)
         tables, times = {"state": _SCHEMA}, tuple(ShardTimes(shard, None, 0) for shard in range(SHARDS))
         host = "applyInPandasWithState"
         operator = SavedOperator(OPERATOR, 0, host, False, SHARDS, tables, tables, True, {}, times, tuple(pieces))
         query = SavedQuery("bench", 0, "v1", '{"conf":{}}', 0, (SavedSource("0", "-", ()),))
-        finish_savepoint(folder, Savepoint(NAME, "", 0, {}, query, (operator,), ()))
+        new.finish(Savepoint(NAME, "", 0, {}, query, (operator,), ()))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The savepoints of a directory: listed, read, verified and deleted.
+"""The savepoints of a directory: listed, read, verified and deleted; `making` makes them.
 
 ::
 
@@ -6,6 +6,7 @@
         before-upgrade/savepoint    a savepoint
         before-upgrade/operators/…
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
+        nightly-7/making-5f0c1d…    somebody makes it, or did
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _PIECES_AT_ONCE = 32
+#: Says that a savepoint is made; see `holdfast.snapshotter.savepoints.making`.
+MARK = re.compile("making-[0-9a-f]{16}")
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
 _OURS = re.compile(
-    rf"{KEY}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}|operators/[^/]+/[^/]+/[0-9]{{4,}}-[0-9]+-[0-9a-f]{{16}}\.arrow"
+    rf"{KEY}|{MARK.pattern}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}|operators/[^/]+/[^/]+/[0-9]{{4,}}-[0-9]+-[0-9a-f]{{16}}\.arrow"
 )
 
 
@@ -193,31 +196,6 @@ def unnamed(folder: PrefixedStorage, savepoint: Savepoint) -> list[str]:
     """Return the objects of a finished savepoint's folder that it does not name: of tasks that Spark repeated."""
     keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
-
-
-def finish_savepoint(folder: PrefixedStorage, savepoint: Savepoint) -> None:
-    """Store the manifest, and remove what it does not name.
-
-    Raises
-    ------
-    ConflictError
-        Somebody has deleted parts of it meanwhile, or made another savepoint of the name.
-    """
-    data = savepoint.encode()
-    source = f"{folder.url}/{KEY}"
-    read_manifest(data, savepoint.name, source)  # whatever it says, it can be read
-    sizes = {info.key: info.size_bytes for info in folder.list("")}
-    missing = [key for key, size_bytes in savepoint.keys.items() if sizes.get(key) != size_bytes]
-    if missing or KEY in sizes:
-        raise ConflictError(
-            "somebody else deletes this savepoint, or makes one of its name: make it again, under another name",
-            name=savepoint.name,
-            missing=missing[0] if missing else None,
-        )
-    folder.put(KEY, data)
-    if bytes(folder.get(KEY)) != data.to_pybytes():
-        raise ConflictError("somebody else has made a savepoint of this name meanwhile", name=savepoint.name)
-    folder.delete(unnamed(folder, savepoint))
 
 
 def _check_piece(folder: PrefixedStorage, operator: SavedOperator, piece: Piece) -> None:

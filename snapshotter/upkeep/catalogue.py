@@ -42,7 +42,7 @@ from holdfast.snapshotter.stored_reads import KEY as READ
 from holdfast.snapshotter.upkeep.troubles import NAME as TROUBLE_NAME
 
 _SHARD = re.compile(r"shard-([0-9]{4}|[1-9][0-9]{4,8})")
-_RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|(?:sources|operators)/.+)")
+_RESCALED = re.compile(rf"({RESCALING}/[0-9a-f-]{{36}})/(savepoint|making-[0-9a-f]+|(?:sources|operators)/.+)")
 #: What a query stores of an operator before its record.
 _BEGUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*/(probes|claims|announced|schemas)/.+")
 _SNAPSHOT = re.compile(r"(.+)-[0-9a-f]{16}")

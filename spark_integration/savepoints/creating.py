@@ -36,9 +36,10 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
+from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
-from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
+from holdfast.snapshotter.savepoints.savepoints import require_free
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
@@ -117,16 +118,17 @@ def create(
     The query may run meanwhile; nothing of it is changed. A task holds the rows of one shard, up to three times.
     """
     settings, options = _checked(spark, without, comment)
-    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
-        require_free(targets, name)
-        making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
-        query_id, folder = making.location.query_id(), savepoint_folder(targets, name)
-        batch, (operators, left_out, sources) = making.of_batch(
-            batchId, lambda batch: making.parts(batch, without, folder)
-        )
+    with (
+        open_storage(str(query_checkpoint), options) as logs,
+        open_storage(str(target), options) as targets,
+        making(targets, name) as new,
+    ):
+        of = _Saving(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        query_id = of.location.query_id()
+        batch, (operators, left_out, sources) = of.of_batch(batchId, lambda batch: of.parts(batch, without, new.folder))
         query = saved_query(query_id, batch, sources)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, operators, left_out)
-        finish_savepoint(folder, savepoint)
+        new.finish(savepoint)
     return savepoint
 
 
@@ -156,8 +158,8 @@ def stop(
     settings, options = _checked(spark, without, comment)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
         require_free(targets, name)
-        making = _Making(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
-        query_id = making.location.query_id()
+        of = _Saving(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
+        query_id = of.location.query_id()
         if query_id != str(query.id):
             raise InvalidArgumentError(
                 "this is the checkpoint location of another query: the query goes on",
@@ -166,7 +168,7 @@ def stop(
                 of=query_id,
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
-        making.of_batch(None, lambda batch: making.steps(batch.batch_id, without))
+        of.of_batch(None, lambda batch: of.steps(batch.batch_id, without))
     query.stop()
     return create(spark, query_checkpoint, target, name, without=without, comment=comment)
 
@@ -179,8 +181,8 @@ def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tup
 
 
 @dataclass(frozen=True)
-class _Making:
-    """A savepoint in the making: what does not depend on the micro-batch."""
+class _Saving:
+    """What a savepoint is of, and where it goes: what does not depend on the micro-batch."""
 
     spark: SparkSession
     settings: Settings

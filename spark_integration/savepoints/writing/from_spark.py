@@ -27,9 +27,9 @@ from holdfast.backends.registry import backend_names
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, NotFoundError
 from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator
-from holdfast.snapshotter.savepoints.savepoints import finish_savepoint, require_free, savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
@@ -125,18 +125,20 @@ def from_spark(
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
     options = parse_storage_options(settings.storage_values(configuration))
-    with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
-        require_free(targets, name)
+    with (
+        open_storage(str(query_checkpoint), options) as logs,
+        open_storage(str(target), options) as targets,
+        making(targets, name) as new,
+    ):
         location = QueryLocation(logs)
         query_id, batch = location.query_id(), location.batch(batchId)
         wanted = shards if shards is not None else partitions_of(batch)
         steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
         saved = tuple(_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps)
-        folder = savepoint_folder(targets, name)
-        query = saved_query(query_id, batch, saved_sources(location, batch, folder))
+        query = saved_query(query_id, batch, saved_sources(location, batch, new.folder))
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, saved)
-        finish_savepoint(folder, savepoint)
+        new.finish(savepoint)
     return savepoint
 
 

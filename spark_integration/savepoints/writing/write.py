@@ -21,15 +21,10 @@ from holdfast import clock
 from holdfast.backends.registry import backend_names
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import Settings
+from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SOURCE, SavedQuery, SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
-from holdfast.snapshotter.savepoints.savepoints import (
-    finish_savepoint,
-    read_log,
-    read_savepoint,
-    require_free,
-    savepoint_folder,
-)
+from holdfast.snapshotter.savepoints.savepoints import read_log, read_savepoint, savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
@@ -117,12 +112,12 @@ def write(
     require_counts(shards=shards)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
     rows = tables_of_frames(frames, _as_list(keys), _known(timeMode), expiring)
-    with _begun(frames, target, name) as (writer, targets):
+    with _begun(frames, target, name) as (writer, _, new):
         count = shards or writer.settings.shards or shuffle_partitions(writer.spark)
         query, versions = _no_query(sources, count), versions_of(writer.spark)
         empty = without_rows(operator_name(None, operator), 0, GROUP_STATE, count, has_timeout=timeMode != "None")
         made = Savepoint(name, comment, clock.now_ms(), versions, query, (writer.written(empty, rows),))
-        finish_savepoint(savepoint_folder(targets, name), made)
+        new.finish(made)
     return made
 
 
@@ -168,12 +163,11 @@ def edit(
     """
     require_comment(comment)
     frames = dict(tables) if isinstance(tables, Mapping) else {STATE_TABLE: tables}
-    with _begun(frames, target, name) as (writer, targets):
+    with _begun(frames, target, name) as (writer, targets, new):
         read = read_savepoint(targets, base)
         edited = read.find_operator(operator)
         rows = edited_tables(frames, edited.tables)
-        folders = savepoint_folder(targets, base), savepoint_folder(targets, name)
-        _copy_rest(writer, read, edited, rows, folders)
+        _copy_rest(writer, read, edited, rows, (savepoint_folder(targets, base), new.folder))
         operators = tuple(writer.written(one, rows) if one is edited else one for one in read.operators)
         made = replace(
             read,
@@ -183,7 +177,7 @@ def edit(
             versions=versions_of(writer.spark),
             operators=operators,
         )
-        finish_savepoint(folders[1], made)
+        new.finish(made)
     return made
 
 
@@ -203,16 +197,16 @@ def without_rows(
 @contextmanager
 def _begun(
     frames: Mapping[str, DataFrame], target: str | Path, name: str
-) -> Iterator[tuple[TableSetWriter, ObjectStorage]]:
-    """Give what writes tables into a new savepoint, and the directory of savepoints."""
+) -> Iterator[tuple[TableSetWriter, ObjectStorage, Making]]:
+    """Give what writes tables into a new savepoint, the directory of savepoints, and the savepoint in the making."""
     if not frames:
         raise InvalidArgumentError("name at least one table to write")
     spark = next(iter(frames.values())).sparkSession
     configuration = dict(spark.conf.getAll)
     settings = Settings.parse(configuration, backend_names())
-    with open_storage(str(target), parse_storage_options(settings.storage_values(configuration))) as targets:
-        require_free(targets, name)
-        yield TableSetWriter(spark, settings, str(target), name), targets
+    options = parse_storage_options(settings.storage_values(configuration))
+    with open_storage(str(target), options) as targets, making(targets, name) as new:
+        yield TableSetWriter(spark, settings, str(target), name), targets, new
 
 
 def _as_list(keys: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:

@@ -9,7 +9,7 @@ import xxhash
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource, Savepoint, SourceLog
 from holdfast.snapshotter.savepoints.pieces import write_pieces
-from holdfast.snapshotter.savepoints.saved_operator import KEY as MANIFEST
+from holdfast.snapshotter.savepoints.saved_operator import KEY as KEY_OF_MANIFEST
 from holdfast.snapshotter.savepoints.saved_operator import SavedOperator, ShardTimes
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -60,5 +60,5 @@ def a_savepoint(
         tuple(pieces),
     )
     made = Savepoint(name, "before the upgrade", 1_700_000_000_000, {"holdfast": "1"}, query, (operator,), ("dedupe",))
-    folder.put(MANIFEST, made.encode())
+    folder.put(KEY_OF_MANIFEST, made.encode())
     return made

@@ -15,13 +15,13 @@ import pytest
 from holdfast.backends import stored_file
 from holdfast.backends.schema import TableSchema
 from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import KIND, read_manifest
 from holdfast.snapshotter.savepoints.pieces import folder_of, read_piece
 from holdfast.snapshotter.savepoints.saved_operator import KEY, Piece
 from holdfast.snapshotter.savepoints.savepoints import (
     delete_savepoint,
     find_savepoint,
-    finish_savepoint,
     list_savepoints,
     read_savepoint,
     savepoint_folder,
@@ -184,20 +184,18 @@ def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
     folder.put("notes.txt", b"mine")
     assert [key in line for line in verify_savepoint(target, made, threads)] == [True]
     folder.delete([KEY])
-    finish_savepoint(folder, made)
+    with making(target, "one") as again:
+        again.finish(made)
     assert verify_savepoint(target, made, threads) == []
     assert {info.key for info in folder.list("")} == {KEY, "notes.txt", *made.keys}
 
 
 def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectStorage) -> None:
-    """Somebody took it for an unfinished one; nor is a second one of the name written over the first."""
+    """Somebody took it for an unfinished one."""
     made = a_savepoint(target)
-    folder = savepoint_folder(target, "one")
-    with pytest.raises(ConflictError, match="somebody else"):
-        finish_savepoint(folder, made)
-    folder.delete([KEY, made.operators[0].pieces[2].key])
-    with pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
-        finish_savepoint(folder, made)
+    savepoint_folder(target, "one").delete([KEY, made.operators[0].pieces[2].key])
+    with making(target, "one") as new, pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
+        new.finish(made)
     assert find_savepoint(target, "one") is None
 
 

@@ -1,0 +1,117 @@
+"""Two makers of one savepoint name: one of them has it, and loses nothing, on storages that overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import ConflictError, UnavailableError
+from holdfast.snapshotter.savepoints.making import making
+from holdfast.snapshotter.savepoints.manifest import Savepoint
+from holdfast.snapshotter.savepoints.savepoints import (
+    delete_savepoint,
+    find_savepoint,
+    list_savepoints,
+    read_savepoint,
+    savepoint_folder,
+    verify_savepoint,
+)
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.shard_history import TimedStorage
+from tests.unit.snapshotter.savepoints.sample import KEY_OF_MANIFEST, a_savepoint
+
+LATER, EARLIER = "the later one", "the earlier one"
+
+
+@pytest.fixture
+def target() -> TimedStorage:
+    """Return a storage that overwrites, as most do."""
+    return TimedStorage()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+def stored(target: TimedStorage, comment: str) -> Savepoint:
+    """Store what a maker stores before it finishes."""
+    made = replace(a_savepoint(target), comment=comment)
+    target.delete([f"one/{KEY_OF_MANIFEST}"])
+    return made
+
+
+@pytest.mark.parametrize("first", [EARLIER, LATER])
+def test_the_one_that_began_last_has_the_name(target: TimedStorage, threads: ThreadPoolExecutor, first: str) -> None:
+    """Whoever finishes first; the other one is told, and none of the winner's pieces is gone."""
+    with ExitStack() as both:
+        makers = {comment: both.enter_context(making(target, "one")) for comment in (EARLIER, LATER)}
+        made = {comment: stored(target, comment) for comment in makers}
+        for comment in sorted(makers, reverse=first != EARLIER):
+            if comment == LATER:
+                makers[comment].finish(made[comment])
+            else:
+                with pytest.raises(ConflictError, match="somebody else"):
+                    makers[comment].finish(made[comment])
+    found = read_savepoint(target, "one")
+    assert found.comment == LATER
+    assert verify_savepoint(target, found, threads) == []
+    assert {info.key for info in savepoint_folder(target, "one").list("")} == {KEY_OF_MANIFEST, *found.keys}
+
+
+def test_of_two_that_begin_at_once_one_gives_up_at_once(target: TimedStorage) -> None:
+    """Both have looked for a savepoint before either has put its mark."""
+    with ExitStack() as both:
+        other = Fault("delay", "list", wait=lambda: both.enter_context(making(target, "one")))
+        with pytest.raises(ConflictError, match="somebody else"), making(FaultyStorage(target, [other]), "one"):
+            pass
+        assert len(target.objects) == 1, "the other one's mark"
+
+
+def test_one_that_finishes_meanwhile_is_seen(target: TimedStorage) -> None:
+    """It was finished between a look for it and the mark."""
+    other = a_savepoint(target)
+    manifest = bytes(target.get(f"one/{KEY_OF_MANIFEST}"))
+    target.delete([f"one/{KEY_OF_MANIFEST}"])
+    finished = Fault("delay", "put", wait=lambda: target.put(f"one/{KEY_OF_MANIFEST}", manifest))
+    with pytest.raises(ConflictError, match="somebody else"), making(FaultyStorage(target, [finished]), "one"):
+        pass
+    assert read_savepoint(target, "one") == other
+    assert set(target.objects) == {f"one/{key}" for key in (KEY_OF_MANIFEST, *other.keys)}
+
+
+def test_a_maker_that_was_killed_blocks_nothing(target: TimedStorage, threads: ThreadPoolExecutor) -> None:
+    """Its mark lies there; the folder is unfinished, and whoever makes the savepoint anew removes it."""
+    target.put(f"one/making-{'f' * 16}", b"")
+    (listed,) = list_savepoints(target, threads)
+    assert (listed.name, listed.objects, listed.savepoint) == ("one", 1, None)
+    with making(target, "one") as new:
+        new.finish(stored(target, "again"))
+    assert not [key for key in target.objects if "making" in key]
+    target.put(f"two/making-{'f' * 16}", b"")
+    assert delete_savepoint(target, "two") == 1
+
+
+@pytest.mark.parametrize("error", [UnavailableError("the storage"), KeyboardInterrupt()])
+def test_a_maker_that_fails_leaves_no_mark(target: TimedStorage, error: BaseException) -> None:
+    with pytest.raises(type(error)), making(target, "one"):
+        raise error
+    assert target.objects == {}
+
+
+def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(target: TimedStorage) -> None:
+    """Even if it has no pieces that could be missing."""
+    with making(target, "one") as new:
+        made = stored(target, "mine")
+        nothing = replace(
+            made, operators=(replace(made.operators[0], pieces=()),), query=replace(made.query, sources=())
+        )
+        delete_savepoint(target, "one")
+        with pytest.raises(ConflictError, match="somebody else deletes"):
+            new.finish(nothing)
+    assert find_savepoint(target, "one") is None
