@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -27,7 +28,10 @@ from holdfast.snapshotter.savepoints.saved_operator import KEY, NAME, Piece, Sav
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
+_log = logging.getLogger(__name__)
 _PIECES_AT_ONCE = 32
+# Later than anything: what uploads to a savepoint that is deleted should fail.
+_EVER_MS = 1 << 52
 #: Says that a savepoint is made; see `holdfast.snapshotter.savepoints.making`.
 MARK = re.compile("making-[0-9a-f]{16}")
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
@@ -228,7 +232,7 @@ def read_log(folder: PrefixedStorage, log: SourceLog) -> memoryview:
 
 
 def delete_savepoint(target: ObjectStorage, name: str) -> int:
-    """Delete a savepoint, or what is left of an unfinished one; return how many objects it had.
+    """Delete a savepoint, or what is left of an unfinished one, uploads too; return how many objects it had.
 
     Raises
     ------
@@ -241,11 +245,21 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     """
     folder = savepoint_folder(target, name)
     keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key)]
-    if not keys:
-        raise NotFoundError("no savepoint of this name is here", name=name, storage=target.url)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
         raise InvalidArgumentError("this file is no savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
     if KEY in keys:
         folder.delete([KEY])
     folder.delete(key for key in keys if key != KEY)
+    uploads = _abort_uploads(folder)
+    if not keys and not uploads:
+        raise NotFoundError("no savepoint of this name is here", name=name, storage=target.url)
     return len(keys)
+
+
+def _abort_uploads(folder: PrefixedStorage) -> int:
+    """Remove what killed uploads of pieces and logs have left; that this is not allowed is no error of a deletion."""
+    try:
+        return sum(folder.abort_unfinished_uploads(f"{part}/", _EVER_MS) for part in ("operators", "sources"))
+    except InvalidArgumentError as exc:
+        _log.warning("unfinished uploads of a savepoint may be left: %s", exc)
+        return 0

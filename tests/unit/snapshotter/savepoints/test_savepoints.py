@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -197,6 +198,35 @@ def test_a_savepoint_of_which_parts_were_deleted_is_not_finished(target: ObjectS
     with making(target, "one") as new, pytest.raises(ConflictError, match=r"somebody else.*0000-2-"):
         new.finish(made)
     assert find_savepoint(target, "one") is None
+
+
+def test_unfinished_uploads_go_with_a_savepoint(tmp_path: Path) -> None:
+    """Those of its parts, even where nothing else is left; never those of a query that has the name."""
+    others = [tmp_path / "one/shard-0000/commits/.tmp-1-1", tmp_path / "two/operators/totals/state/.tmp-1-1"]
+    mine = [tmp_path / "one/operators/totals/state/.tmp-1-1", tmp_path / "one/sources/0/.tmp-1-2"]
+    with open_storage(str(tmp_path)) as target:
+        a_savepoint(target)
+        for count in (len(list(target.list("one/"))), 0):
+            for path in (*mine, *others):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"half of a piece")
+            assert delete_savepoint(target, "one") == count
+            assert [path.exists() for path in (*mine, *others)] == [False, False, True, True]
+        with pytest.raises(NotFoundError):
+            delete_savepoint(target, "one")
+
+
+def test_a_savepoint_is_deleted_where_nobody_may_look_for_uploads(
+    target: ObjectStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied(*_: object) -> int:
+        raise InvalidArgumentError("access denied")
+
+    a_savepoint(target)
+    monkeypatch.setattr(target, "abort_unfinished_uploads", denied)
+    delete_savepoint(target, "one")
+    assert not list(target.list(""))
+    assert "unfinished uploads of a savepoint may be left: access denied" in caplog.text
 
 
 def test_a_foreign_file_is_not_deleted(target: ObjectStorage) -> None:
