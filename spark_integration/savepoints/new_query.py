@@ -7,15 +7,17 @@
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
-Whoever fails deletes all of it. Whoever is killed leaves the file in the location, and whoever comes next deletes what
-belongs to that id, and nothing else. ``metadata`` is written last, without which Spark starts nothing.
+Whoever fails, or is interrupted, deletes all of it: what makes the location startable first, the file in it last.
+Whoever is killed leaves that file, and whoever comes next deletes what belongs to that id, and nothing else.
+``metadata`` is written last, without which Spark starts nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +40,8 @@ from holdfast.spark_integration.savepoints import seeding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,12 +135,22 @@ def new_query(
         seeding.forget(location, stopped)
         try:
             yield NewQuery(spark, settings, options, url, location, storage, query_id)
-        except HoldfastError:
-            with suppress(HoldfastError):  # the next attempt deletes what this one does not
+        except BaseException:  # Ctrl-C and Spark's own errors, too
+            try:
                 _remove_folder(f"{_rescaling_url(settings)}/{query_id}", options)
+                _remove_folder(_stub_url(url, query_id), options)
                 if seeding.is_mine(location, query_id):  # else what is there may be somebody else's by now
+                    seeding.abandon(location)
                     _clear(storage, query_id)
-                    seeding.abandon(location, query_id)
+                    seeding.forget(location, [query_id])
+            except HoldfastError as exc:
+                _log.warning(
+                    "what was stored of the new query is not all deleted: run the same command again with the "
+                    "checkpoint location %s, which deletes that first; if there is a file metadata, the query is whole "
+                    "and can be started: %s",
+                    url,
+                    exc,
+                )
             raise
 
 

@@ -85,11 +85,13 @@ def is_mine(location: ObjectStorage, query_id: str) -> bool:
     return _marks(info.key for info in location.list("")) == {query_id}
 
 
-def abandon(location: ObjectStorage, query_id: str) -> None:
-    """Empty a location that was not finished, and that nobody else has taken."""
-    found = {info.key for info in location.list("")}
-    location.delete(key for key in found if key.startswith(_OURS) or key == "metadata")
-    location.delete([_MARK + query_id])
+def abandon(location: ObjectStorage) -> None:
+    """Empty a location that was not finished, and that nobody else has taken, but for the mark.
+
+    ``metadata`` goes first: with it, Spark would start a query whose state may be gone already.
+    """
+    location.delete(["metadata"])
+    location.delete([info.key for info in location.list("") if info.key.startswith(_OURS)])
 
 
 def _marks(keys: Iterable[str]) -> set[str]:

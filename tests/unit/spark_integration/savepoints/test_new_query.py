@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError
+from holdfast.errors import ConflictError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, take_directories
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.savepoints import new_query as module
 from holdfast.spark_integration.savepoints import seeding
 from holdfast.spark_integration.savepoints.new_query import new_query
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
 RECORD = OperatorRecord.of("totals", "original", "def-1", "run-1", 2, {"state": TABLE}, 100)
@@ -66,3 +71,68 @@ def test_a_killed_clone_that_is_repeated_clears_what_it_filled(tmp_path: Path) -
         filled(storage)
         storage.put("other/operator", b"of another query")
     assert repeat(tmp_path, "a") == {"other/operator"}
+
+
+def begun(folder: Path, error: BaseException, *faults: Fault) -> list[str]:
+    """Make a query up to its last step, and fail; return what was deleted, in order."""
+    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "green")})
+    deleted: list[str] = []
+
+    class Watched(FaultyStorage):
+        def delete(self, keys: Iterable[str]) -> None:
+            wanted = list(keys)
+            super().delete(wanted)
+            deleted.extend(wanted)
+
+    def opened(url: str, options: Mapping[str, object]) -> ObjectStorage:
+        return Watched(open_storage(url, options), faults)
+
+    def make() -> None:
+        with new_query(NO_SPARK, settings, {}, folder / "location") as new:
+            new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
+            declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
+            new.storage.put("totals/shard-0000/commits/1-aa", b"state")
+            new.location.put("offsets/0", b"")
+            new.location.put("metadata", b"")
+            with open_storage(new.stub_url) as stub:
+                stub.put("offsets/0", b"")
+            raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "open_storage", opened)
+        with pytest.raises(type(error)):
+            make()
+    return deleted
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("the storage"), KeyboardInterrupt(), PySparkException("a job failed")], ids=repr
+)
+def test_whatever_ends_it_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    """And what Spark would start from goes before the state, without which it must not start."""
+    deleted = begun(tmp_path, error)
+    assert left(tmp_path) == []
+    assert deleted.index("metadata") < deleted.index("totals/shard-0000/commits/1-aa")
+
+
+@pytest.mark.parametrize("key", ["metadata", "totals/*", "offsets/*"])
+def test_a_clean_up_that_fails_says_what_deletes_the_rest(
+    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The location can be started only while all of it is there; else the next attempt deletes it."""
+    begun(tmp_path, KeyboardInterrupt(), Fault("fail", "delete", key, times=None))
+    assert f"run the same command again with the checkpoint location {tmp_path / 'location'}" in caplog.text
+    there = left(tmp_path)
+    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+    again = new_query(NO_SPARK, settings, {}, tmp_path / "location")
+    if "location/metadata" in there:
+        assert {"green/totals/operator", "green/totals/shard-0000/commits/1-aa", "location/offsets/0"} <= {*there}
+        with pytest.raises(ConflictError, match="must be new"):
+            again.__enter__()
+    else:
+        with again as new:
+            assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
