@@ -44,6 +44,7 @@ __all__ = [
     "diff",
     "edit",
     "from_spark",
+    "leftovers",
     "listed",
     "load",
     "read",
@@ -90,6 +91,16 @@ def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
     """Read a savepoint whole, and return what is damaged: nothing, if it can be restored; see `read`."""
     with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.verify_savepoint(storage, _stored.read_savepoint(storage, name), threads)
+
+
+def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
+    """Return the keys of what lies in a savepoint's folder and is not part of it; see `read`.
+
+    Tasks that Spark repeated have stored it. It harms no restore, and goes with the savepoint; who reads the folder
+    without `read` or `load` must leave it out.
+    """
+    with open_storage(str(target), parse_storage_options(options)) as storage:
+        return _stored.unnamed(_stored.savepoint_folder(storage, name), _stored.read_savepoint(storage, name))
 
 
 def diff(

@@ -189,16 +189,21 @@ def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
 @_TARGET
 @_NAME
 def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
-    """Read a savepoint whole. The exit status is 1 if something is damaged or missing."""
-    damages = savepoints.verify(url, name, options)
+    """Read a savepoint whole. The exit status is 1 if something is damaged or missing.
+
+    What lies in its folder and is not part of it is named too, and is no damage.
+    """
+    damages, leftovers = savepoints.verify(url, name, options), savepoints.leftovers(url, name, options)
     if as_json:
-        click.echo(json.dumps({"name": name, "damages": damages}, indent=2))
+        click.echo(json.dumps({"name": name, "damages": damages, "leftovers": leftovers}, indent=2))
     else:
         console = a_console()
         for damage in damages:
             console.print(plain(damage), style="red")
         if not damages:
             console.print(f"{plain(name)} is whole")
+        for key in leftovers:
+            console.print(f"not part of it, left by a task that was repeated: {plain(key)}", soft_wrap=True)
     if damages:
         sys.exit(1)
 

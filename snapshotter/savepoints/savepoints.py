@@ -193,11 +193,15 @@ def verify_savepoint(
             on_read(size_bytes)
             if problem:
                 damages.append(problem)
-    return damages + [f"{folder.url}/{key} belongs to no savepoint" for key in unnamed(folder, savepoint)]
+    return damages
 
 
 def unnamed(folder: PrefixedStorage, savepoint: Savepoint) -> list[str]:
-    """Return the objects of a finished savepoint's folder that it does not name: of tasks that Spark repeated."""
+    """Return the objects of a finished savepoint's folder that it does not name.
+
+    They are of tasks that Spark repeated, or of makers that gave up, and harm nobody but who reads the folder without
+    its manifest.
+    """
     keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
 

@@ -26,6 +26,7 @@ from holdfast.snapshotter.savepoints.savepoints import (
     list_savepoints,
     read_savepoint,
     savepoint_folder,
+    unnamed,
     verify_savepoint,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -183,7 +184,8 @@ def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
     key = f"operators/totals/state/0000-0-{'f' * 16}.arrow"
     folder.put(key, b"a piece of a task that was repeated")
     folder.put("notes.txt", b"mine")
-    assert [key in line for line in verify_savepoint(target, made, threads)] == [True]
+    assert verify_savepoint(target, made, threads) == [], "it can be restored whole"
+    assert unnamed(folder, made) == [key]
     folder.delete([KEY])
     with making(target, "one") as again:
         again.finish(made)
