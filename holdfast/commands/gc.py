@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from holdfast.commands.target import Target, on_checkpoint, opened, plain, retai
 from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.ownership.claim_listing import retained_versions
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator, shard_prefix
-from holdfast.snapshotter.ownership.query_origin import RESCALING
+from holdfast.snapshotter.ownership.query_origin import RESCALING, find_origin
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.upkeep.catalogue import OperatorListing, ShardListing, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
@@ -136,14 +137,26 @@ def _is_of(record: OperatorRecord, prefix: str) -> bool:
 
 
 def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
-    """Return what killed attempts to rescale a query have left: one that is at work writes all the time."""
+    """Return what killed attempts to rescale a query have left: one that is at work writes all the time.
+
+    First its savepoint, and then the new query's state, out of it.
+    """
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
-        if all(info.modified_ms <= before_ms for info in infos):
+        if all(at_ms <= before_ms for at_ms in (*(info.modified_ms for info in infos), *_restored_ms(target, folder))):
             reason = "the savepoint of a query whose rescaling was stopped"
             sizes = {info.key: info.size_bytes for info in infos}
             outcomes.append(Outcome(Plan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
     return outcomes
+
+
+def _restored_ms(target: Target, folder: str) -> Iterator[int]:
+    """Yield when each object was stored of the query that a rescale makes; its folder has the query's id."""
+    origin = find_origin(target.storage, folder.rpartition("/")[2])
+    for directory in origin.directories if origin else ():
+        operator = target.listing.operators.get(directory)
+        for shard in operator.shards.values() if operator else ():
+            yield from (stored.modified_ms for stored in shard.objects.values())
 
 
 def _beside_shards(operator: OperatorListing, before_ms: int) -> Outcome:

@@ -232,6 +232,27 @@ def test_gc_takes_what_a_killed_rescale_has_left(root: Path, shard: ShardHistory
     assert before - files(root) == {f"{killed}/{name}"}
 
 
+def test_gc_leaves_a_savepoint_to_the_rescale_that_restores_it(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    """Its second phase may take longer than the grace period: then only the new query's state is written."""
+    new = "14c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10"
+    key = f"_rescaling/{new}/operators/totals/state/0000-0-aaaaaaaaaaaaaaaa.arrow"
+    storage.put(key, b"a piece")
+    declare_origin(storage, QueryOrigin(new, new, "query-1", 7, {f"totals@{new}": new}))
+    put_record(storage, f"totals@{new}")
+    restored = ShardHistory(storage, f"totals@{new}/shard-0000")
+    first = restored.commit(None)
+    age(root)
+    restored.commit(first)
+    document("gc", root, "--yes")
+    assert key in files(root)
+    age(root)
+    document("gc", root, "--yes")
+    assert key not in files(root), "killed since"
+    assert shard
+
+
 def test_gc_aborts_uploads_of_a_killed_rescale(storage: ObjectStorage, shard: ShardHistory) -> None:
     """No list shows them, but they cost as much as what they hold."""
     asked: list[str] = []
