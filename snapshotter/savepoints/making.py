@@ -87,7 +87,7 @@ class Making:
 
 @contextmanager
 def making(target: ObjectStorage, name: str, new_id: Callable[[], str] = clock.new_id) -> Iterator[Making]:
-    """Take a name for a savepoint; whatever becomes of it, the name is free at the end, or the savepoint finished.
+    """Take a name for a savepoint, until it is finished or an error ends the context.
 
     Raises
     ------
@@ -100,6 +100,7 @@ def making(target: ObjectStorage, name: str, new_id: Callable[[], str] = clock.n
     try:
         mine.require()
         yield mine
-    finally:
+    except BaseException:
         with suppress(HoldfastError):  # it is in nobody's way, and `delete` and the next maker remove it
             mine.folder.delete([mine.mark])
+        raise

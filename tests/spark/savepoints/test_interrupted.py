@@ -85,7 +85,7 @@ def test_a_savepoint_is_there_as_a_whole_or_not_at_all(lab: Lab, power: Any) -> 
     target = lab.folder / "savepoints"
     whole = power(NEVER)
     savepoints.create(lab.spark, lab.folder / "query", target, "whole")
-    for after in sample(range(whole.changes), quick=2):
+    for after in sample(range(whole.changes - 1), quick=2):  # the last one removes the mark of its making
         power(after)
         with pytest.raises(Killed):
             savepoints.create(lab.spark, lab.folder / "query", target, "one")
