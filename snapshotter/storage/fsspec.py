@@ -2,7 +2,7 @@
 
 ::
 
-    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<hash of the key>, compare its size, move to the key
+    rename is atomic (see `_RENAMES`)    write <folder>/.tmp-<random id>, move to the key; compare the size twice
     every other file system              one `pipe_file`: object stores publish an object when its last byte is in
 
 What this generic path promises is what the file system behind it does: for object stores `pipe_file` is one
@@ -16,7 +16,6 @@ Instances are not taken from fsspec's cache, and each process makes its own: see
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import weakref
 from contextlib import suppress
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 from fsspec.core import url_to_fs
 
+from holdfast import clock
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.connections import Connections
@@ -66,9 +66,13 @@ class FsspecStorage(ObjectStorage):
         The root, without credentials.
     options : Mapping[str, object]
         Parameters of the file system.
+    new_id : callable, optional
+        Returns a new unique name each time.
     """
 
-    def __init__(self, scheme: str, url: str, options: Mapping[str, object]) -> None:
+    def __init__(
+        self, scheme: str, url: str, options: Mapping[str, object], *, new_id: Callable[[], str] = clock.new_id
+    ) -> None:
         if scheme not in fsspec.available_protocols():
             known = ", ".join(sorted({"file", *fsspec.available_protocols()}))
             raise InvalidArgumentError(f"unknown storage scheme; known are {known}", scheme=scheme)
@@ -79,6 +83,7 @@ class FsspecStorage(ObjectStorage):
             raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
         self._secrets = secrets_of(options)
         self._renames = scheme in _RENAMES
+        self._new_id = new_id
         self._connections = Connections(partial(_connect, self.url, dict(options)))
         self._closed = False
         weakref.finalize(self, self._connections.release)
@@ -206,14 +211,15 @@ class FsspecStorage(ObjectStorage):
 
     def _put_and_move(self, fs: Any, path: str, content: bytes) -> None:
         folder = path.rpartition("/")[0]
-        # One writer per key, so the key makes the name unique and a second attempt replaces what the first left.
-        temporary = f"{folder}/{TEMPORARY_PREFIX}{hashlib.sha256(path.encode()).hexdigest()[:32]}"
+        temporary = f"{folder}/{TEMPORARY_PREFIX}{self._new_id()}"
         fs.makedirs(folder, exist_ok=True)
         try:
             fs.pipe_file(temporary, content)
             fs.invalidate_cache()
             self._check_size(fs.size(temporary), len(content))
             fs.mv(temporary, path)
+            fs.invalidate_cache()
+            self._check_size(fs.size(path), len(content))
         except BaseException:
             with suppress(OSError, RuntimeError):
                 fs.rm_file(temporary)

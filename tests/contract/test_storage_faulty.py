@@ -136,6 +136,33 @@ def test_a_short_write_is_not_moved(url: str, monkeypatch: pytest.MonkeyPatch) -
             storage.get("a/b")
 
 
+def test_a_short_move_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a file system that copies, and fails half-way without a word."""
+    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
+    kind = fsspec.get_filesystem_class("memory")
+    monkeypatch.setattr(kind, "mv", lambda self, _path, to: self.pipe_file(to, b"1"))
+    with open_storage(url) as storage, pytest.raises(UnavailableError, match=r"another size.*stored=1 written=3"):
+        storage.put("a/b", b"123")
+
+
+def test_two_writers_of_a_key_do_not_share_a_temporary_file(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when an attempt is made again while the first one hangs."""
+    monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
+    kind = fsspec.get_filesystem_class("memory")
+    size, again = kind.size, iter([True])
+
+    def meanwhile(self: Any, path: str) -> Any:
+        if next(again, False):
+            storage.put("a/b", b"123")
+        return size(self, path)
+
+    monkeypatch.setattr(kind, "size", meanwhile)
+    with open_storage(url) as storage:
+        storage.put("a/b", b"123")
+        assert storage.get("a/b") == b"123"
+        assert [info.key for info in storage.list("")] == ["a/b"]
+
+
 def test_delete_goes_on_after_a_failure(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = fsspec.get_filesystem_class("memory").rm_file
 
