@@ -7,6 +7,8 @@
             disk/<query id>/<operator>/
                 shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
             found-dead                  when that was noticed: a day later everything is removed
+        executor-<pid>-<start>/         of a task that makes or restores a savepoint: of its own process
+            work/                       a shard, as long as the task runs
 
 A shard's directory has one owner at any time. Taking one over requires a lock on it and a shared lock on the dead
 executor's directory; the executor's own state server, and whoever removes the directory, hold that lock exclusively. So
@@ -28,7 +30,13 @@ from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.registry import find_backend
 from holdfast.backends.run import TableSchema
 from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
-from holdfast.spark_integration.executor.local_dirs import ON_DISK, SHARD_PREFIX, private_directory, user_directory
+from holdfast.spark_integration.executor.local_dirs import (
+    ON_DISK,
+    SHARD_PREFIX,
+    executor_directory,
+    private_directory,
+    user_directory,
+)
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.executor.server_files import LOCK_NAME, socket_path, take_lock, try_lock
 
@@ -37,6 +45,7 @@ KEPT_MS = 24 * 60 * 60_000
 WAIT_MS = 25_000
 _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"
+_WORK = "work"
 
 _log = logging.getLogger(__name__)
 
@@ -147,6 +156,30 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
                 size = _remove_what_ended(path, now_ms)
                 if size:
                     _log.warning("removed %d bytes that a dead executor left in %s", size, path)
+
+
+@contextmanager
+def own_directory(root: Path) -> Iterator[Path]:
+    """Give a directory that is gone after the context, and in which nothing is taken over.
+
+    It is that of an executor which is this process: so once that is killed, whoever removes what dead executors left
+    removes it.
+
+    Raises
+    ------
+    InvalidArgumentError, UnavailableError
+        It cannot be made, or this process has one already.
+    """
+    remove_dead_executors(root, clock.now_ms())
+    path = executor_directory(root, ProcessId.of(os.getpid()))
+    lock = take_lock(path)
+    if lock is None:
+        raise UnavailableError("this process works in its own directory already: try again", path=str(path))
+    try:
+        yield private_directory(path / _WORK)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
 
 
 def leave_executor_directory(path: Path) -> None:

@@ -104,7 +104,7 @@ def create(
     InvalidArgumentError
         The name cannot be, the location is none, or the query has operators with state of Spark's own.
     ConflictError
-        There is a savepoint of this name.
+        There is a savepoint of this name, or somebody else has begun one since.
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
     UnavailableError

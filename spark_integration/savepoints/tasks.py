@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.transport.routes import routes_of
 
@@ -90,24 +90,15 @@ _UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
 
 @contextmanager
 def working_folder(settings: Settings) -> Iterator[Path]:
-    """Give a folder where executors keep what is large; it is gone after the context.
+    """Give a folder where executors keep what is large; it is gone after the context, or when this process is.
 
     Raises
     ------
-    UnavailableError
+    InvalidArgumentError, UnavailableError
         It cannot be made.
     """
-    disk = local_dirs.choose_root(settings.local_dir, in_memory=False)
-    try:
-        disk.mkdir(parents=True, exist_ok=True)
-        home = tempfile.TemporaryDirectory(prefix="holdfast-savepoint-", dir=disk)
-    except OSError as exc:
-        raise UnavailableError(
-            f"nothing can be kept under {disk} ({exc.strerror}): make it writable, or name another directory in "
-            "spark.holdfast.local.dir"
-        ) from exc
-    with home:
-        yield Path(home.name)
+    with own_directory(local_dirs.choose_root(settings.local_dir, in_memory=False)) as path:
+        yield path
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:

@@ -112,7 +112,7 @@ def from_spark(
     InvalidArgumentError
         The location is none, the state is holdfast's already or another operator's, or an argument is wrong.
     ConflictError
-        There is a savepoint of this name.
+        There is a savepoint of this name, or somebody else has begun one since.
     NotFoundError
         The micro-batch is not committed, or was purged.
 

@@ -101,7 +101,7 @@ def write(
     SchemaMismatchError
         A value cannot be stored without loss.
     ConflictError
-        There is a savepoint of this name.
+        There is a savepoint of this name, or somebody else has begun one since.
 
     Notes
     -----

@@ -19,7 +19,7 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
-from holdfast.errors import NotFoundError
+from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
@@ -278,6 +278,35 @@ def test_an_executor_that_ends_leaves_only_shards_on_disk(tmp_path: Path, own_te
     takeover.leave_executor_directory(ram)
     assert not ram.exists()
     assert not server_files.socket_path(ram).exists(), "it lies in the temporary directory"
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from holdfast.spark_integration.executor.takeover import own_directory
+with own_directory(Path(sys.argv[1])) as path:
+    (path / "rows").write_bytes(b"x" * 1000)
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As that of a task of a savepoint, when its executor runs out of memory; while the process lives, it stays."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().strip())
+        takeover.remove_dead_executors(tmp_path, clock.now_ms())
+        assert (path / "rows").exists()
+        process.kill()
+    with takeover.own_directory(tmp_path) as own:
+        assert not path.parent.exists(), "the next one removes it, as a state server does"
+        assert caplog.messages == [f"removed 1000 bytes that a dead executor left in {path.parent}"]
+        with pytest.raises(UnavailableError, match="already"), takeover.own_directory(tmp_path):
+            pass
+        assert own.exists()
+    assert not list(local_dirs.user_directory(tmp_path).iterdir())
 
 
 def test_an_executor_that_cannot_be_seen_but_whose_server_runs_is_kept(tmp_path: Path) -> None:
