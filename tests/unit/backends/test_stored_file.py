@@ -339,3 +339,25 @@ def test_a_frame_holds_exactly_what_the_footer_says(
         return
     with pytest.raises(CorruptionError, match="no LZ4 frame"):
         stored_file.decode(data, source="it", kind="part")
+
+
+def ranges_of(data: bytes) -> stored_file.Read:
+    return lambda start, end: memoryview(data)[start:end]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_says_what_the_whole_file_says(kind: str) -> None:
+    """Without a look at the rest, whose digest can be checked in blocks."""
+    data = encoded(kind)
+    whole = stored_file.decode(data, source="x", kind=kind)
+    end = stored_file.decode_end(ranges_of(data), len(data), source="x", kind=kind)
+    assert (end.header, end.size_bytes, end.digest) == (whole.header, whole.size_bytes, whole.digest)
+    assert end.sections == {name: section.size for name, section in whole.sections.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_end_that_was_cut_is_an_error(kind: str) -> None:
+    whole = encoded(kind)
+    for size in range(len(whole)):
+        with pytest.raises(CorruptionError, match=r"^x "):
+            stored_file.decode_end(ranges_of(whole[:size]), size, source="x", kind=kind)
