@@ -119,14 +119,6 @@ class Decisions:
         self._kept = sorted(int(name[1]) for name in found if name)
         return list(self._kept)
 
-    def has(self, batch_id: int) -> bool:
-        """Tell whether a decision is stored, whatever it holds."""
-        try:
-            self._folder.get(f"decided-{batch_id}")
-        except NotFoundError:
-            return False
-        return True
-
     def read(self, batch_id: int) -> Decision:
         """Return a decision.
 

@@ -156,7 +156,7 @@ class StreamWriter(_SparksWriter):
         with self._coordinator() as (coordinator, _, _):
             coordinator.resume()
             prepared = prepared_of([one for one in messages if isinstance(one, Written)], repeated=False)
-            if coordinator.is_decided(batchId):
+            if coordinator.is_decided(batchId) and not prepared.handles:
                 coordinator.tell_of_dropped(prepared.rows)
             else:
                 coordinator.finish(batchId, prepared)
@@ -171,7 +171,7 @@ class StreamWriter(_SparksWriter):
             return
         with self._coordinator() as (coordinator, _, _):
             coordinator.resume()
-            coordinator.give_up()
+            coordinator.give_up(batchId)
 
     @contextmanager
     def _coordinator(self) -> Iterator[tuple[Coordinator, SinkQuery, int | None]]:

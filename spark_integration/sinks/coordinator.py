@@ -177,25 +177,25 @@ class Coordinator:
                 self._refuse_second(batch_id)
                 self._decide(decision)
             except Exception:
-                # Not all that is left, which may be another driver's by now.
-                self._abort_if_settled(lambda: self._sink.abort(self._query, handles))
+                # Not all that is left, which may be another driver's; nor what a put that has failed may have decided.
+                self._abort_if_settled(lambda: self._sink.abort(self._query, _but(handles, _newest(self._decisions))))
                 raise
             self._sink.commit(self._query, batch_id, handles)
             self._newest, self._is_settled = decision, True
         self._has_zombies |= prepared.repeated
         if self._has_zombies:
-            self.give_up()
+            self.give_up(batch_id + 1)
         try:
             self._decisions.prune(self._retained)
         except UnavailableError as exc:
             _log.warning("old decisions about sink %r stay for now: %s", self._query.sink, exc)
 
-    def give_up(self) -> None:
+    def give_up(self, batch_id: int) -> None:
         """Abort what was prepared and does not count, if the target answers; else the next start does it.
 
-        So it does where another driver has gone on with the query: what is prepared may be that one's.
+        So it does where another driver has decided the micro-batch, or a later one: what is prepared may be that one's.
         """
-        self._abort_if_settled(lambda: None if self._is_overtaken() else self._abort_leftovers())
+        self._abort_if_settled(lambda: None if self._is_overtaken(batch_id) else self._abort_leftovers())
 
     def _abort_if_settled(self, abort: Callable[[], None]) -> None:
         if not self._is_settled:  # what was prepared may be decided
@@ -211,9 +211,9 @@ class Coordinator:
 
     def _refuse_second(self, batch_id: int) -> None:
         # Few storages can refuse the put itself; two drivers that look in the same instant both go on.
-        if self._decisions.has(batch_id):
+        if self._is_overtaken(batch_id):
             raise ConflictError(
-                "another driver of this query has decided this micro-batch: two run at once, and this one ends",
+                "another driver of this query has decided this micro-batch or a later one: two run at once, this one ends",
                 sink=self._query.sink,
                 query=self._query.query_id,
                 batch=batch_id,
@@ -323,9 +323,8 @@ class Coordinator:
                 raise
             _log.info("sink %r no longer knows micro-batch %d: %s", decision.sink, decision.batch_id, exc)
 
-    def _is_overtaken(self) -> bool:
-        newest = max(self._decisions.batches(), default=-1)
-        return newest > (-1 if self._newest is None else self._newest.batch_id)
+    def _is_overtaken(self, batch_id: int) -> bool:
+        return max(self._decisions.batches(), default=-1) >= batch_id
 
     def _abort_leftovers(self) -> None:
         left = self._sink.leftovers(self._query)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,59}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: Names of the sinks that this program has defined so far.
 _defined: set[str] = set()
 
@@ -95,27 +96,25 @@ class ExactlyOnce:
         query_id, run_id = self._query_id(frame.sparkSession), _run_id(frame.sparkSession)
         schema = arrow_schema(frame.schema, f"the rows for sink {self._sink.name!r}", keep_not_null=False)
         # A run that goes on with the next micro-batch has nothing half-done behind it; anything else is a new start.
-        # So is Spark's next run: settings may be others, and another query may have taken this one's place. And so are
-        # other columns, as of a pivot: the target must be asked.
-        run = self._runs.pop(query_id, None)
-        if run is not None and (run.run_id, run.next_batch_id, run.schema) != (run_id, batch_id, schema):
-            run.close()
-            if run_id is not None and run.run_id == run_id and run.is_decided(batch_id):
-                raise InvalidArgumentError(
-                    "this sink was called twice in one micro-batch, which is decided with the rows of the first call: "
-                    "give it the union of both, or each a sink of its own",
-                    sink=self._sink.name,
-                    batch=batch_id,
-                )
+        # So is Spark's next run: settings may be others, and another query may have taken this one's place.
+        run = self._runs.get(query_id)
+        if run is not None and run_id is not None and run.run_id == run_id and run.is_decided(batch_id):
+            raise InvalidArgumentError(
+                "this sink was called twice in one micro-batch, which is decided with the rows of the first call: give "
+                "it the union of both, or each a sink of its own",
+                sink=self._sink.name,
+                batch=batch_id,
+            )
+        if run is not None and (run.run_id, run.next_batch_id) != (run_id, batch_id):
+            self._runs.pop(query_id).close()
             run = None
         if run is None:
-            run = _Run(self._sink, query_id, self._replaces, frame.sparkSession, schema, run_id)
+            run = self._runs[query_id] = _Run(self._sink, query_id, self._replaces, frame.sparkSession, run_id)
         try:
-            run.write(frame, batch_id)
+            run.write(frame, schema, batch_id)
         except BaseException:
-            run.close()
+            self._runs.pop(query_id).close()
             raise
-        self._runs[query_id] = run
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what describes it, without storages and connections."""
@@ -138,15 +137,9 @@ class _Run:
     """The micro-batches of a query from one start on."""
 
     def __init__(
-        self,
-        sink: TwoPhaseSink,
-        query_id: str,
-        replaces: str | None,
-        session: SparkSession,
-        schema: pa.Schema,
-        run_id: str | None,
+        self, sink: TwoPhaseSink, query_id: str, replaces: str | None, session: SparkSession, run_id: str | None
     ) -> None:
-        self.run_id, self.schema = run_id, schema
+        self.run_id = run_id
         configuration = session_configuration(session, sink)
         settings = Settings.parse(configuration, backend_names())
         options = sink_options(configuration, sink.name)
@@ -157,25 +150,28 @@ class _Run:
         self._has_twins = configuration.get("spark.speculation", "false").lower() == "true"
         self._coordinator = Coordinator(sink, self._query, self._storage, settings.retained_versions)
         self.next_batch_id: int | None = None
+        self._schema: pa.Schema | None = None
         # A start commits the newest decision again: what it names stays as it is, what the ones before name is spare.
         self._decided: tuple[Handle, ...] = ()
         self._spares: tuple[Handle, ...] = ()
 
-    def write(self, frame: DataFrame, batch_id: int) -> None:
-        if self.next_batch_id is None:
-            self._coordinator.start(batch_id, self.schema)
+    def write(self, frame: DataFrame, schema: pa.Schema, batch_id: int) -> None:
+        if schema != self._schema:
+            # The first micro-batch, or one with other columns, as of a pivot: the target must be asked.
+            self._coordinator.start(batch_id, schema)
+            self._schema, self._decided, self._spares = schema, (), ()
         if self._coordinator.is_decided(batch_id):
             self._coordinator.tell_of_dropped(drop_frame(frame))
         else:
             query = SinkQuery(self._query.sink, self._query.query_id, self._query.replaces)
-            task = WriteTask(self._sink, query, self._option_names, batch_id, self.schema, self._spares)
+            task = WriteTask(self._sink, query, self._option_names, batch_id, schema, self._spares)
             try:
                 prepared = write_frame(frame, task, has_twins=self._has_twins)
             except BaseException as exc:
                 # From a worker comes the text of an error. A fenced one tells of another driver: what is prepared may
                 # be that one's.
                 if FencedError.__name__ not in str(exc):
-                    self._coordinator.give_up()
+                    self._coordinator.give_up(batch_id)
                 raise
             self._coordinator.finish(batch_id, prepared)
             self._spares = prepared.unused
@@ -192,9 +188,14 @@ class _Run:
 
 
 def _run_id(session: SparkSession) -> str | None:
-    """Return Spark's id of the query's run, by which it groups its jobs; over Connect each has a process of its own."""
-    run_id: str | None = session.sparkContext.getLocalProperty("spark.jobGroup.id") if is_classic(session) else None
-    return run_id
+    """Return Spark's id of the query's run, by which it groups its jobs; None where a user has named the group.
+
+    Over Connect each run has a process of its own.
+    """
+    if not is_classic(session):
+        return "the only one"
+    group: str | None = session.sparkContext.getLocalProperty("spark.jobGroup.id")
+    return group if group is not None and _UUID.fullmatch(group) else None
 
 
 def session_configuration(session: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:

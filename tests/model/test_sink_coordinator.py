@@ -38,7 +38,7 @@ class CoordinatorModel(RuleBasedStateMachine):
 
     @rule(
         parts=st.integers(0, 3),
-        at=st.none() | st.integers(1, 14),
+        at=st.none() | st.integers(1, 16),
         after=st.booleans(),
         kills=st.booleans(),
         repeated=st.booleans(),
@@ -73,7 +73,7 @@ class CoordinatorModel(RuleBasedStateMachine):
                 raise UnavailableError("a task failed")
             self.run.finish(batch_id, prepared)
         except UnavailableError:
-            self.run.give_up()
+            self.run.give_up(batch_id)
             raise
         self.ended[batch_id] = self.attempts[batch_id][-1]
         if repeated and self.crash.at is None:

@@ -121,7 +121,7 @@ def test_a_commit_that_failed_gives_up_nothing_that_may_be_decided(
     schema = StructType().add("value", "long").add("twice", "long")
     writer = CsvSource(options).streamWriter(schema, overwrite=False)
     given_up: list[str] = []
-    monkeypatch.setattr(Coordinator, "give_up", lambda self: given_up.append("all"))
+    monkeypatch.setattr(Coordinator, "give_up", lambda self, batch_id: given_up.append("all"))
     writer.abort([Written(0, 1, "{}"), Written(1, 0, "")], 1)
     assert given_up == []
     writer.abort([Written(0, 1, "{}"), None], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,13 @@ from holdfast.errors import (
 )
 from holdfast.snapshotter.decisions import Decision, Decisions
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 from tests.model.sink_target import SCHEMA, Crash, ModelSink, Target
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _numbers = itertools.count()
 
@@ -132,7 +137,7 @@ def test_a_driver_that_wakes_late_ends_nothing_that_its_successor_has_decided(ur
     Decisions(open_storage(url), "model", "query-1").put(Decision("model", "query-1", 1, 1, ({"id": "decided"},)))
     with pytest.raises(UnavailableError):
         late.finish(1, Prepared(({"id": "late"},), 1))
-    late.give_up()
+    late.give_up(1)
     assert target.prepared == {"decided": 1, "next": 2}
     coordinator(url, target, QUERY).start(1, SCHEMA)
     assert set(target.visible) == {"query-1-0", "decided"}
@@ -148,6 +153,39 @@ def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
         late.finish(1, Prepared(({"id": "late"},), 1))
     assert set(target.visible) == {"query-1-0", "query-1-1"}
     assert target.prepared == {"next": 2}, "its own is given up, its successor's is not"
+
+
+class _Landing(WrappedStorage):
+    """A put lands, and its repeat by the client is refused, as where credentials have expired in between."""
+
+    def put(self, key: str, data: Buffer) -> None:
+        super().put(key, data)
+        if "decided-1" in key:
+            raise InvalidArgumentError("access denied")
+
+
+def test_a_decision_that_landed_unseen_keeps_what_it_names(url: str) -> None:
+    """An error of the put is no proof that the decision does not stand: the next start finds it, and all its parts."""
+    target = Target(has_mark=True)
+    show(url, target, QUERY, 0)
+    run = Coordinator(ModelSink(target, Crash()), QUERY, _Landing(open_storage(url)), 100)
+    run.start(1, SCHEMA)
+    target.prepared["part"] = 1
+    with pytest.raises(InvalidArgumentError):
+        run.finish(1, Prepared(({"id": "part"},), 1))
+    coordinator(url, target, QUERY).start(1, SCHEMA)
+    assert target.shown(1) == {"part"}
+
+
+def test_a_driver_that_sleeps_while_decisions_are_pruned_decides_nothing(url: str) -> None:
+    """Of its micro-batch no decision is left, of later ones there are."""
+    target = Target(has_mark=False)
+    late = show(url, target, QUERY, 0)
+    show(url, target, QUERY, *range(1, 60), retained=2)
+    target.prepared["late"] = 1
+    with pytest.raises(ConflictError, match="this micro-batch or a later one"):
+        late.finish(1, Prepared(({"id": "late"},), 1))
+    assert target.shown(1) == {"query-1-1"}
 
 
 def test_a_commit_whose_error_was_swallowed_is_made_up_for(url: str) -> None:
