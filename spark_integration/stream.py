@@ -17,7 +17,7 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
-from holdfast.spark_integration.plan.event_time import event_time_of, with_watermark
+from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of, without_watermark
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.initial_state import initial_rows
 from holdfast.spark_integration.plan.processor_arguments import processor_host
@@ -135,7 +135,7 @@ class GroupedStream:
         Returns
         -------
         pyspark.sql.DataFrame
-            An event-time column that `func` returns under its input's name keeps its watermark.
+            Without a watermark, whatever its columns: for windows and the like behind it, use `transformWithState`.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class GroupedStream:
                 f"timeMode must be one of {', '.join(map(repr, TIMEOUT_CONF))}, not {timeMode!r}"
             )
         if timeMode == "EventTime" and self.df.isStreaming and event_time_of(self.df) is None:
-            raise InvalidArgumentError("timeMode 'EventTime' needs an input with a watermark: df.withWatermark(…)")
+            raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
         settings = checked_settings(self.df, stacklevel=2)
         output = parse_struct(outputStructType, "outputStructType")
         states = declared_states(stateStructType)
@@ -172,7 +172,7 @@ class GroupedStream:
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            output=output_of_tables(with_watermark(output, self.df), rows_each(self.df), settings.transport),
+            output=output_of_tables(without_watermark(output), rows_each(self.df), settings.transport),
             host=GroupStateHost(mode, TIMEOUT_CONF[timeMode]),
             # Where Spark drops late rows, one by one, every event time would need a blob of its own.
             transport=None if timeMode == "EventTime" else "packed",
@@ -244,7 +244,7 @@ class GroupedStream:
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(func, name),
-            output=RowsOutput(output),
+            output=RowsOutput(without_watermark(output)),
             host=GroupStateHost(outputMode, timeoutConf),
             transport=None,
             settings=settings,

@@ -9,6 +9,12 @@ from pyspark.sql.types import StructField, StructType
 from holdfast.spark_integration.plan.session import name_folding
 from holdfast.spark_integration.spark_types import WATERMARK_METADATA
 
+#: Behind "timeMode 'EventTime' …", what a step without a watermark is told.
+NEEDS_WATERMARK = (
+    "needs an input with a watermark, or no timer ever fires: df.withWatermark(…). applyInArrowWithState and "
+    "applyInPandasWithState hand none on; transformWithState does, by eventTimeColumnName"
+)
+
 
 def event_time_of(df: DataFrame) -> StructField | None:
     """Return the column that carries the watermark.
@@ -34,14 +40,11 @@ def event_time_of(df: DataFrame) -> StructField | None:
     return next(iter(marked.values()), None)
 
 
-def with_watermark(output: StructType, df: DataFrame) -> StructType:
-    """Return the output's columns; the event-time column, if it keeps its name, keeps the input's watermark."""
-    event_time = event_time_of(df)
-    return StructType(
-        [
-            StructField(f.name, f.dataType, f.nullable, event_time.metadata)
-            if event_time is not None and (f.name, f.dataType) == (event_time.name, event_time.dataType)
-            else f
-            for f in output
-        ]
-    )
+def without_watermark(output: StructType) -> StructType:
+    """Return the output's columns without marks of a watermark, as a schema copied from the input's has them.
+
+    ``applyInPandasWithState`` hands no watermark on. Behind a marked column Spark would accept a window in append mode,
+    which never emits anything and whose state grows for ever; without the mark it refuses it.
+    """
+    fields = [(f, {k: v for k, v in (f.metadata or {}).items() if k != WATERMARK_METADATA}) for f in output]
+    return StructType([StructField(f.name, f.dataType, f.nullable, metadata) for f, metadata in fields])

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType, TimestampType
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
-from holdfast.spark_integration.plan.event_time import event_time_of
+from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_versions import is_classic, require_host_of_processors, require_protobuf
 
@@ -69,9 +69,7 @@ def time_mode_of(given: object, df: DataFrame) -> TimeMode:
             "'processingTime', 'eventTime'"
         )
     if mode == "EventTime" and df.isStreaming and event_time_of(df) is None:
-        raise InvalidArgumentError(
-            "timeMode 'EventTime' needs an input with a watermark, or no timer ever fires: df.withWatermark(…)"
-        )
+        raise InvalidArgumentError(f"timeMode 'EventTime' {NEEDS_WATERMARK}")
     return cast("TimeMode", mode)
 
 

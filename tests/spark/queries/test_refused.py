@@ -96,6 +96,21 @@ def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
         holdfast.stream(frame).groupBy("key").applyInArrowWithState(**arguments | options)
 
 
+def test_event_time_behind_an_operator(lab: Lab) -> None:
+    """No watermark gets there, so nothing there may wait for one: windows never emit, timers never fire."""
+    lab.feed(pa.table({"key": ["a"], "at": pa.array([0], pa.timestamp("us", "UTC"))}))
+    events = lab.source("key string, at timestamp").withWatermark("at", "1 second")
+    # The input's schema marks its event time; the output's must not.
+    shown = holdfast.stream(events).groupBy("key").applyInArrowWithState(count_and_sum, events.schema, STATE, "append")
+    windows = shown.groupBy(F.window("at", "1 minute")).count()
+    with pytest.raises(AnalysisException, match="watermark"):
+        lab.run(windows, mode="append")
+    with pytest.raises(InvalidArgumentError, match="hand none on; transformWithState does"):
+        holdfast.stream(shown).groupBy("key").applyInArrowWithState(
+            count_and_sum, OUTPUT, STATE, "append", name="second", timeMode="EventTime"
+        )
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
