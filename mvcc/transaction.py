@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -57,6 +58,7 @@ class Transaction:
         self.measures = Measures()
         self._view = view
         declared, names = declared or {}, names or {}
+        self._names = names
         self._declared = {**tables, **declared}
         # The same columns under the names that rows have.
         self._stored = {**self._declared, **{t: named(declared[t], names[t]) for t in declared.keys() & names.keys()}}
@@ -69,6 +71,17 @@ class Transaction:
     def view(self) -> View | None:
         """The version this transaction reads; None if there is none yet."""
         return self._view
+
+    def reveal(self, table: str, column: str) -> bool:
+        """Read and write a value column, too, that is not declared, behind those that are; False if none is stored."""
+        names = self._names.get(table)
+        stored, held = column if names is None else names.get(column), self.tables[table].value
+        if stored not in held.names or column in self._declared[table].value.names:
+            return False
+        field = held.field(stored)
+        for schemas, added in ((self._declared, field.with_name(column)), (self._stored, field)):
+            schemas[table] = replace(schemas[table], value=schemas[table].value.append(added))
+        return True
 
     def get(self, table: str, keys: Keys) -> Found:
         """Return the values of `keys` as this transaction sees them, its own writes included.

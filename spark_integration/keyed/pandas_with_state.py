@@ -41,6 +41,7 @@ from holdfast.spark_integration.keyed.values import ValueState
 from holdfast.spark_integration.shard.operator import STATE_TABLE, ShardInput
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.tables.key_rows import expiry_of
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.transport.python_stage import seldom_collecting_old
@@ -114,7 +115,7 @@ class PandasWithState:
                 yield from calls.with_rows(keys.take(first_rows), shown, slab)
             yield from calls.timed_out(frames.empty)
             yield from calls.finish()
-        return calls.earliest_timer_ms()
+        return calls.close()
 
 
 class _KeyCalls:
@@ -126,12 +127,15 @@ class _KeyCalls:
         self._counts = batch.counts
         times = batch.times
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
-        self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state))
+        self._transaction = transaction
+        # Of what an operator with a time to live has left: this one's own state has none.
+        self._expiry = expiry_of(transaction, STATE_TABLE, None, times)
+        self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state), self._expiry)
         self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
         self._fired_before_ms = due_before_ms(step.timeout_conf, times)
         self._timeouts: Timeouts | NoTimeouts = NoTimeouts()
         if step.timeout_conf != "NoTimeout":
-            timers = KeyTimers(transaction, step.timeout_conf, times.earliest_timer_ms)
+            timers = KeyTimers(transaction, step.timeout_conf, times.earliest_timer_ms, is_exact=self._expiry is None)
             self._timeouts = Timeouts(timers, step.timeout_rule)
 
     def with_rows(
@@ -152,9 +156,14 @@ class _KeyCalls:
         """Yield the remaining output."""
         return finished(self._output, self._operator)
 
-    def earliest_timer_ms(self) -> int | None:
-        """Return when the earliest remaining timer is due."""
-        return self._timeouts.earliest(self._fired_before_ms)
+    def close(self) -> int | None:
+        """Remove state that has expired, and return when the shard is to be called at the latest."""
+        found = [self._timeouts.earliest(self._fired_before_ms)]
+        if self._expiry is not None:
+            self._expiry.evict(self._transaction)
+            if self._step.timeout_conf == "ProcessingTimeTimeout":
+                found.append(self._expiry.earliest(self._transaction))
+        return min((at for at in found if at is not None), default=None)
 
     def _call_each(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.backends.run import Keys
 from holdfast.mvcc import Transaction
 from holdfast.spark_integration.keyed.python_values import RowValues
+from holdfast.spark_integration.tables.key_rows import Expiry, open_rows
 
 
 class ValueState:
@@ -20,20 +21,23 @@ class ValueState:
         The variable's table; its value columns are those of `rows`.
     rows : RowValues
         Converts between those columns and Python.
+    expiry : Expiry, optional
+        Of rows that expire.
 
     Notes
     -----
     Threads: one at a time, like the transaction. Reads see earlier writes.
     """
 
-    def __init__(self, transaction: Transaction, table: str, rows: RowValues) -> None:
+    def __init__(self, transaction: Transaction, table: str, rows: RowValues, expiry: Expiry | None = None) -> None:
         self._transaction = transaction
         self._table = table
         self._rows = rows
+        self._expiry = expiry
 
     def get(self, keys: Keys) -> list[tuple[Any, ...] | None]:
         """Return each key's value, or None."""
-        found = self._transaction.get(self._table, keys)
+        found = open_rows(self._transaction, self._table, self._expiry, keys).get()
         if found.exists.all():
             return list(self._rows.to_tuples(found.values))
         values = self._rows.to_tuples(found.values)
@@ -48,7 +52,7 @@ class ValueState:
             A value does not fit the columns; the error's ``row`` is its index in `values`.
         """
         if values:
-            self._transaction.put(self._table, keys, self._rows.to_arrow(values))
+            open_rows(self._transaction, self._table, self._expiry, keys).put(self._rows.to_arrow(values))
 
     def delete(self, keys: Keys) -> None:
         """Remove the value of each key."""

@@ -13,12 +13,16 @@ moves to its new time. So a row that is refreshed in every micro-batch moves onc
 one entry for it. One that is written unread gets an entry without a look-up; to make these few, times in the index are
 rounded up to a step, about `1 / STEPS` of the time to live.
 
+A table that had a time to live in an earlier run, and has none now, keeps the column and the index: rows of then still
+expire, those of now have null there, which is never.
+
 Invariant: for every row, the index has an entry no later than its time rounded up, and later than all that is evicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +31,11 @@ from holdfast.backends.arrow.rows import BoolArray, IntArray, take
 from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
-from holdfast.spark_integration.tables.timers import DueTimers, Timers, timers_schema
+from holdfast.spark_integration.tables.timers import DueTimers, Timers, is_by_time, timers_schema
+
+if TYPE_CHECKING:
+    # With it come pandas, and a second: who only looks at tables needs neither.
+    from holdfast.spark_integration.shard.operator import BatchTimes
 
 #: The value column that says when a row expires, in ms since 1970.
 EXPIRES = "expires_ms"
@@ -89,20 +97,20 @@ class Expiry:
     Parameters
     ----------
     table : str
-    ttl_ms : int
-        How long a row lives after it was last written; more than 0.
+    ttl_ms : int or None
+        How long a row lives after it was last written; more than 0. None where only rows of earlier runs expire.
     now_ms : int
         Of the micro-batch. A row has expired once ``expires_ms <= now_ms``, as in Spark's ``transformWithState``.
     evicted_until_ms : int or None
         All rows that had expired by then are gone; None where nobody knows.
     """
 
-    def __init__(self, table: str, ttl_ms: int, now_ms: int, evicted_until_ms: int | None) -> None:
+    def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
         self.table = table
         self.index = index_of(table)
         self.now_ms = now_ms
-        self.expires_ms = now_ms + ttl_ms
-        self._step_ms = 1 << max(0, (ttl_ms // STEPS).bit_length() - 1)
+        self.expires_ms = NEVER if ttl_ms is None else now_ms + ttl_ms
+        self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
@@ -162,9 +170,10 @@ class ExpiringKeyRows:
         return _without_expired(found, found.exists & (expires_ms > self._expiry.now_ms))
 
     def put(self, values: pa.Table | pa.RecordBatch, rows: IntArray | None = None) -> None:
-        """Set the row of every key, or of those at `rows`: it lives from now on."""
+        """Set the row of every key, or of those at `rows`: its life begins now."""
         expires_ms = self._expiry.expires_ms
-        self._rows.put(values.append_column(EXPIRES, pa.repeat(pa.scalar(expires_ms, pa.int64()), len(values))), rows)
+        stored = pa.scalar(None if expires_ms == NEVER else expires_ms, pa.int64())
+        self._rows.put(values.append_column(EXPIRES, pa.repeat(stored, len(values))), rows)
         rows = np.arange(len(self._keys)) if rows is None else rows
         new = rows[self._indexed_from[rows] > expires_ms]
         self._expiry.place(self._transaction, self._keys.take(new), np.full(len(new), expires_ms))
@@ -173,6 +182,16 @@ class ExpiringKeyRows:
     def delete(self, rows: IntArray | None = None) -> None:
         """Remove the row of every key, or of those at `rows`."""
         self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
+
+
+def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes) -> Expiry | None:
+    """Return what makes rows of a table expire, to be asked once in a transaction; None where none ever does."""
+    if ttl_ms is None:
+        index = transaction.tables.get(index_of(table))
+        # A variable of a processor may have the name of an index.
+        if index is None or not is_by_time(index) or not transaction.reveal(table, EXPIRES):
+            return None
+    return Expiry(table, ttl_ms, times.processing_ms, times.previous_ms)
 
 
 def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:

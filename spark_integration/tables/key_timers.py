@@ -121,6 +121,8 @@ class KeyTimers:
     def due(self, before_ms: int, timers_each: int) -> Iterator[DueTimers]:
         """Yield the timers now due before `before_ms`, at most `timers_each` at once."""
         if self._earliest_ms is not None:
+            # If none is due at that time, it was that of a table of an earlier run, and would stay for ever.
+            self._is_exact &= self._earliest_ms >= before_ms
             yield from self._by_due.due(self._earliest_ms, before_ms, timers_each)
 
     def earliest(self, none_before_ms: int) -> int | None:

@@ -25,7 +25,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import ShardInput
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
 from holdfast.spark_integration.spark_types import conform_output
-from holdfast.spark_integration.tables.key_rows import Expiry, expiring_tables, open_rows
+from holdfast.spark_integration.tables.key_rows import expiring_tables, expiry_of, open_rows
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
@@ -134,11 +134,8 @@ class _Call:
         self._transaction = transaction
         clock = TIMEOUT_CONF[step.time_mode]
         self._due_before_ms = due_before_ms(clock, batch.times)
-        self._expiries = {
-            name: Expiry(name, state.ttl_ms, batch.times.processing_ms, batch.times.previous_ms)
-            for name, state in step.states.items()
-            if state.ttl_ms is not None
-        }
+        found = {name: expiry_of(transaction, name, state.ttl_ms, batch.times) for name, state in step.states.items()}
+        self._expiries = {name: expiry for name, expiry in found.items() if expiry is not None}
         self._timers: KeyTimers | None = None
         if step.time_mode != "None":
             wakes_to_evict = bool(self._expiries) and step.time_mode == "ProcessingTime"

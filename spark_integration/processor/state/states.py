@@ -15,7 +15,7 @@ from holdfast.spark_integration.processor.state.variable_tables import KINDS, ta
 from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.shard.operator import BatchTimes
 from holdfast.spark_integration.tables.entry_rows import EntryRows
-from holdfast.spark_integration.tables.key_rows import Expiry, index_of
+from holdfast.spark_integration.tables.key_rows import Expiry, expiry_of, index_of
 from holdfast.spark_integration.tables.timers import is_by_time
 
 State = ProcessorValueState | ProcessorListState | ProcessorMapState
@@ -54,9 +54,8 @@ class ProcessorStates:
 
     def open(self, variable: StateVariable) -> State:
         """Return the state of a variable."""
-        expiry = None
-        if variable.ttl_ms is not None:
-            expiry = Expiry(variable.table, variable.ttl_ms, self._times.processing_ms, self._times.previous_ms)
+        expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times)
+        if expiry is not None:
             self._expiries.append(expiry)
         state = self._state(variable, expiry)
         self._opened[variable.name] = state

@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from holdfast import clock
 from holdfast.backends.base import Pointer
+from holdfast.backends.run import Keys
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.errors import SchemaMismatchError
 from holdfast.mvcc import VersionedStore
@@ -24,6 +25,7 @@ from holdfast.spark_integration.keyed import slabs
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
+from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, Expiry, expiring_tables
 from tests.unit.spark_integration.running import ran
 
 Calls = list[tuple[Any, ...]]
@@ -388,3 +390,26 @@ def test_a_restart_may_not_declare_not_null_what_may_be_null(tmp_path: Path) -> 
     for went_before in (StoredTables.of_first_run(loose.tables()), between):
         with pytest.raises(SchemaMismatchError, match=r"n: it is NOT NULL.*table=state"):
             strict.require_restartable(went_before, {})
+
+
+def test_state_of_an_operator_with_a_time_to_live_expires_still(tmp_path: Path, script: Script) -> None:
+    """A function by key may take the place of a vectorised one: what expires is neither seen nor kept."""
+    loop = Loop(tmp_path / "none", script, "ProcessingTimeTimeout")
+    declared = loop.step.tables()
+    stored = {**declared, **expiring_tables("state", loop.step.key_types, pa.schema([("n", pa.int64())]))}
+    tables = StoredTables.of_first_run(stored).with_declared(declared)
+    backend = MemoryBackend(tmp_path / "ttl", stored, clock.new_id)
+    loop.store = VersionedStore(backend, None, tables.declared, tables.names)
+    with VersionedStore(backend).begin(None) as transaction:
+        hashes = np.array([sum(repr(key).encode()) % 5 for key in "ab"])
+        keys = Keys.of(stored["state"], hashes, pa.table({"key": ["a", "b"]}))
+        ExpiringKeyRows(transaction, Expiry("state", 100, 1000, None), keys).put(pa.table({"n": [1, 2]}))
+        loop.pointer, loop.earliest_ms = transaction.commit(), 1100
+    script.does = lambda state: state.update((7,)) if state.getCurrentProcessingTimeMs() < 1100 else None
+    loop.run([("a", 0)], now=1050)
+    loop.run([("a", 0), ("b", 0)], now=1100)
+    assert [call[2] for call in script.last()] == [(1,), (7,), None]
+    loop.run(now=1200)
+    assert loop.rows("state") == [("a", 7, None)]
+    assert loop.rows("state.expiring") == []
+    assert loop.earliest_ms is None

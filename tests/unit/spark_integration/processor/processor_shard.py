@@ -15,6 +15,7 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.processor.declaring import PickledProcessor, declaration_of
 from holdfast.spark_integration.processor.exchange import FrameExchange, RowExchange
@@ -76,6 +77,7 @@ class ProcessorShard:
         self.step = self._step(processor)
         self._backend = backend(folder, self.step.tables(), clock.new_id)
         self._store = VersionedStore(self._backend)
+        self._tables = StoredTables.of_first_run(self.step.tables())
         self._pointer: Pointer | None = None
         self._previous_ms: int | None = None
         self.earliest_ms: int | None = None
@@ -99,8 +101,10 @@ class ProcessorShard:
         )
 
     def restart(self, processor: StatefulProcessor) -> None:
-        """Go on with another processor that declares the same tables."""
+        """Go on with another processor, whose tables hold nothing that those of the first do not."""
         self.step = self._step(processor)
+        self._tables = self._tables.with_declared(self.step.tables())
+        self._store = VersionedStore(self._backend, None, self._tables.declared, self._tables.names)
 
     def run(self, keys: Sequence[str | None], now: int = 0) -> list[dict[str, Any]]:
         """Run a micro-batch with a row for each key, both clocks at `now`; return the output."""

@@ -205,6 +205,41 @@ def test_state_is_declared_in_init_only(tmp_path: Path) -> None:
     shard.each(["a"], provoke)
 
 
+def test_what_was_written_with_a_ttl_expires_without_it(tmp_path: Path) -> None:
+    """An hour's code is not read again weeks later because the hour was dropped from the declaration."""
+
+    def declare(ttl_ms: int | None) -> Any:
+        return lambda handle: (
+            handle.getValueState("v", N, ttl_ms),
+            handle.getListState("l", N, ttl_ms),
+            handle.getMapState("m", N, N, ttl_ms),
+        )
+
+    def see(states: Any, *_: Any) -> Any:
+        value, elements, entries = states
+        return value.get(), list(elements.get()), sorted(entries.iterator())
+
+    def write(n: int) -> Any:
+        def does(states: Any, *_: Any) -> Any:
+            states[0].update((n,))
+            states[1].appendValue((n,))
+            states[2].updateValue((n,), (n,))
+
+        return does
+
+    shard = ProcessorShard(tmp_path / "shard", Scripted(declare(100)), "ProcessingTime")
+    shard.each(["a", "b"], write(1), now=1000)
+    shard.restart(Scripted(declare(None)))
+    assert shard.each(["a"], see, now=1050) == {"a": repr(((1,), [(1,)], [((1,), (1,))]))}
+    shard.each(["a"], write(2), now=1060)
+    assert shard.each(["a"], see, now=1100) == {"a": repr(((2,), [(2,)], [((2,), (2,))]))}
+    shard.run([], now=2000)
+    for table in ("v.v", "l.l", "m.m"):
+        assert [(row["key"], row["n"], row["expires_ms"]) for row in shard.stored(table)] == [("a", 2, None)]
+        assert shard.stored(f"{table}.expiring") == []
+    assert shard.earliest_ms is None
+
+
 def test_delete_if_exists_drops_the_values_of_all_keys(tmp_path: Path) -> None:
     """In every micro-batch in which the line is there; unknown names are fine."""
     shard = ProcessorShard(tmp_path / "shard", Scripted(lambda h: h.getValueState("v", N)))

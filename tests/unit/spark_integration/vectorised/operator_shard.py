@@ -12,6 +12,7 @@ from holdfast import clock
 from holdfast.backends.base import Backend, Pointer
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.mvcc import VersionedStore
+from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.shard.operator import BatchTimes, ShardInput
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowWithState, StateColumns, TimeMode
 from holdfast.spark_integration.vectorised.batch import ShardBatch
@@ -34,6 +35,7 @@ class OperatorShard:
         self._states, self._time_mode = states, time_mode
         self.backend = backend_class(folder, self._operator(_nothing).tables(), clock.new_id)
         self._store = VersionedStore(self.backend)
+        self._tables = StoredTables.of_first_run(self._operator(_nothing).tables())
         self._pointer: Pointer | None = None
         self._previous_ms: int | None = None
         self.earliest_ms: int | None = None
@@ -42,8 +44,10 @@ class OperatorShard:
         return ArrowWithState(step, KEY_TYPES, COUNT, self._states, self._time_mode)
 
     def with_states(self, states: Mapping[str, StateColumns]) -> None:
-        """Go on with another time to live."""
+        """Restart with tables that begin with these: with another time to live, or none, or left out."""
         self._states = states
+        self._tables = self._tables.with_declared(self._operator(_nothing).tables())
+        self._store = VersionedStore(self.backend, None, self._tables.declared, self._tables.names)
 
     def run(self, users: Sequence[str | None], now: int, step: Step) -> Any:
         """Run a micro-batch with a row for each user, both clocks at `now`; return what the step returned."""

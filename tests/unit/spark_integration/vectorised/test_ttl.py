@@ -148,14 +148,43 @@ def test_another_time_to_live_holds_for_what_is_written_from_then_on(tmp_path: P
     assert shard.stored("state") == shard.stored("state.expiring") == []
 
 
+def test_rows_expire_whose_time_to_live_is_removed(shard: OperatorShard) -> None:
+    """What had expired does not come back, and what had not yet expires still; what is written now lives for ever."""
+    shard.run(["ann"], 0, put(1))
+    shard.run(["bob", "cem"], 600, put(2))
+    shard.with_states({"state": StateColumns(COUNT, None)})
+    assert shard.run(["ann", "bob"], TTL_MS, counts_of) == {"bob": 2}
+    shard.run(["cem"], TTL_MS + 1, put(3))
+    assert shard.run(["cem"], TTL_MS + 2, counts_of) == {"cem": 3}
+    assert shard.earliest_ms is not None
+    shard.run([], shard.earliest_ms, lambda batch: None)
+    shard.run([], 2 * TTL_MS, lambda batch: None)
+    assert shard.stored("state") == [{"user": "cem", "n": 3, "expires_ms": None}]
+    assert shard.stored("state.expiring") == []
+    assert shard.earliest_ms is None, "the shard would be called in every micro-batch"
+
+
+def test_a_table_that_is_left_out_calls_no_shard(tmp_path: Path) -> None:
+    """The time at which its rows expire was the shard's earliest, and passes for that of a timer."""
+    kept = {"kept": StateColumns(COUNT, None)}
+    shard = OperatorShard(tmp_path, {**kept, "state": StateColumns(COUNT, TTL_MS)}, "ProcessingTime")
+    shard.run(["ann"], 0, lambda batch: batch.states["state"].put(n=[1]))
+    assert shard.earliest_ms is not None
+    shard.with_states(kept)
+    shard.run([], shard.earliest_ms + 1, lambda batch: None)
+    assert shard.earliest_ms is None
+
+
 users = st.lists(st.sampled_from(["ann", "bob", "cem", None]), max_size=4)
 actions = st.sampled_from(["put", "delete", "read"])
-micro_batches = st.lists(st.tuples(users, st.integers(0, 90), actions, st.integers(1, 300)), max_size=10)
+ttls = st.none() | st.integers(1, 300)
+micro_batches = st.lists(st.tuples(users, st.integers(0, 90), actions, ttls), max_size=10)
+FOR_EVER = 1 << 40
 
 
 @given(micro_batches)
-def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None], int, str, int]]) -> None:
-    """Whatever is written, when, with whatever time to live: nothing shows too long, goes too early or stays behind."""
+def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None], int, str, int | None]]) -> None:
+    """Whatever is written, when, with any time to live, or none: nothing shows too long, goes early or stays behind."""
     with tempfile.TemporaryDirectory() as folder:
         shard = OperatorShard(Path(folder), {"state": StateColumns(COUNT, 1)}, "ProcessingTime")
         model: dict[str | None, tuple[int, int]] = {}
@@ -164,13 +193,15 @@ def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None
             now += passes
             shard.with_states({"state": StateColumns(COUNT, ttl_ms)})
 
-            def step(batch: ShardBatch, action: str = action, now: int = now, ttl_ms: int = ttl_ms, n: int = n) -> None:
+            until = FOR_EVER if ttl_ms is None else now + ttl_ms
+
+            def step(batch: ShardBatch, action: str = action, now: int = now, until: int = until, n: int = n) -> None:
                 seen = batch.keys.column("user").to_pylist()
                 expected = {user: model[user][0] for user in seen if user in model and model[user][1] > now}
                 assert counts_of(batch) == expected
                 if action == "put":
                     batch.state.put(n=[n] * len(seen))
-                    model.update(dict.fromkeys(seen, (n, now + ttl_ms)))
+                    model.update(dict.fromkeys(seen, (n, until)))
                 elif action == "delete":
                     batch.state.delete()
                     for user in seen:
@@ -178,4 +209,6 @@ def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None
 
             shard.run(rows, now, step)
         shard.run([], 10_000, lambda batch: None)
-        assert shard.stored("state") == shard.stored("state.expiring") == []
+        stays = {user: n for user, (n, until) in model.items() if until == FOR_EVER}
+        assert {row["user"]: row["n"] for row in shard.stored("state")} == stays
+        assert shard.stored("state.expiring") == []
