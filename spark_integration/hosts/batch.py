@@ -40,8 +40,11 @@ def _called(key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]]) -
     """Run one shard: its steps, one after the other, on the same state."""
     step = parts[-1][0]
     transaction = Transaction(None, 1, None, step.operator.function.tables(), _keep_nothing)
-    frames = list(step.output.send(_batches(key, parts, transaction)))
-    return pd.concat(frames) if frames else pd.DataFrame()
+    batches = list(_batches(key, parts, transaction))
+    if not batches:
+        return pd.DataFrame()
+    # Together: the worker cannot convert columns that pandas has put together from Arrow's.
+    return pd.concat(step.output.send([pa.concat_batches(batches)]))
 
 
 def _batches(

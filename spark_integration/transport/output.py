@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -84,18 +85,70 @@ class RowsOutput(Output):
 def _to_series(name: str, column: pa.Array) -> pd.Series[Any]:
     """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
 
-    It also survives unchanged when Spark's worker concatenates frames.
+    It also survives unchanged when ``applyInPandasWithState`` concatenates frames, except for NaN, of which pandas
+    makes null there; the frames of processors and of batch queries are converted one by one.
     """
     if pa.types.is_temporal(column.type):
         return column.to_pandas(date_as_object=False)
     try:
+        if pa.types.is_nested(column.type) and (_has_keys_of_parts(column.type) or _has_odd_floats(column)):
+            return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
+        if pa.types.is_floating(column.type) and _has_nan(column):  # which pandas knows from null in Arrow's columns
+            return pd.Series(pd.arrays.ArrowExtensionArray(column))
         return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):
         if not pa.types.is_string(column.type):
             require_utf8(pa.record_batch({name: column}), "the output")
             raise
         # Text that is not UTF-8 is no str. Of bytes Spark's worker makes such text again, unless it checks conversions.
         return column.cast(pa.binary()).to_pandas()
+
+
+def _has_nan(column: pa.Array) -> bool:
+    return bool(pc.any(pc.is_nan(column)).as_py())
+
+
+def _has_odd_floats(column: pa.Array) -> bool:
+    """Tell whether a column has floats in it, at any depth, of which Arrow takes NaN for null, or null for NaN.
+
+    NaN in a list of Python's floats is null to Arrow, while one of numpy's with 32 bits, as null is there, is NaN.
+    """
+    t = column.type
+    if pa.types.is_floating(t):
+        return _has_nan(column) or (t == pa.float32() and column.null_count > 0)
+    if pa.types.is_map(t):
+        return _has_odd_floats(column.keys) or _has_odd_floats(column.items)
+    if pa.types.is_list(t):
+        return _has_odd_floats(column.flatten())
+    return pa.types.is_struct(t) and any(map(_has_odd_floats, column.flatten()))
+
+
+def _has_keys_of_parts(t: pa.DataType) -> bool:
+    """Tell whether a type has maps, at any depth, whose keys Python has in dicts and lists, which are no keys there."""
+    if pa.types.is_map(t) and pa.types.is_nested(t.key_type):
+        return True
+    return any(_has_keys_of_parts(t.field(i).type) for i in range(t.num_fields))
+
+
+class _Items(list[tuple[Any, Any]]):
+    """A map whose keys need not be hashable, as far as Spark looks at a dict."""
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return self
+
+
+def _part(value: Any, t: pa.DataType) -> Any:
+    """Return a value of a nested column such that Arrow makes no null of its NaN."""
+    if value is None:
+        return None
+    if pa.types.is_map(t):
+        return _Items((_part(key, t.key_type), _part(item, t.item_type)) for key, item in value)
+    if pa.types.is_list(t):
+        return [_part(element, t.value_type) for element in value]
+    if pa.types.is_struct(t):
+        return {field.name: _part(value[field.name], field.type) for field in t}
+    # What is no Python float is not taken for null.
+    return np.float32(value) if pa.types.is_floating(t) and math.isnan(value) else value
 
 
 @dataclass(frozen=True)
@@ -143,9 +196,11 @@ class NanOutput(Output):
         return self.send(batches)
 
     def _with_flags(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        flags = [pc.fill_null(pc.is_nan(batch.column(i)), False) for i in self._floats]
+        flags = {i: pc.fill_null(pc.is_nan(batch.column(i)), False) for i in self._floats}
         columns = [c.cast(pa.binary()) if pa.types.is_string(c.type) else c for c in batch.columns]
-        return pa.RecordBatch.from_arrays([*columns, *flags], names=self.sent_schema.names)
+        for i, is_nan in flags.items():
+            columns[i] = pc.if_else(is_nan, None, columns[i])
+        return pa.RecordBatch.from_arrays([*columns, *flags.values()], names=self.sent_schema.names)
 
     def receive(self, frame: DataFrame) -> DataFrame:
         columns = {i: F.col(f"x{i}").cast(field.dataType) for i, field in enumerate(self.schema)}

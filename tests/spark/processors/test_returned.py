@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -153,6 +154,25 @@ def test_r1_output_of_nested_types(way: Way, run: Run) -> None:
     processor = Calling(way.api, nested)
     found = run(way, pa.table({"k": ["a"]}), "k string", ["k"], processor, _NESTED)
     assert found == [("a", Row(x=1, y=None), [1, None], {"a": 1}, [Row(x=2), None])] * 2
+
+
+@by_way(ways(1, api="row"))
+def test_r7_nan_by_row(way: Way, run: Run) -> None:
+    """R7: NaN is a number, not null, at any depth; and maps have keys of any type."""
+
+    def odd(key: Any, rows: Any, processor: Calling) -> Any:
+        nan = math.nan
+        return [
+            Row(d=nan, f=nan, a=[nan, None], s={"x": nan}, m={(1.5,): nan}),
+            Row(d=None, f=1.5, a=None, s={"x": None}, m=None),
+        ]
+
+    schema = "d double, f float, a array<double>, s struct<x:float>, m map<struct<x:double>,double>"
+    found = run(way, pa.table({"k": ["a"]}), "k string", ["k"], Calling("row", odd), schema)
+    assert sorted(map(repr, found)) == [
+        "(None, 1.5, None, Row(x=None), None)",
+        "(nan, nan, [nan, None], Row(x=nan), {Row(x=1.5): nan})",
+    ]
 
 
 @by_way(ways(5, api="pandas"))

@@ -83,6 +83,35 @@ def test_rows_are_converted_without_loss(data_type: T.DataType, first_has_null: 
     assert converted.cast(types.types[0]).equals(expected)
 
 
+NAN = float("nan")
+XY = T.StructType([T.StructField("x", T.DoubleType()), T.StructField("y", T.ArrayType(T.FloatType()))])
+#: Values that Spark's worker makes null or fails on, unless they come in another form.
+ODD: dict[T.DataType, list[Any]] = {
+    T.DoubleType(): [NAN, None, -0.0],
+    T.FloatType(): [NAN, None, 1.5],
+    T.ArrayType(T.DoubleType()): [[NAN, None, 1.5], None, []],
+    T.ArrayType(T.FloatType()): [[None, 1.5]],
+    XY: [{"x": NAN, "y": [NAN, None]}, {"x": None, "y": None}, None],
+    T.MapType(T.DoubleType(), XY): [[(NAN, {"x": NAN, "y": []}), (1.5, None)], None],
+    T.MapType(XY, T.LongType()): [[({"x": 1.5, "y": [0.5]}, 2**53 + 1), ({"x": NAN, "y": None}, None)], None, []],
+    T.ArrayType(T.MapType(T.ArrayType(T.LongType()), T.TimestampType())): [[[([1, None], FOLD)], None], None],
+}
+
+
+@pytest.mark.parametrize("data_type", ODD, ids=lambda t: t.simpleString())
+def test_rows_of_processors_keep_nan_and_keys_of_any_type(data_type: T.DataType) -> None:
+    """Spark's worker converts their frames one by one; its own Row API keeps all of this, too."""
+    schema = T.StructType([T.StructField("c", data_type)])
+    types = arrow_schema(schema, "the output")
+    sent = pa.RecordBatch.from_arrays([pa.array(ODD[data_type], types.types[0])], schema=types)
+    [frame] = list(RowsOutput(schema).send([sent]))
+    converted = spark_versions.pandas_to_arrow(
+        [frame["c"]], schema, "America/New_York", safecheck=True, int_to_decimal_coercion_enabled=False
+    )
+    # NaN equals nothing, but prints as it is.
+    assert repr(converted.column(0).cast(types.types[0]).to_pylist()) == repr(sent.column(0).to_pylist())
+
+
 @pytest.mark.parametrize("data_type", [T.FloatType(), T.DoubleType()], ids=["float", "double"])
 def test_nan_is_told_from_null(data_type: T.DataType) -> None:
     """Spark's worker makes null of both, and tables of a vectorised function have both."""
