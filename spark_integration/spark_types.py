@@ -225,20 +225,38 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
     columns = []
     for field in schema:
         column = _cast_output(owned(table.column(field.name)), field, operator)
-        if column.null_count and not field.nullable:
-            raise SchemaMismatchError(
-                f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
-                operator=operator,
-                nulls=column.null_count,
-            )
-        if forbidden := null_where_none_may_be(column):
-            raise SchemaMismatchError(
-                f"the function returned nulls inside column {field.name!r}, in {forbidden}, which outputStructType "
-                "declares NOT NULL",
-                operator=operator,
-            )
+        require_nulls_allowed(column, field, "the function", operator=operator)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def require_nulls_allowed(column: pa.Array, field: pa.Field, whose: str, **facts: object) -> None:
+    """Check that a column of output has nulls, at any depth, only where `field` lets it: Spark would read others as 0.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        With the nested types of `field`.
+    whose : str
+        What to call the user's code in an error.
+
+    Raises
+    ------
+    SchemaMismatchError
+        It has others.
+    """
+    if column.null_count and not field.nullable:
+        raise SchemaMismatchError(
+            f"{whose} returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
+            **facts,
+            nulls=column.null_count,
+        )
+    if forbidden := null_where_none_may_be(column):
+        raise SchemaMismatchError(
+            f"{whose} returned nulls inside column {field.name!r}, in {forbidden}, which outputStructType declares "
+            "NOT NULL",
+            **facts,
+        )
 
 
 def _cast_output(column: pa.Array, field: pa.Field, operator: str) -> pa.Array:

@@ -17,11 +17,10 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.types import StructType
 
 from holdfast.backends.arrow.rows import IntArray
-from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.keyed.frame_blocks import Array, blocks_of, concatenated, joined_columns
 from holdfast.spark_integration.keyed.frames import FrameFormat
-from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
+from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 
 # Frames are released after this many: the next ones reuse their memory while it is still in the CPU's cache.
 GATHERED_FRAMES = 256
@@ -150,11 +149,7 @@ class OutputFrames:
         if frames.are_of_arrow:  # Python's own text is always UTF-8
             require_utf8(batch, "the output")
         for column, field in zip(batch.columns, self._arrow, strict=True):
-            if column.null_count and not field.nullable:
-                raise SchemaMismatchError(
-                    f"the function returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
-                    nulls=column.null_count,
-                )
+            require_nulls_allowed(column, field, "the function")
         return pa.RecordBatch.from_arrays(
             [column.cast(field.type) for column, field in zip(batch.columns, self._arrow, strict=True)],
             schema=self._arrow,

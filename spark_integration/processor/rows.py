@@ -15,7 +15,7 @@ from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import in_zone
 from holdfast.spark_integration.keyed.python_values import make_row
 from holdfast.spark_integration.keyed.slabs import KeySlabs
-from holdfast.spark_integration.spark_types import arrow_schema, require_utf8
+from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
 
 
 def python_columns(rows: pa.Table, timezone: str) -> list[list[Any]]:
@@ -138,10 +138,6 @@ class OutputRows:
         columns = []
         for field, values in zip(self._arrow, zip(*rows, strict=True), strict=True):
             column = pa.array(values, field.type)
-            if column.null_count and not field.nullable:
-                raise SchemaMismatchError(
-                    f"the processor returned nulls in column {field.name!r}, which outputStructType declares NOT NULL",
-                    nulls=column.null_count,
-                )
+            require_nulls_allowed(column, field, "the processor")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)

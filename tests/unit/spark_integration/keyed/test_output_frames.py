@@ -186,6 +186,9 @@ def test_values_that_do_not_fit_are_refused() -> None:
         gathered(XY, fraction)
     with pytest.raises(SchemaMismatchError, match="NOT NULL"):
         gathered(XY, [pd.DataFrame({"x": [None], "y": [1]})], nullable=False)
+    pair = StructType().add("a", LongType(), False)
+    with pytest.raises(SchemaMismatchError, match=r"nulls inside column 'x', in 'a', .* NOT NULL"):
+        gathered({"x": pair}, [pd.DataFrame({"x": [{"a": None}]})])
 
 
 @pytest.mark.parametrize("bad", [{"x": ["text"], "y": [1]}, {"x": [1.5], "y": [1]}])

@@ -1,0 +1,33 @@
+"""Rows that a processor returns: what does not fit is refused, with the key whose row it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
+
+from holdfast.errors import SchemaMismatchError
+from holdfast.spark_integration.processor.rows import OutputRows
+
+PAIR = StructType().add("a", LongType(), False).add("b", LongType())
+
+
+@pytest.mark.parametrize(
+    ("data_type", "good", "bad", "where"),
+    [
+        (LongType(), 1, None, "in column 'x'"),
+        (PAIR, {"a": 1, "b": None}, {"a": None, "b": 1}, "inside column 'x', in 'a'"),
+        (ArrayType(LongType(), False), [1], [1, None], "inside column 'x', in 'element'"),
+        (MapType(StringType(), PAIR), {"k": None}, {"k": Row(a=None, b=1)}, "inside column 'x', in 'value': 'a'"),
+    ],
+)
+def test_nulls_where_none_may_be(data_type: DataType, good: Any, bad: Any, where: str) -> None:
+    """Spark would read them as 0: at any depth they are an error."""
+    output = OutputRows(StructType().add("x", data_type, not isinstance(data_type, LongType)), 10)
+    for key, value in enumerate([good, bad, good]):
+        assert not list(output.add_all([Row(x=value)], (key,)))
+    with pytest.raises(SchemaMismatchError, match=f"the processor returned nulls {where}, which .* NOT NULL"):
+        list(output.finish())
+    assert output.failed_key == (1,)
