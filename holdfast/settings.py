@@ -24,6 +24,8 @@ STORAGE_PREFIX = PREFIX + "storage."
 SINK_PREFIX = PREFIX + "sink."
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 APPLICATION = "spark.app.id"
+#: Of an operator. Each is a row of Spark's state, and part of every task's plan.
+MOST_SHARDS = 1 << 16
 
 Transport = Literal["packed", "rows"]
 TimeoutRule = Literal["documented", "spark"]
@@ -67,6 +69,13 @@ def _count(value: str) -> int:
     number = int(value)
     if number < 1:
         raise ValueError("it must be at least 1")
+    return number
+
+
+def _shards(value: str) -> int:
+    number = _count(value)
+    if number > MOST_SHARDS:
+        raise ValueError(f"it must be at most {MOST_SHARDS:,}: one for each task slot is enough")
     return number
 
 
@@ -160,7 +169,7 @@ class Settings:
     local_dir: str | None = _setting("local.dir", _directory, None)
     transport: Transport | None = _setting("transport", _one_of("packed", "rows"), None)
     timeouts: TimeoutRule = _setting("timeouts", _one_of("documented", "spark"), "documented")
-    shards: int | None = _setting("shards", _count, None)
+    shards: int | None = _setting("shards", _shards, None)
     allow_new: tuple[str, ...] = _setting("restore.allowNew", _names, ())
     snapshot_max_commits: int = _setting("snapshot.maxCommits", _count, 20)
     snapshot_max_bytes: int | None = _setting("snapshot.maxBytes", parse_size, None)

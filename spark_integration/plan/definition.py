@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast import clock
 from holdfast.errors import InvalidArgumentError
-from holdfast.settings import Settings
+from holdfast.settings import MOST_SHARDS, Settings
 from holdfast.settings import Transport as TransportName
 from holdfast.spark_integration.hosts.batch import run_batch
 from holdfast.spark_integration.hosts.host import Host, SentRows
@@ -119,6 +119,13 @@ class Definition:
                 stacklevel=3,
             )
         shards = self.settings.shards or kept or shuffle_partitions(session)
+        if shards > MOST_SHARDS:
+            raise InvalidArgumentError(
+                f"an operator has at most {MOST_SHARDS} shards, by default one for each shuffle partition: set "
+                "spark.sql.shuffle.partitions to the number of task slots, or spark.holdfast.shards",
+                operator=self.name,
+                shards=shards,
+            )
         definition_id = clock.new_id()
         rows = self._sent(self.rows, shards, definition_id)
         initial = None if self.initial is None else self._sent(self.initial, shards, definition_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.settings import MOST_SHARDS
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import NAME, SHARDS_LIMIT, SavedOperator
 from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
@@ -58,11 +59,12 @@ def require_counts(**counts: int | None) -> None:
     Raises
     ------
     InvalidArgumentError
-        One of them is none.
+        One of them is none, or too large.
     """
     for what, count in counts.items():
-        if count is not None and (type(count) is not int or not 1 <= count < SHARDS_LIMIT):
-            raise InvalidArgumentError(f"{what} is a whole number from 1 on", given=count)
+        most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
+        if count is not None and (type(count) is not int or not 1 <= count <= most):
+            raise InvalidArgumentError(f"{what} is a whole number from 1 on, at most {most}", given=count)
 
 
 def require_comment(comment: object) -> None:

@@ -97,7 +97,7 @@ def pack_rows(
         if not batch.num_rows:
             continue
         shards = shards_of(batch.column(HASH).to_numpy().view(np.uint64), len(routes))
-        # A stable sort of 16-bit numbers is a radix sort; there are never so many shards.
+        # A stable sort of 16-bit numbers is a radix sort; there are no more shards than these: `MOST_SHARDS`.
         order = np.argsort(shards.astype(np.uint16), kind="stable")
         sorted_batch = batch.take(pa.array(order))
         bounds = np.searchsorted(shards[order], np.arange(len(routes) + 1))

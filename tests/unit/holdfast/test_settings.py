@@ -143,6 +143,7 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("shards", "many", "invalid literal"),
         ("shards", "0", "at least 1"),
         ("shards", "2.5", "invalid literal"),
+        ("shards", "65537", "at most 65,536"),
         ("snapshot.maxCommits", "-1", "at least 1"),
         ("snapshot.upload.bandwidth", "0", "512m or 2g"),
         ("snapshot.maxBytes", "many", "512m or 2g"),
