@@ -41,10 +41,9 @@ def _called(key: tuple[Any, ...], parts: list[tuple[ShardStep, pd.DataFrame]]) -
     step = parts[-1][0]
     transaction = Transaction(None, 1, None, step.operator.function.tables(), _keep_nothing)
     batches = list(_batches(key, parts, transaction))
-    if not batches:
-        return pd.DataFrame()
-    # Together: the worker cannot convert columns that pandas has put together from Arrow's.
-    return pd.concat(step.output.send([pa.concat_batches(batches)]))
+    # As one: the worker cannot convert columns that pandas has put together from Arrow's.
+    frames = list(step.output.send([pa.concat_batches(batches)] if batches else []))
+    return pd.concat(frames) if frames else pd.DataFrame()
 
 
 def _batches(
