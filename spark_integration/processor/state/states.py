@@ -54,7 +54,8 @@ class ProcessorStates:
 
     def open(self, variable: StateVariable) -> State:
         """Return the state of a variable."""
-        expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times)
+        # A TTL needs processing time.
+        expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times, is_called_for_it=True)
         if expiry is not None:
             self._expiries.append(expiry)
         state = self._state(variable, expiry)
