@@ -28,8 +28,14 @@ class ShardState:
         -------
         pyarrow.Table
             Shape (keys, state columns).
+
+        Raises
+        ------
+        InvalidArgumentError
+            One column has more than 2 GiB of text, bytes or elements, which is more than one of Arrow's holds.
         """
-        return pa.Table.from_batches([self._rows.get().values]).cast(self._schema)
+        values = self._rows.get().values
+        return pa.table([_seen(*pair) for pair in zip(values.columns, self._schema, strict=True)], schema=self._schema)
 
     def exists(self) -> pa.Array:
         """Return for each key whether it has state, be it all null."""
@@ -85,3 +91,16 @@ class ShardState:
         return pa.table(
             {name: array_of(columns[name], f"state column {name!r}", len(self._rows)) for name in self._schema.names}
         )
+
+
+def _seen(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column as the function sees it, whose offsets have 32 bits where those of stored ones have 64."""
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as exc:
+        raise InvalidArgumentError(
+            f"state column {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in "
+            "it. Let micro-batches have fewer rows, or rescale to more shards (holdfast rescale)",
+            keys=len(column),
+            bytes=column.nbytes,
+        ) from exc
