@@ -215,7 +215,8 @@ def expiry_of(
         # A variable of a processor may have the name of an index.
         if index is None or not is_by_time(index) or not transaction.reveal(table, EXPIRES):
             return None
-    until_ms, asked_ms = times.previous_ms, times.earliest_timer_ms
+    # Without a time to live the index only shrinks, and is looked at from its beginning.
+    until_ms, asked_ms = None if ttl_ms is None else times.previous_ms, times.earliest_timer_ms
     if not is_called_for_it:
         return Expiry(table, ttl_ms, times.processing_ms, until_ms)
     if until_ms is not None and asked_ms is not None:
