@@ -42,12 +42,13 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
             "initialState must be a batch frame, not a stream: it is read once, in the first micro-batch"
         )
     found = resolve_keys(frame, _columns_of(given, frame))
-    ours, theirs = ([grouped.keys[i].field.dataType for i in grouped.given] for grouped in (grouping, found))
+    # Without what may be null: it does not change the hash.
+    ours, theirs = ([g.keys[i].field.dataType.simpleString() for i in g.given] for g in (grouping, found))
     if ours != theirs or grouping.given != found.given:
         raise InvalidArgumentError(
             f"initialState is grouped by other keys than the stream: {_REMEDY}",
-            stream=[data_type.simpleString() for data_type in ours],
-            initial_state=[data_type.simpleString() for data_type in theirs],
+            stream=ours,
+            initial_state=theirs,
         )
     return frame, found
 

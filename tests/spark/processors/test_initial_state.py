@@ -259,6 +259,19 @@ def test_n6_n7_what_is_no_initial_state(run_on: Open) -> None:
                 begun(on, engine, given)
 
 
+def test_n6_what_may_be_null_inside_of_keys(run_on: Open) -> None:
+    """N6: elements of a literal are never null, those of a file's column may be: the state is that of the same keys."""
+    engine = BY_ROW[0]
+    with run_on(engine) as on:
+        literal = on.session.range(1).select(F.array(F.lit(1), F.lit(2)).alias("k"), F.lit(10).alias("n"))
+        column = on.session.createDataFrame([([1, 2], 5)], "k array<int>, n int")
+        for rows, known, shown in ((column, literal, "10+5 1"), (literal, column, "5+10 1")):
+            counted = engine.transform(
+                rows, ["k"], Beginning(engine.api), SHOWN, "update", "None", initialState=known.groupBy("k")
+            )
+            assert [tuple(row) for row in counted.collect()] == [("[1, 2]", shown)]
+
+
 class Spelling(Beginning):
     """Fails on one key of the initial state."""
 
