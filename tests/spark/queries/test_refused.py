@@ -96,6 +96,18 @@ def test_arguments(lab: Lab, options: dict[str, Any], expected: str) -> None:
         holdfast.stream(frame).groupBy("key").applyInArrowWithState(**arguments | options)
 
 
+def test_more_shards_than_there_can_be(lab: Lab) -> None:
+    """The default comes from the session, which knows no limit; beyond it the packed transport would mix shards up."""
+    before = lab.spark.conf.get("spark.sql.shuffle.partitions")
+    lab.spark.conf.set("spark.sql.shuffle.partitions", "65537")
+    try:
+        grouped = holdfast.stream(lab.spark.createDataFrame([("a", 1)], "key string, v long")).groupBy("key")
+        with pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*spark\.holdfast\.shards.*shards=65537"):
+            grouped.applyInArrowWithState(count_and_sum, OUTPUT, STATE, "update")
+    finally:
+        lab.spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
 def test_event_time_behind_an_operator(lab: Lab) -> None:
     """No watermark gets there, so nothing there may wait for one: windows never emit, timers never fire."""
     lab.feed(pa.table({"key": ["a"], "at": pa.array([0], pa.timestamp("us", "UTC"))}))
