@@ -73,6 +73,11 @@ class History:
         last = self.headers.commit(self.listing.objects[link.key]).lineage.last
         return links([last])[0] if last else None
 
+    def require_listed(self, needed: Iterable[Link]) -> None:
+        """Raise `CorruptionError` where an object is missing that was not cleaned up."""
+        for link in needed:
+            self._is_there(link)
+
     def require(self, needed: Iterable[Link]) -> None:
         """Raise `CorruptionError` where an object is missing: what is listed then is not what there should be.
 
@@ -172,9 +177,10 @@ def needed_from(chain: tuple[Link, ...], horizon: int, history: History) -> int:
     own = (*history.before(anchor), anchor)
     # Where the snapshot is damaged, a restore goes on at the commit before the first one on it.
     around = history.commit_before(next(link for link in own if link.kind == "commit"))
-    oldest = (*history.before(around), around)[0] if around else own[0]
+    without_it = (*history.before(around), around) if around else own
     history.require(link for part in (*chains, own) for link in part)
-    return oldest.version
+    history.require_listed(without_it)
+    return without_it[0].version
 
 
 def needed_in_storage(retained: int, history: History) -> int:

@@ -66,8 +66,10 @@ def choose_root(local_dir: str | None, *, in_memory: bool) -> Path:
     if not in_memory:
         return disk
     for root in (SHARED_MEMORY, disk):
-        if (root / user_name() / _executor_name() / IN_MEMORY).is_dir():
-            return root
+        # Where the user's directory is somebody else's, whoever wants to make it says so.
+        with suppress(PermissionError):
+            if (root / user_name() / _executor_name() / IN_MEMORY).is_dir():
+                return root
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError:

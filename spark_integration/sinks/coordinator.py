@@ -213,7 +213,7 @@ class Coordinator:
         # Few storages can refuse the put itself; two drivers that look in the same instant both go on.
         if self._is_overtaken(batch_id):
             raise ConflictError(
-                "another driver of this query has decided this micro-batch or a later one: two run at once, this one ends",
+                "another driver of this query has decided this micro-batch or a later one, so two run: this one ends",
                 sink=self._query.sink,
                 query=self._query.query_id,
                 batch=batch_id,

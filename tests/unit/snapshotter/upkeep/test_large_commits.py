@@ -13,11 +13,13 @@ from holdfast.backends.stored_file import BLOCK_BYTES, END_BYTES_MAX, NOTICE_BYT
 from holdfast.errors import CorruptionError
 from holdfast.snapshotter.commit_objects import read_commit
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage, WrappedStorage
+from holdfast.snapshotter.upkeep import headers
 from holdfast.snapshotter.upkeep.catalogue import StoredObject, list_shard
 from holdfast.snapshotter.upkeep.headers import Headers
+from holdfast.snapshotter.upkeep.retention import GRACE_MS, run_retention
 from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.fuzz.forge import put_together, take_apart
-from tests.model.shard_history import PREFIX, TimedStorage
+from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage
 
 FIRST = Pointer(1, "aa")
 KEY = f"{PREFIX}/commits/{FIRST}"
@@ -137,3 +139,20 @@ def test_a_commit_larger_than_any_is_not_read(storage: Watched) -> None:
     with pytest.raises(CorruptionError, match="larger than any commit"):
         Headers(shard).commit(stored)
     assert storage.read == []
+
+
+def test_a_damaged_end_makes_nothing_go_that_a_restore_may_fall_back_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checksum proves the end of a large commit: the snapshot that it names must be there, as all others must."""
+    storage = TimedStorage()
+    shard = ShardHistory(storage)
+    made = shard.grow(None, 30, snapshot_every=10)
+    storage.now_ms += 2 * GRACE_MS
+    key = f"{PREFIX}/commits/{made[19].pointer}"  # the last one before the snapshot on which the anchor builds
+    fallback = next(entry for entry in shard.manifests if entry.version == 10)
+    data, stored_ms = storage.objects[key]
+    name = str(fallback.pointer).encode()
+    storage.objects[key] = (data.replace(name, b"11" + name[2:]), stored_ms)
+    monkeypatch.setattr(headers, "NOTICE_BYTES_MAX", 0)
+    with pytest.raises(CorruptionError, match="an object that others build on is missing"):
+        run_retention(PrefixedStorage(storage, PREFIX), made[-1].pointer, made[-1].chain, retained=5)
+    assert any(key.startswith(f"{PREFIX}/{fallback.key}") for key in storage.objects)

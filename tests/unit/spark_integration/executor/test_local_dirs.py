@@ -142,6 +142,20 @@ def test_enough_shared_memory_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert local_dirs.choose_root(None, in_memory=True) == tmp_path
 
 
+def test_a_place_of_another_user_is_no_error_before_anything_is_kept_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who makes the directory says what to do; nobody may even look into it."""
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(local_dirs, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 41, 0, local_dirs.SHARED_MEMORY_MIN_BYTES))
+    monkeypatch.setattr(Path, "is_dir", denied)
+    assert local_dirs.choose_root(None, in_memory=True) == tmp_path
+
+
 @pytest.mark.parametrize("began_in", ["shared memory", "disk"])
 def test_an_executor_keeps_its_state_in_ram_where_it_began(
     began_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
