@@ -1,7 +1,11 @@
-"""Sinks under kills: processes die at random moments and at each step, and a reader finds each result once."""
+"""Sinks under kills: processes die at random moments and at each step, and a reader finds each result once.
+
+benches/SINKS.md shows 100 kills of each, by HOLDFAST_SINK_KILLS=100.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -20,7 +24,7 @@ from tests.repetitions import LONG, sample
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = 100 if LONG else 4
+KILLS = int(os.environ.get("HOLDFAST_SINK_KILLS", "25" if LONG else "4"))
 #: Those that append.
 SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.
