@@ -96,11 +96,12 @@ def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIO
 def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
     """Return the keys of what lies in a savepoint's folder and is not part of it; see `read`.
 
-    Tasks that Spark repeated have stored it. It harms no restore, and goes with the savepoint; who reads the folder
-    without `read` or `load` must leave it out.
+    Tasks that Spark repeated have stored it, or others that made a savepoint of the name and gave up or were killed. It
+    harms no restore, and goes with the savepoint; who reads the folder without `read` or `load` must leave it out.
     """
     with open_storage(str(target), parse_storage_options(options)) as storage:
-        return _stored.unnamed(_stored.savepoint_folder(storage, name), _stored.read_savepoint(storage, name))
+        savepoint = _stored.read_savepoint(storage, name)
+        return _stored.unnamed(_stored.savepoint_folder(storage, name).list(""), savepoint)
 
 
 def diff(

@@ -203,7 +203,7 @@ def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
         if not damages:
             console.print(f"{plain(name)} is whole")
         for key in leftovers:
-            console.print(f"not part of it, left by a task that was repeated: {plain(key)}", soft_wrap=True)
+            console.print(f"not part of it, left by a repeated task or another attempt: {plain(key)}", soft_wrap=True)
     if damages:
         sys.exit(1)
 

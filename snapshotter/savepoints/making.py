@@ -7,18 +7,25 @@
     <name>/savepoint            its manifest, last
 
 Many storages overwrite without a word, so two makers of one name would both finish, and each delete the other's pieces.
-Each one therefore looks for a manifest, puts its mark, and looks again: at once, and before it stores the manifest.
+Each one therefore looks for a manifest, puts its mark, and looks again: at once, and before it stores the manifest; and
+afterwards, before it deletes anything.
 
 Invariants
 ----------
 * **the last one**: the mark that was put last has the name: who sees a later one than its own gives up. So nobody need
   know whether an earlier maker is alive, and one that was killed blocks nothing: it is taken over by beginning anew.
 * **still mine**: a maker whose own mark is gone gives up, too: somebody deletes the folder.
+* **whole first**: what the manifest does not name is deleted only when the manifest stands and all it names is there.
+  From then on there is a savepoint: that something cannot be deleted is no failure.
+
+Two makers can still damage a savepoint: if one's put of the manifest is held up until the other has finished, it
+replaces the other's. It finds that its mark is gone, and raises; no order of requests can undo it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -29,6 +36,9 @@ from holdfast.snapshotter.savepoints.saved_operator import KEY
 from holdfast.snapshotter.savepoints.savepoints import MARK, require_free, savepoint_folder, unnamed
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+
+_log = logging.getLogger(__name__)
+_KEYS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -53,17 +63,28 @@ class Making:
         ------
         ConflictError
             Somebody has deleted parts of it meanwhile, or makes another savepoint of the name.
+
+        Notes
+        -----
+        What cannot be deleted is named in a warning.
         """
         data = savepoint.encode()
         read_manifest(data, savepoint.name, f"{self.folder.url}/{KEY}")  # whatever it says, it can be read
-        sizes = {info.key: info.size_bytes for info in self._required()}
-        missing = [key for key, size_bytes in savepoint.keys.items() if sizes.get(key) != size_bytes]
+        missing = _missing(savepoint.keys, self._required())
         if missing:
-            raise self._conflict(missing[0])
+            raise self._conflict(missing)
         self.folder.put(KEY, data)
-        if bytes(self.folder.get(KEY)) != data.to_pybytes():
-            raise self._conflict()
-        self.folder.delete(unnamed(self.folder, savepoint))
+        listed = list(self.folder.list(""))
+        missing = _missing({**savepoint.keys, KEY: data.size}, listed)
+        # The manifest is read last: while another maker may still replace it, that one's mark is in the listing.
+        if missing or not self._is_last(listed) or bytes(self.folder.get(KEY)) != data.to_pybytes():
+            raise ConflictError(
+                "somebody else deleted this savepoint, or made one of its name, while its manifest was stored: run "
+                "holdfast savepoint verify; unless it is whole, delete it and make it again, one process at a time",
+                name=self.folder.prefix,
+                missing=missing,
+            )
+        self._delete([*(key for key in unnamed(listed, savepoint) if key != self.mark), self.mark])
 
     def require(self) -> None:
         """Raise `ConflictError` if somebody else has, or takes, the name."""
@@ -71,11 +92,28 @@ class Making:
 
     def _required(self) -> list[ObjectInfo]:
         listed = list(self.folder.list(""))
-        # Two that were put in one tick of the store's clock are told apart by their ids: by all makers alike.
-        marks = sorted((info.modified_ms, info.key) for info in listed if MARK.fullmatch(info.key))
-        if not marks or marks[-1][1] != self.mark or any(info.key == KEY for info in listed):
+        if not self._is_last(listed) or any(info.key == KEY for info in listed):
             raise self._conflict()
         return listed
+
+    def _is_last(self, listed: Iterable[ObjectInfo]) -> bool:
+        # Two that were put in one tick of the store's clock are told apart by their ids: by all makers alike.
+        marks = sorted((info.modified_ms, info.key) for info in listed if MARK.fullmatch(info.key))
+        return bool(marks) and marks[-1][1] == self.mark
+
+    def _delete(self, keys: list[str]) -> None:
+        try:
+            self.folder.delete(keys)
+        except HoldfastError as exc:
+            more = f" and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
+            _log.warning(
+                "the savepoint %s is finished and whole, but these objects, which are not part of it, may be left: "
+                "%s%s: %s",
+                self.folder.url,
+                ", ".join(keys[:_KEYS_SHOWN]),
+                more,
+                exc,
+            )
 
     def _conflict(self, missing: str | None = None) -> ConflictError:
         return ConflictError(
@@ -83,6 +121,12 @@ class Making:
             name=self.folder.prefix,
             missing=missing,
         )
+
+
+def _missing(sizes: Mapping[str, int], listed: Iterable[ObjectInfo]) -> str | None:
+    """Return an object that is not there with its size, if there is one."""
+    found = {info.key: info.size_bytes for info in listed}
+    return next((key for key, size_bytes in sizes.items() if found.get(key) != size_bytes), None)
 
 
 @contextmanager

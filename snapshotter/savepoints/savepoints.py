@@ -7,13 +7,14 @@
         before-upgrade/operators/…
         nightly-7/operators/…       unfinished: it has no manifest, or not yet
         nightly-7/making-5f0c1d…    somebody makes it, or did
+        nightly-7/probe-92ab47…     left by the check of a directory that allows no deletes
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import Savepoint, SourceLog, read_manifest
 from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import KEY, NAME, Piece, SavedOperator
-from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ _EVER_MS = 1 << 52
 MARK = re.compile("making-[0-9a-f]{16}")
 # What may lie in a savepoint's folder; whatever else does is not ours to count, let alone to delete.
 _OURS = re.compile(
-    rf"{KEY}|{MARK.pattern}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}|operators/[^/]+/[^/]+/[0-9]{{4,}}-[0-9]+-[0-9a-f]{{16}}\.arrow"
+    rf"{KEY}|{MARK.pattern}|probe-[0-9a-f]{{16}}|sources/[^/]+/[^/]+-[0-9a-f]{{16}}"
+    r"|operators/[^/]+/[^/]+/[0-9]{4,}-[0-9]+-[0-9a-f]{16}\.arrow"
 )
 
 
@@ -196,13 +198,13 @@ def verify_savepoint(
     return damages
 
 
-def unnamed(folder: PrefixedStorage, savepoint: Savepoint) -> list[str]:
-    """Return the objects of a finished savepoint's folder that it does not name.
+def unnamed(listed: Iterable[ObjectInfo], savepoint: Savepoint) -> list[str]:
+    """Return the objects of a finished savepoint's folder, as they were listed, that it does not name.
 
     They are of tasks that Spark repeated, or of makers that gave up, and harm nobody but who reads the folder without
     its manifest.
     """
-    keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key) and info.key != KEY]
+    keys = [info.key for info in listed if _OURS.fullmatch(info.key) and info.key != KEY]
     return sorted(set(keys) - savepoint.keys.keys())
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import ConflictError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.savepoints.making import making
 from holdfast.snapshotter.savepoints.manifest import Savepoint
 from holdfast.snapshotter.savepoints.savepoints import (
@@ -18,6 +18,7 @@ from holdfast.snapshotter.savepoints.savepoints import (
     list_savepoints,
     read_savepoint,
     savepoint_folder,
+    unnamed,
     verify_savepoint,
 )
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
@@ -115,3 +116,65 @@ def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(target: TimedStor
         with pytest.raises(ConflictError, match="somebody else deletes"):
             new.finish(nothing)
     assert find_savepoint(target, "one") is None
+
+
+@pytest.mark.parametrize("error", [InvalidArgumentError("access denied"), UnavailableError("the storage is away")])
+def test_what_cannot_be_deleted_is_no_failure(
+    target: TimedStorage, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, error: HoldfastError
+) -> None:
+    """The manifest stands: who is told of a failure would make it again, and hear that the name is taken."""
+    never = Fault("fail", "delete", times=None, error=lambda: error)
+    with making(FaultyStorage(target, [never]), "one") as new:
+        made = stored(target, "mine")
+        new.finish(made)
+    found = read_savepoint(target, "one")
+    assert found == made
+    assert verify_savepoint(target, found, threads) == []
+    assert unnamed(savepoint_folder(target, "one").list(""), found) == [new.mark]
+    (warning,) = caplog.messages
+    assert all(words in warning for words in ("timed://test/one is finished and whole, but", new.mark, str(error)))
+
+
+def held_up(target: TimedStorage, meanwhile: Callable[[], object]) -> FaultyStorage:
+    """Return the storage of a maker, something happens to which between its last look and its put of the manifest."""
+    return FaultyStorage(target, [Fault("delay", "put", key=f"one/{KEY_OF_MANIFEST}", wait=meanwhile)])
+
+
+def test_a_manifest_that_lands_late_is_no_success(target: TimedStorage, threads: ThreadPoolExecutor) -> None:
+    """Another maker has finished meanwhile: its pieces stay; the damage is seen, and mended as the error says."""
+
+    def another() -> None:
+        with making(target, "one") as other:
+            made[LATER] = stored(target, LATER)
+            other.finish(made[LATER])
+
+    made: dict[str, Savepoint] = {}
+    with making(held_up(target, another), "one") as new:
+        made[EARLIER] = stored(target, EARLIER)
+        with pytest.raises(ConflictError, match=r"run holdfast savepoint verify; unless it is whole, delete it"):
+            new.finish(made[EARLIER])
+    keys = {info.key for info in savepoint_folder(target, "one").list("")}
+    assert keys == {KEY_OF_MANIFEST, *made[LATER].keys}
+    assert verify_savepoint(target, read_savepoint(target, "one"), threads)
+    delete_savepoint(target, "one")
+    assert target.objects == {}
+
+
+def test_another_one_that_begins_before_the_manifest_lands_keeps_its_pieces(target: TimedStorage) -> None:
+    """It may finish, or give up: so nothing of it is deleted, and no success is told."""
+    with ExitStack() as both:
+        begun = held_up(target, lambda: both.enter_context(making(target, "one")))
+        theirs = f"one/operators/totals/state/0000-0-{'f' * 16}.arrow"
+        new = both.enter_context(making(begun, "one"))
+        made = stored(target, "mine")
+        target.put(theirs, b"a piece of the other one")
+        with pytest.raises(ConflictError, match="one process at a time"):
+            new.finish(made)
+        assert theirs in target.objects
+
+
+def test_a_savepoint_that_is_deleted_before_its_manifest_lands_is_not_finished(target: TimedStorage) -> None:
+    with making(held_up(target, lambda: delete_savepoint(target, "one")), "one") as new:
+        made = stored(target, "mine")
+        with pytest.raises(ConflictError, match=r"somebody else deleted.*missing=\S+"):
+            new.finish(made)

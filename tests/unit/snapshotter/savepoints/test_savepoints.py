@@ -31,6 +31,8 @@ from holdfast.snapshotter.savepoints.savepoints import (
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
 
 _numbers = itertools.count()
@@ -185,7 +187,7 @@ def test_what_a_savepoint_does_not_name_goes_when_it_is_finished(
     folder.put(key, b"a piece of a task that was repeated")
     folder.put("notes.txt", b"mine")
     assert verify_savepoint(target, made, threads) == [], "it can be restored whole"
-    assert unnamed(folder, made) == [key]
+    assert unnamed(folder.list(""), made) == [key]
     folder.delete([KEY])
     with making(target, "one") as again:
         again.finish(made)
@@ -229,6 +231,16 @@ def test_a_savepoint_is_deleted_where_nobody_may_look_for_uploads(
     delete_savepoint(target, "one")
     assert not list(target.list(""))
     assert "unfinished uploads of a savepoint may be left: access denied" in caplog.text
+
+
+def test_what_a_check_of_the_directory_has_left_is_known(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
+    """It was not allowed to delete its object; who may deletes it with the folder."""
+    denied = Fault("fail", "delete", times=None, error=lambda: InvalidArgumentError("access denied"))
+    with pytest.raises(InvalidArgumentError, match="access denied"):
+        probe_storage(FaultyStorage(target, [denied]), "one")
+    assert [(one.name, one.objects) for one in list_savepoints(target, threads)] == [("one", 1)]
+    assert delete_savepoint(target, "one") == 1
+    assert not list(target.list(""))
 
 
 def test_a_foreign_file_is_not_deleted(target: ObjectStorage) -> None:
