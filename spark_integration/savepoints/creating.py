@@ -26,6 +26,7 @@ from holdfast.backends.evolution import evolved
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
 from holdfast.errors import (
+    ConflictError,
     CorruptionError,
     HoldfastError,
     InvalidArgumentError,
@@ -36,7 +37,7 @@ from holdfast.settings import Settings
 from holdfast.snapshotter.fields import Fields
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, read_operator
 from holdfast.snapshotter.ownership.stored_tables import stored_tables
-from holdfast.snapshotter.savepoints.making import making
+from holdfast.snapshotter.savepoints.making import Making, making
 from holdfast.snapshotter.savepoints.manifest import SavedSource, Savepoint
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator, ShardTimes, unnamed
 from holdfast.snapshotter.savepoints.savepoints import require_free
@@ -125,7 +126,7 @@ def create(
     ):
         of = _Saving(spark, settings, options, QueryLocation(logs), str(query_checkpoint), str(target), name)
         query_id = of.location.query_id()
-        batch, (operators, left_out, sources) = of.of_batch(batchId, lambda batch: of.parts(batch, without, new.folder))
+        batch, (operators, left_out, sources) = of.of_batch(batchId, lambda batch: of.parts(batch, without, new))
         query = saved_query(query_id, batch, sources)
         savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, operators, left_out)
         new.finish(savepoint)
@@ -204,14 +205,14 @@ class _Saving:
         try:
             return batch, found(batch)
         except HoldfastError as exc:
-            if batch_id is not None or not self._has_left(batch):
+            if batch_id is not None or not self._has_left(batch, exc):
                 raise
             _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
         batch = self.location.batch()
         try:
             return batch, found(batch)
         except HoldfastError as exc:
-            if not self._has_left(batch):
+            if not self._has_left(batch, exc):
                 raise
             raise UnavailableError(
                 "the query goes on faster than its state is read, and has left two micro-batches behind meanwhile: "
@@ -220,14 +221,16 @@ class _Saving:
                 query_checkpoint=self.query_checkpoint,
             ) from exc
 
-    def _has_left(self, batch: LoggedBatch) -> bool:
-        return batch.batch_id not in self.location.committed()
+    def _has_left(self, batch: LoggedBatch, error: HoldfastError) -> bool:
+        """Tell whether an error may be due to the query's having moved on; that the name is taken never is."""
+        return not isinstance(error, ConflictError) and batch.batch_id not in self.location.committed()
 
     def parts(
-        self, batch: LoggedBatch, without: Collection[str], folder: ObjectStorage
+        self, batch: LoggedBatch, without: Collection[str], new: Making
     ) -> tuple[tuple[SavedOperator, ...], tuple[str, ...], tuple[SavedSource, ...]]:
         """Save everything after a micro-batch: operators, the names of those that are left out, and sources."""
         steps, left_out = self.steps(batch.batch_id, without)
+        new.require()  # before the tasks read and store all state, which they may do twice
         assert self.settings.checkpoint_dir is not None
         with open_storage(self.settings.checkpoint_dir, self.options) as storage:
             known = {
@@ -236,7 +239,7 @@ class _Saving:
             }
         pieces = self._saved(known)
         operators = tuple(replace(of.operator, pieces=tuple(pieces[name])) for name, of in known.items())
-        return operators, left_out, saved_sources(self.location, batch, folder)
+        return operators, left_out, saved_sources(self.location, batch, new.folder)
 
     def steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""

@@ -135,9 +135,12 @@ def from_spark(
         wanted = shards if shards is not None else partitions_of(batch)
         steps = _named(_steps(spark, str(query_checkpoint), batch), operators)
         writer = TableSetWriter(spark, settings, str(target), name)
-        saved = tuple(_saved(step, operator, writer, timeoutConf, wanted) for operator, step in steps)
+        saved = []
+        for operator, step in steps:
+            new.require()  # each may take long
+            saved.append(_saved(step, operator, writer, timeoutConf, wanted))
         query = saved_query(query_id, batch, saved_sources(location, batch, new.folder))
-        savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, saved)
+        savepoint = Savepoint(name, comment, clock.now_ms(), versions_of(spark), query, tuple(saved))
         new.finish(savepoint)
     return savepoint
 

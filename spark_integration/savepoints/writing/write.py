@@ -168,6 +168,7 @@ def edit(
         edited = read.find_operator(operator)
         rows = edited_tables(frames, edited.tables)
         _copy_rest(writer, read, edited, rows, (savepoint_folder(targets, base), new.folder))
+        new.require()  # copying may have taken long
         operators = tuple(writer.written(one, rows) if one is edited else one for one in read.operators)
         made = replace(
             read,

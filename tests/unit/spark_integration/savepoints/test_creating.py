@@ -5,6 +5,7 @@ Spark's own part, its state and the query, is played: all that counts here is wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, StateLostError, UnavailableError
+from holdfast.errors import (
+    ConflictError,
+    HoldfastError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateLostError,
+    UnavailableError,
+)
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.savepoints import creating
@@ -150,3 +158,25 @@ def test_state_that_is_lost_is_named_as_such(ground: Ground) -> None:
     ground.has_state(lost(ground, moves_on=False))
     with pytest.raises(StateLostError, match="is not in the checkpoint directory"):
         ground.create()
+
+
+@pytest.mark.parametrize("moves_on", [False, True])
+def test_who_has_lost_the_name_learns_it_before_the_state_is_read(ground: Ground, moves_on: bool) -> None:
+    """And at once: a later micro-batch would not help."""
+    asked = 0
+
+    def steps() -> list[StatefulStep]:
+        nonlocal asked
+        asked += 1
+        with open_storage(str(ground.folder / "savepoints")) as target:
+            (own,) = target.list("one/")
+            target.put(f"one/making-{'f' * 16}", b"")
+            os.utime(ground.folder / "savepoints" / own.key, (0, 0))
+        if moves_on:
+            ground.move_on(asked)
+        return [TOTALS]  # without a directory: whoever reads its state fails otherwise
+
+    ground.has_state(steps)
+    with pytest.raises(ConflictError, match="somebody else"):
+        ground.create()
+    assert asked == 1
