@@ -17,7 +17,12 @@ from holdfast.spark_integration.keyed.frames import FrameFormat
 from holdfast.spark_integration.keyed.pandas_with_state import PandasFunction, PandasWithState
 from holdfast.spark_integration.plan.arguments import declared_struct, operator_name, require_accepted_by_spark
 from holdfast.spark_integration.plan.definition import Definition, KeyedRows
-from holdfast.spark_integration.plan.event_time import NEEDS_WATERMARK, event_time_of, without_watermark
+from holdfast.spark_integration.plan.event_time import (
+    NEEDS_WATERMARK,
+    event_time_of,
+    marked_as_delivered,
+    without_watermark,
+)
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.plan.initial_state import initial_rows
 from holdfast.spark_integration.plan.processor_arguments import processor_host
@@ -29,7 +34,7 @@ from holdfast.spark_integration.processor.transform_with_state import InitialSta
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
 from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
-from holdfast.spark_integration.transport.output import RowsOutput, output_of_tables
+from holdfast.spark_integration.transport.output import OneByOneOutput, RowsOutput, output_of_tables
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
 
@@ -359,7 +364,7 @@ class GroupedStream:
         return Definition(
             rows=KeyedRows(self.df, self.grouping.keys, function),
             name=operator_name(type(given), name),
-            output=RowsOutput(exchange.output_schema),
+            output=OneByOneOutput(marked_as_delivered(exchange.output_schema, host.time_mode)),
             host=host,
             transport=None,
             settings=settings,

@@ -129,8 +129,7 @@ class _KeyCalls:
         self._states = KeyStates(step.state, step.timeout_conf, times.processing_ms, times.watermark_ms)
         self._transaction = transaction
         # Of what an operator with a time to live has left: this one's own state has none.
-        by_clock = step.timeout_conf == "ProcessingTimeTimeout"
-        self._expiry = expiry_of(transaction, STATE_TABLE, None, times, is_called_for_it=by_clock)
+        self._expiry = expiry_of(transaction, STATE_TABLE, None, times)
         self._values = ValueState(transaction, STATE_TABLE, RowValues(step.state), self._expiry)
         self._output = OutputFrames(step.output, step.frame_format, step.rows_each)
         self._fired_before_ms = due_before_ms(step.timeout_conf, times)

@@ -48,3 +48,11 @@ def without_watermark(output: StructType) -> StructType:
     """
     fields = [(f, {k: v for k, v in (f.metadata or {}).items() if k != WATERMARK_METADATA}) for f in output]
     return StructType([StructField(f.name, f.dataType, f.nullable, metadata) for f, metadata in fields])
+
+
+def marked_as_delivered(output: StructType, time_mode: str) -> StructType:
+    """Return a processor's output, with marks of a watermark only where Spark's ``transformWithState`` hands it on.
+
+    In processing time it does not.
+    """
+    return without_watermark(output) if time_mode == "ProcessingTime" else output

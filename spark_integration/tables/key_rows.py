@@ -43,8 +43,6 @@ EXPIRES = "expires_ms"
 LONGEST_TTL_MS = 10_000 * 366 * 86_400_000
 STEPS = 64
 _EVICTED_AT_ONCE = 65_536
-#: Evicted by one call, and so in memory, where Spark calls the shard again for the rest: much expires in a long pause.
-EVICTED_IN_A_CALL = 1 << 20
 #: When a row expires that was written while its table had no time to live; later than all that is indexed.
 NEVER = np.iinfo(np.int64).max
 _GONE = -1
@@ -105,39 +103,25 @@ class Expiry:
         Of the micro-batch. A row has expired once ``expires_ms <= now_ms``, as in Spark's ``transformWithState``.
     evicted_until_ms : int or None
         All rows that had expired by then are gone; None where nobody knows.
-    evicts_at_most : int, optional
-        After so many rows eviction stops at the next `_EVICTED_AT_ONCE`; None for never.
     """
 
-    def __init__(
-        self,
-        table: str,
-        ttl_ms: int | None,
-        now_ms: int,
-        evicted_until_ms: int | None,
-        evicts_at_most: int | None = None,
-    ) -> None:
+    def __init__(self, table: str, ttl_ms: int | None, now_ms: int, evicted_until_ms: int | None) -> None:
         self.table = table
         self.index = index_of(table)
         self.now_ms = now_ms
         self.expires_ms = NEVER if ttl_ms is None else now_ms + ttl_ms
         self._step_ms = 1 << max(0, ((ttl_ms or 0) // STEPS).bit_length() - 1)
         self._first_ms = 0 if evicted_until_ms is None else evicted_until_ms + 1
-        self._evicts_at_most = evicts_at_most
-        self._left_ms = now_ms + 1
 
     def place(self, transaction: Transaction, keys: Keys, expires_ms: IntArray) -> None:
         """Enter keys in the index, at most a step after their rows expire."""
         Timers(transaction, self.index).add(keys, -(-expires_ms // self._step_ms) * self._step_ms)
 
     def evict(self, transaction: Transaction) -> None:
-        """Remove the rows that have expired, or those of them that come first."""
+        """Remove the rows that have expired."""
         index = Timers(transaction, self.index)
         parts: list[tuple[DueTimers, IntArray]] = []
         for due in index.due(self._first_ms, self.now_ms + 1, _EVICTED_AT_ONCE):
-            if self._evicts_at_most is not None and sum(len(part) for part, _ in parts) >= self._evicts_at_most:
-                self._left_ms = int(due.due_ms[0])
-                break
             found = transaction.get(self.table, due.keys)
             parts.append((due, np.where(found.exists, expires_of(found.values), _GONE)))
         if not parts:
@@ -154,7 +138,7 @@ class Expiry:
 
     def earliest(self, transaction: Transaction) -> int | None:
         """Return when the next rows can be evicted, once `evict` has run; None where no row ever expires."""
-        return Timers(transaction, self.index).earliest(self._left_ms)
+        return Timers(transaction, self.index).earliest(self.now_ms + 1)
 
 
 class ExpiringKeyRows:
@@ -200,28 +184,15 @@ class ExpiringKeyRows:
         self._rows.delete(rows)  # what the index has of them is out of date, and goes when its time comes
 
 
-def expiry_of(
-    transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes, *, is_called_for_it: bool
-) -> Expiry | None:
-    """Return what makes rows of a table expire, to be asked once in a transaction; None where none ever does.
-
-    Parameters
-    ----------
-    is_called_for_it : bool
-        Whether `Expiry.earliest` is among the times at which the shard asks to be called: those of processing time.
-    """
+def expiry_of(transaction: Transaction, table: str, ttl_ms: int | None, times: BatchTimes) -> Expiry | None:
+    """Return what makes rows of a table expire, to be asked once in a transaction; None where none ever does."""
     if ttl_ms is None:
         index = transaction.tables.get(index_of(table))
         # A variable of a processor may have the name of an index.
         if index is None or not is_by_time(index) or not transaction.reveal(table, EXPIRES):
             return None
     # Without a time to live the index only shrinks, and is looked at from its beginning.
-    until_ms, asked_ms = None if ttl_ms is None else times.previous_ms, times.earliest_timer_ms
-    if not is_called_for_it:
-        return Expiry(table, ttl_ms, times.processing_ms, until_ms)
-    if until_ms is not None and asked_ms is not None:
-        until_ms = min(until_ms, asked_ms - 1)  # the last call may have left some
-    return Expiry(table, ttl_ms, times.processing_ms, until_ms, EVICTED_IN_A_CALL)
+    return Expiry(table, ttl_ms, times.processing_ms, None if ttl_ms is None else times.previous_ms)
 
 
 def open_rows(transaction: Transaction, table: str, expiry: Expiry | None, keys: Keys) -> KeyRows | ExpiringKeyRows:

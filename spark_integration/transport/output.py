@@ -2,6 +2,7 @@
 
 * `PackedOutput`: blobs of Arrow data, which an extra Python stage unpacks. Best for large output.
 * `RowsOutput`: pandas frames, which Spark converts: no extra stage, about 0.3 µs a row.
+* `OneByOneOutput`: the same for processors, whose frames Spark does not concatenate, so that NaN stays.
 * `NanOutput`: the same for small tables of vectorised functions, whose NaN and text Spark's conversion would alter.
 
 `holdfast.spark_integration.transport.observed` wraps any of them to send measures beside the output.
@@ -70,7 +71,7 @@ class RowsOutput(Output):
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pd.DataFrame]:
         for batch in batches:
-            columns = dict(enumerate(map(_to_series, batch.schema.names, batch.columns)))
+            columns = dict(enumerate(map(self._to_series, batch.schema.names, batch.columns)))
             frame = pd.DataFrame(columns, index=pd.RangeIndex(batch.num_rows), copy=False)
             frame.columns = pd.Index(batch.schema.names, dtype=object)
             yield frame
@@ -81,20 +82,32 @@ class RowsOutput(Output):
     def receive(self, frame: DataFrame) -> DataFrame:
         return frame
 
+    def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
+        return _to_series(name, column)
+
+
+@dataclass(frozen=True)
+class OneByOneOutput(RowsOutput):
+    """Rows of which Spark's worker converts each frame by itself, as it does for ``transformWithState``: NaN stays."""
+
+    def _to_series(self, name: str, column: pa.Array) -> pd.Series[Any]:
+        if pa.types.is_floating(column.type) and _has_nan(column):
+            # pandas knows NaN from null in Arrow's columns, but cannot concatenate them so that Spark takes them.
+            return pd.Series(pd.arrays.ArrowExtensionArray(column))
+        return _to_series(name, column)
+
 
 def _to_series(name: str, column: pa.Array) -> pd.Series[Any]:
     """Return a column in a form that Spark converts without loss, including nulls and the full range of times.
 
-    It also survives unchanged when ``applyInPandasWithState`` concatenates frames, except for NaN, of which pandas
-    makes null there; the frames of processors and of batch queries are converted one by one.
+    It also survives unchanged when ``applyInPandasWithState`` concatenates frames. Of NaN in a flat column Spark makes
+    null.
     """
     if pa.types.is_temporal(column.type):
         return column.to_pandas(date_as_object=False)
     try:
         if pa.types.is_nested(column.type) and (_has_keys_of_parts(column.type) or _has_odd_floats(column)):
-            return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
-        if pa.types.is_floating(column.type) and _has_nan(column):  # which pandas knows from null in Arrow's columns
-            return pd.Series(pd.arrays.ArrowExtensionArray(column))
+            return _in_parts(column)
         return column.to_pandas(integer_object_nulls=True, timestamp_as_object=True, maps_as_pydicts="strict")
     except (pa.ArrowException, UnicodeDecodeError):
         if not pa.types.is_string(column.type):
@@ -128,6 +141,19 @@ def _has_keys_of_parts(t: pa.DataType) -> bool:
     if pa.types.is_map(t) and pa.types.is_nested(t.key_type):
         return True
     return any(_has_keys_of_parts(t.field(i).type) for i in range(t.num_fields))
+
+
+def _in_parts(column: pa.Array) -> pd.Series[Any]:
+    """Return a nested column as Python's values; of lists of numbers, which may be long, only those that need it."""
+    if not pa.types.is_list(column.type) or not pa.types.is_floating(column.type.value_type):
+        return pd.Series([_part(value, column.type) for value in column.to_pylist()], dtype=object)
+    numbers = column.flatten()
+    is_odd = pc.fill_null(pc.is_nan(numbers), numbers.type == pa.float32())
+    rows = np.unique(pc.list_parent_indices(column).filter(is_odd))
+    found = column.to_pandas()
+    for row in rows.tolist():
+        found.iat[row] = _part(column[row].as_py(), column.type)
+    return found
 
 
 class _Items(list[tuple[Any, Any]]):

@@ -134,15 +134,11 @@ class _Call:
         self._transaction = transaction
         clock = TIMEOUT_CONF[step.time_mode]
         self._due_before_ms = due_before_ms(clock, batch.times)
-        by_clock = step.time_mode == "ProcessingTime"
-        found = {
-            name: expiry_of(transaction, name, state.ttl_ms, batch.times, is_called_for_it=by_clock)
-            for name, state in step.states.items()
-        }
+        found = {name: expiry_of(transaction, name, state.ttl_ms, batch.times) for name, state in step.states.items()}
         self._expiries = {name: expiry for name, expiry in found.items() if expiry is not None}
         self._timers: KeyTimers | None = None
         if step.time_mode != "None":
-            wakes_to_evict = bool(self._expiries) and by_clock
+            wakes_to_evict = bool(self._expiries) and step.time_mode == "ProcessingTime"
             earliest_ms = batch.times.earliest_timer_ms
             self._timers = KeyTimers(transaction, clock, earliest_ms, is_exact=not wakes_to_evict)
 

@@ -54,8 +54,7 @@ class ProcessorStates:
 
     def open(self, variable: StateVariable) -> State:
         """Return the state of a variable."""
-        # A TTL needs processing time.
-        expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times, is_called_for_it=True)
+        expiry = expiry_of(self._transaction, variable.table, variable.ttl_ms, self._times)
         if expiry is not None:
             self._expiries.append(expiry)
         state = self._state(variable, expiry)

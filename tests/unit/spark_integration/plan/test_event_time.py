@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from holdfast.spark_integration.plan.event_time import without_watermark
+from holdfast.spark_integration.plan.event_time import marked_as_delivered, without_watermark
 from holdfast.spark_integration.spark_types import WATERMARK_METADATA
 
 
@@ -15,3 +15,10 @@ def test_a_copied_schema_loses_its_mark_and_nothing_else() -> None:
     without = StructType([StructField("at", TimestampType(), False, {"note": "kept"}), other])
     assert without_watermark(StructType([noted, other])) == without
     assert without_watermark(without) == without
+
+
+def test_a_processor_hands_a_watermark_on_but_in_processing_time() -> None:
+    """Behind a mark that nobody keeps up, a window never ends, and no timer of a second processor ever fires."""
+    marked = StructType([StructField("at", TimestampType(), True, {WATERMARK_METADATA: 1000})])
+    assert marked_as_delivered(marked, "EventTime") == marked
+    assert marked_as_delivered(marked, "ProcessingTime") == without_watermark(marked)

@@ -20,6 +20,7 @@ from holdfast.spark_integration.spark_types import arrow_schema
 from holdfast.spark_integration.transport.blobs import BLOB
 from holdfast.spark_integration.transport.output import (
     NanOutput,
+    OneByOneOutput,
     PackedOutput,
     RowsOutput,
     output_of_tables,
@@ -90,7 +91,7 @@ ODD: dict[T.DataType, list[Any]] = {
     T.DoubleType(): [NAN, None, -0.0],
     T.FloatType(): [NAN, None, 1.5],
     T.ArrayType(T.DoubleType()): [[NAN, None, 1.5], None, []],
-    T.ArrayType(T.FloatType()): [[None, 1.5]],
+    T.ArrayType(T.FloatType()): [[None, 1.5], [2.5], None, [NAN], []],
     XY: [{"x": NAN, "y": [NAN, None]}, {"x": None, "y": None}, None],
     T.MapType(T.DoubleType(), XY): [[(NAN, {"x": NAN, "y": []}), (1.5, None)], None],
     T.MapType(XY, T.LongType()): [[({"x": 1.5, "y": [0.5]}, 2**53 + 1), ({"x": NAN, "y": None}, None)], None, []],
@@ -104,12 +105,22 @@ def test_rows_of_processors_keep_nan_and_keys_of_any_type(data_type: T.DataType)
     schema = T.StructType([T.StructField("c", data_type)])
     types = arrow_schema(schema, "the output")
     sent = pa.RecordBatch.from_arrays([pa.array(ODD[data_type], types.types[0])], schema=types)
-    [frame] = list(RowsOutput(schema).send([sent]))
+    [frame] = list(OneByOneOutput(schema).send([sent]))
     converted = spark_versions.pandas_to_arrow(
         [frame["c"]], schema, "America/New_York", safecheck=True, int_to_decimal_coercion_enabled=False
     )
     # NaN equals nothing, but prints as it is.
     assert repr(converted.column(0).cast(types.types[0]).to_pylist()) == repr(sent.column(0).to_pylist())
+
+
+@pytest.mark.parametrize("data_type", [T.FloatType(), T.DoubleType()], ids=["float", "double"])
+def test_nan_of_functions_by_key_fails_nothing(data_type: T.DataType) -> None:
+    """Spark's worker concatenates their frames with an empty one: two chunks of Arrow's are an error there."""
+    schema = T.StructType([T.StructField("c", data_type)])
+    types = arrow_schema(schema, "the output")
+    batch = pa.RecordBatch.from_arrays([pa.array([1.5, NAN, None], types.types[0])], schema=types)
+    converted = as_spark_converts(list(RowsOutput(schema).send([batch, batch])), schema)
+    assert converted.to_pylist() == [1.5, None, None] * 2
 
 
 @pytest.mark.parametrize("data_type", [T.FloatType(), T.DoubleType()], ids=["float", "double"])

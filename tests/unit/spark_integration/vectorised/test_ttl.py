@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark_integration.tables import key_rows
 from holdfast.spark_integration.vectorised.arrow_with_state import StateColumns
 from holdfast.spark_integration.vectorised.batch import ShardBatch
 from tests.unit.spark_integration.vectorised.operator_shard import COUNT, OperatorShard, counts_of
@@ -176,25 +175,6 @@ def test_a_table_that_is_left_out_calls_no_shard(tmp_path: Path) -> None:
     assert shard.earliest_ms is None
 
 
-@pytest.mark.parametrize("in_a_call", [1, 3, 4])
-def test_what_expired_in_a_pause_is_removed_in_several_calls(
-    shard: OperatorShard, in_a_call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One call of a shard has so many in memory; what is left is invisible, and due in the next micro-batch."""
-    monkeypatch.setattr(key_rows, "EVICTED_IN_A_CALL", in_a_call)
-    monkeypatch.setattr(key_rows, "_EVICTED_AT_ONCE", 2)
-    users = [f"user {i}" for i in range(9)]
-    shard.run(users[:5], 0, put(1))
-    shard.run(users[5:], 500, put(1))
-    now, left = 50 * TTL_MS, len(users)
-    while left:
-        assert shard.run(users, now, counts_of) == {}
-        before, left, now = left, len(shard.stored("state")), now + 1
-        assert before - left <= in_a_call + 1
-        assert shard.earliest_ms is None if left == 0 else shard.earliest_ms < now
-    assert shard.stored("state.expiring") == []
-
-
 users = st.lists(st.sampled_from(["ann", "bob", "cem", None]), max_size=4)
 actions = st.sampled_from(["put", "delete", "read"])
 ttls = st.none() | st.integers(1, 300)
@@ -202,15 +182,10 @@ micro_batches = st.lists(st.tuples(users, st.integers(0, 90), actions, ttls), ma
 FOR_EVER = 1 << 40
 
 
-@pytest.mark.parametrize("in_a_call", [1, 1 << 20])
-@given(script=micro_batches)
-def test_state_does_as_a_dict_with_times_does(
-    in_a_call: int, script: list[tuple[list[str | None], int, str, int | None]]
-) -> None:
+@given(micro_batches)
+def test_state_does_as_a_dict_with_times_does(script: list[tuple[list[str | None], int, str, int | None]]) -> None:
     """Whatever is written, when, with any time to live, or none: nothing shows too long, goes early or stays behind."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for name in ("EVICTED_IN_A_CALL", "_EVICTED_AT_ONCE"):
-            patch.setattr(key_rows, name, in_a_call)
+    with tempfile.TemporaryDirectory() as folder:
         shard = OperatorShard(Path(folder), {"state": StateColumns(COUNT, 1)}, "ProcessingTime")
         model: dict[str | None, tuple[int, int]] = {}
         now = 50
@@ -234,8 +209,6 @@ def test_state_does_as_a_dict_with_times_does(
 
             shard.run(rows, now, step)
         shard.run([], 10_000, lambda batch: None)
-        while shard.earliest_ms is not None:
-            shard.run([], 10_000, lambda batch: None)
         stays = {user: n for user, (n, until) in model.items() if until == FOR_EVER}
         assert {row["user"]: row["n"] for row in shard.stored("state")} == stays
         assert shard.stored("state.expiring") == []
