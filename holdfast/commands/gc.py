@@ -143,9 +143,15 @@ def _of_rescaling(target: Target, before_ms: int) -> list[Outcome]:
     """
     outcomes = []
     for folder, infos in target.listing.rescaling.items():
-        if all(at_ms <= before_ms for at_ms in (*(info.modified_ms for info in infos), *_restored_ms(target, folder))):
+        sizes = {info.key: info.size_bytes for info in infos}
+        try:
+            written_ms = [*(info.modified_ms for info in infos), *_restored_ms(target, folder)]
+        except CorruptionError as exc:
+            reason = "which state its rescaling writes could not be determined"
+            outcomes.append(Outcome(Plan(folder, 0, dict.fromkeys(sizes, reason)), {}, exc))
+            continue
+        if max(written_ms) <= before_ms:
             reason = "the savepoint of a query whose rescaling was stopped"
-            sizes = {info.key: info.size_bytes for info in infos}
             outcomes.append(Outcome(Plan(folder, 0, {}, dict.fromkeys(sizes, reason)), sizes))
     return outcomes
 

@@ -253,6 +253,28 @@ def test_gc_leaves_a_savepoint_to_the_rescale_that_restores_it(
     assert shard
 
 
+def test_gc_keeps_the_savepoint_of_a_rescale_whose_origin_cannot_be_read(
+    root: Path, shard: ShardHistory, storage: ObjectStorage
+) -> None:
+    """Which state it writes, and when it last did, nobody can tell. The rest is cleaned, and the error told."""
+    damaged, killed = (f"{number}4c8d3a1-6c1e-4a39-9d0f-2f6b1c6a7e10" for number in (1, 2))
+    pieces = [f"_rescaling/{new}/operators/totals/state/0000-0-aaaaaaaaaaaaaaaa.arrow" for new in (damaged, killed)]
+    for key in (*pieces, f"_queries/{damaged}"):
+        storage.put(key, b"?")
+    age(root)
+    before = files(root)
+    done = document("gc", root, "--retain", 5, "--yes", status=1)
+    ((found, error),) = [(s, s["error"]) for s in done["shards"] if s["error"]]
+    assert (found["shard"], found["delete"]) == (f"_rescaling/{damaged}", {})
+    assert f"_queries/{damaged}" in error
+    gone = before - files(root)
+    assert pieces[1] in gone
+    assert not {pieces[0], f"_queries/{damaged}"} & gone
+    assert len(gone) == done["objects"] == 10, "nine of the shard, too"
+    assert f"_rescaling/{damaged}: nothing can be deleted" in run("gc", root, "--retain", 5, "--yes").stdout
+    assert shard
+
+
 def test_gc_aborts_uploads_of_a_killed_rescale(storage: ObjectStorage, shard: ShardHistory) -> None:
     """No list shows them, but they cost as much as what they hold."""
     asked: list[str] = []
