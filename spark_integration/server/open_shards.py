@@ -6,8 +6,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from holdfast import clock
@@ -15,7 +15,7 @@ from holdfast.backends import local_files
 from holdfast.backends.base import Backend
 from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.registry import find_backend
-from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.spark_integration.client.messages import ShardAddress
 from holdfast.spark_integration.executor.takeover import open_backend
 
@@ -72,6 +72,12 @@ class _Slot:
         """The name of the backend, if it is open."""
         return self.address.backend if self.backend is not None and self.address is not None else None
 
+    def is_other(self, address: ShardAddress) -> bool:
+        """Tell whether it is open, but for another definition of the operator, or in a directory that is gone."""
+        return self.backend is not None and (
+            self.address != address or self.identity != _identity(Path(address.directory))
+        )
+
 
 def _identity(directory: Path) -> tuple[int, int] | None:
     """Return what tells a directory from a later one of the same name; None if there is none."""
@@ -108,8 +114,7 @@ class OpenShards:
         self._warned_ms: dict[str, int] = {}
         self.counters = {"closed_for_others": 0, "beyond_budget": 0}
 
-    @contextmanager
-    def use(self, address: ShardAddress) -> Iterator[Backend]:
+    def use(self, address: ShardAddress) -> AbstractContextManager[Backend]:
         """Give the shard's backend, which stays open for the context.
 
         Raises
@@ -121,10 +126,24 @@ class OpenShards:
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
+        return self._use(address, _close_if_other)
+
+    def use_again(self, address: ShardAddress) -> AbstractContextManager[Backend]:
+        """Give the shard's backend as `use` does, unless it was opened for something else since the last use.
+
+        Raises
+        ------
+        NotFoundError
+            It was: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
+        """
+        return self._use(address, _require_same)
+
+    @contextmanager
+    def _use(self, address: ShardAddress, settle: Callable[[_Slot, ShardAddress], None]) -> Iterator[Backend]:
         directory = require_below(self._root, address.directory)
         with self._slot(directory) as slot:
             with slot.changed:
-                self._close_if_other(slot, address, directory)
+                settle(slot, address)
                 if slot.backend is None:
                     self._make_room(address)
                     slot.backend = open_backend(
@@ -179,19 +198,6 @@ class OpenShards:
             self._warned_ms[kind] = now_ms
             _log.warning(message, most, backend, _REMEDY)
 
-    def _close_if_other(self, slot: _Slot, address: ShardAddress, directory: Path) -> None:
-        def is_other() -> bool:
-            return slot.backend is not None and (slot.address != address or slot.identity != _identity(directory))
-
-        if is_other() and not slot.changed.wait_for(lambda: not slot.users or not is_other(), REPLACE_WITHIN_SECONDS):
-            raise UnavailableError(
-                "the shard is still used as it was before its tables, options or directory changed: stop the other "
-                "query that uses it",
-                directory=directory,
-            )
-        if is_other():
-            _close(slot)
-
     def close_unused(self) -> None:
         """Close shards that nobody has used for `IDLE_AFTER_MS`, or whose directory is gone: their query has ended."""
         for directory in self._directories():
@@ -242,6 +248,28 @@ class OpenShards:
                     _close(slot)
                 else:
                     _log.warning("%s is still in use, and is not closed", directory)
+
+
+def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
+    """Close a shard that is open for something else, once nobody uses it."""
+    if slot.is_other(address) and not slot.changed.wait_for(
+        lambda: not slot.users or not slot.is_other(address), REPLACE_WITHIN_SECONDS
+    ):
+        raise UnavailableError(
+            "the shard is still used as it was before its tables, options or directory changed: stop the other "
+            "query that uses it",
+            directory=address.directory,
+        )
+    if slot.is_other(address):
+        _close(slot)
+
+
+def _require_same(slot: _Slot, address: ShardAddress) -> None:
+    if slot.is_other(address):
+        raise NotFoundError(
+            "the shard was opened with other tables, options or in another directory meanwhile",
+            directory=address.directory,
+        )
 
 
 def _close_if_unused(slot: _Slot) -> bool:

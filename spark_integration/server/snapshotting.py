@@ -204,7 +204,7 @@ class Snapshotting:
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
-            with self._shards.use(message.shard) as backend:
+            with self._shards.use_again(message.shard) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
             # A clean-up that fails may have found that parts are gone.
@@ -236,7 +236,7 @@ class Snapshotting:
     # Failures.
 
     def _miss(self, message: Committed, progress: _Progress, exc: NotFoundError) -> None:
-        """Count a version that was dropped, or whose query was removed, before its snapshot started."""
+        """Count a version that was dropped, or whose query was removed or restarted, before its snapshot started."""
         self.counters["snapshots_missed"] += 1
         progress.missed += 1
         if progress.missed % MISSED_IS_FAILURE == 0:
