@@ -169,7 +169,7 @@ def stop(
                 of=query_id,
             )
         probe_storage(targets, name, checked="the directory for savepoints failed the check before the query stops")
-        of.of_batch(None, lambda batch: of.steps(batch.batch_id, without))
+        of.look(without)
     query.stop()
     return create(spark, query_checkpoint, target, name, without=without, comment=comment)
 
@@ -243,9 +243,29 @@ class _Saving:
 
     def steps(self, batch_id: int, without: Collection[str]) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         """Return the operators to save by name, and the names of those that are left out."""
+        return self._chosen(stateful_steps(self.spark, self.query_checkpoint, batch_id), batch_id, without)
+
+    def look(self, without: Collection[str]) -> None:
+        """Raise what a savepoint of the query fails with for its operators, whichever its micro-batch.
+
+        A query that leaves what is read behind, twice, is taken for one that can be saved once it has stopped.
+        """
+        for _ in range(2):
+            batch = self.location.batch()
+            try:
+                steps = stateful_steps(self.spark, self.query_checkpoint, batch.batch_id)
+            except HoldfastError:
+                if not self._has_left(batch):
+                    raise
+            else:
+                self._chosen(steps, batch.batch_id, without)
+                return
+
+    def _chosen(
+        self, steps: list[StatefulStep], batch_id: int, without: Collection[str]
+    ) -> tuple[dict[str, StatefulStep], tuple[str, ...]]:
         found: dict[str, StatefulStep] = {}
         left_out: list[str] = []
-        steps = stateful_steps(self.spark, self.query_checkpoint, batch_id)
         names = {step.number: _names_of(step) for step in steps}
         named = {name for of in names.values() for name in of}
         for step in steps:

@@ -130,6 +130,47 @@ def test_what_can_be_saved_is_stopped_first(ground: Ground) -> None:
     assert not [path for path in (ground.folder / "savepoints").rglob("*") if path.is_file()]
 
 
+def purging(ground: Ground, steps: list[StatefulStep], *reads_purged: int) -> list[bool]:
+    """Let the running query move on while its operators are read; return whether it ran then, by read."""
+    asked: list[bool] = []
+
+    def read() -> list[StatefulStep]:
+        asked.append(ground.query.is_running)
+        if not ground.query.is_running:
+            raise StateLostError("the save has begun")
+        ground.move_on(len(asked))
+        if len(asked) in reads_purged:
+            raise NotFoundError("Spark's state cannot be read: it may have purged the micro-batch meanwhile")
+        return steps
+
+    ground.has_state(read)
+    return asked
+
+
+def test_a_query_that_leaves_its_micro_batches_behind_can_be_stopped(ground: Ground) -> None:
+    """Stopping it is what helps: it was told to be stopped first."""
+    asked = purging(ground, [TOTALS], 1, 2)
+    with pytest.raises(StateLostError, match="the save has begun"):
+        ground.stop()
+    assert asked == [True, True, False]
+
+
+@pytest.mark.parametrize("reads_purged", [(), (1,)], ids=["read at once", "read the second time"])
+def test_what_was_read_of_a_fast_query_counts(ground: Ground, reads_purged: tuple[int, ...]) -> None:
+    """A misspelt operator, as well where the micro-batch is gone by the time it is found."""
+    purging(ground, [TOTALS], *reads_purged)
+    with pytest.raises(NotFoundError, match="no operator with state of this name"):
+        ground.stop(without=["alerts"])
+    assert ground.query.is_running
+
+
+def test_state_that_cannot_be_read_stops_no_query(ground: Ground) -> None:
+    ground.has_state(lost(ground, moves_on=False))
+    with pytest.raises(StateLostError, match="is not in the checkpoint directory"):
+        ground.stop()
+    assert ground.query.is_running
+
+
 def lost(ground: Ground, *, moves_on: bool) -> Callable[[], list[StatefulStep]]:
     """Return what finds an object gone, of a micro-batch that the query has left behind by then, or not."""
     batch_id = 0
