@@ -82,7 +82,8 @@ def clone(
     Notes
     -----
     Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. If it fails, nothing is
-    left; if it is killed, the next one into the same location deletes what is.
+    left; if it is interrupted or killed, or Spark fails, the next one into the same location deletes what is: run it
+    once no task of the first one runs.
     """
     settings, options = configured(spark)
     with (

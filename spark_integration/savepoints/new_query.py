@@ -7,9 +7,10 @@
                                            _rescaling/<id>/…              its savepoint, while it is rescaled
     beside the location                    …-restoring-<id>/…             its stub
 
-Whoever fails, or is interrupted, deletes all of it: what makes the location startable first, the file in it last.
-Whoever is killed leaves that file, and whoever comes next deletes what belongs to that id, and nothing else.
-``metadata`` is written last, without which Spark starts nothing.
+Whoever fails deletes all of it: what makes the location startable first, the file in it last. Whoever is interrupted
+only withdraws what makes it startable, since Spark waits for no task then, and one that goes on would write where all
+is deleted. That file stays, as it does where somebody is killed, and whoever comes next deletes what belongs to that
+id, and nothing else. ``metadata`` is written last, without which Spark starts nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast import clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UnavailableError
 from holdfast.settings import PREFIX, Settings
 from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.ownership.query_origin import (
@@ -41,6 +42,7 @@ from holdfast.spark_integration.savepoints import seeding
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
 _log = logging.getLogger(__name__)
 
 
@@ -133,25 +135,54 @@ def new_query(
             _remove_folder(f"{_rescaling_url(settings)}/{other}", options)
             _clear(storage, other)
         seeding.forget(location, stopped)
+        new = NewQuery(spark, settings, options, url, location, storage, query_id)
         try:
-            yield NewQuery(spark, settings, options, url, location, storage, query_id)
-        except BaseException:  # Ctrl-C and Spark's own errors, too
+            yield new
+        except BaseException as exc:  # Ctrl-C and Spark's own errors, too
             try:
-                _remove_folder(f"{_rescaling_url(settings)}/{query_id}", options)
-                _remove_folder(_stub_url(url, query_id), options)
-                if seeding.is_mine(location, query_id):  # else what is there may be somebody else's by now
-                    seeding.abandon(location)
-                    _clear(storage, query_id)
-                    seeding.forget(location, [query_id])
-            except HoldfastError as exc:
+                if _may_leave_tasks(exc):
+                    _withdraw(new)
+                else:
+                    _remove(new)
+            except HoldfastError as failed:
                 _log.warning(
-                    "what was stored of the new query is not all deleted: run the same command again with the "
-                    "checkpoint location %s, which deletes that first; if there is a file metadata, the query is whole "
-                    "and can be started: %s",
+                    f"what was stored of the new query is not all deleted: {_AGAIN}; if there is a file metadata, the "
+                    "query is whole and can be started: %s",
                     url,
-                    exc,
+                    failed,
                 )
             raise
+
+
+def _may_leave_tasks(error: BaseException) -> bool:
+    """Tell whether tasks may go on after an error, and write: Spark does not wait for those of a job that it ends."""
+    from pyspark.errors import PySparkException
+
+    cause: BaseException | None = error
+    while isinstance(cause, UnavailableError):  # so it is called where a job of ours has failed
+        cause = cause.__cause__
+    return not isinstance(error, HoldfastError) or isinstance(cause, PySparkException)
+
+
+def _withdraw(new: NewQuery) -> None:
+    """Let no query start from what is there, and leave it to the next attempt."""
+    if seeding.is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
+        seeding.withdraw(new.location)
+        _log.warning(
+            f"what was stored of the new query is left, since tasks of Spark's may still write to it, and no query "
+            f"starts from it: once they have ended, {_AGAIN}",
+            new.url,
+        )
+
+
+def _remove(new: NewQuery) -> None:
+    """Delete all that is there: nothing writes to it any more."""
+    new.remove_savepoint()
+    new.remove_stub()
+    if seeding.is_mine(new.location, new.query_id):  # else what is there may be somebody else's by now
+        seeding.abandon(new.location)
+        _clear(new.storage, new.query_id)
+        seeding.forget(new.location, [new.query_id])
 
 
 def _clear(storage: ObjectStorage, query_id: str) -> None:

@@ -122,7 +122,8 @@ def restore(
     Notes
     -----
     A task holds the rows of one shard, up to three times, and in addition the timers of the shard of the savepoint that
-    it is part of. If it fails, nothing is left; if it is killed, the next one into the same location deletes what is.
+    it is part of. If it fails, nothing is left; if it is interrupted or killed, or Spark fails, the next one into the
+    same location deletes what is: run it once no task of the first one runs.
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)

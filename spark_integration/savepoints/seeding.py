@@ -85,12 +85,17 @@ def is_mine(location: ObjectStorage, query_id: str) -> bool:
     return _marks(info.key for info in location.list("")) == {query_id}
 
 
+def withdraw(location: ObjectStorage) -> None:
+    """Let no query start from a location that nobody else has taken."""
+    location.delete(["metadata"])
+
+
 def abandon(location: ObjectStorage) -> None:
     """Empty a location that was not finished, and that nobody else has taken, but for the mark.
 
     ``metadata`` goes first: with it, Spark would start a query whose state may be gone already.
     """
-    location.delete(["metadata"])
+    withdraw(location)
     location.delete([info.key for info in location.list("") if info.key.startswith(_OURS)])
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from holdfast.backends.run import TableSchema
-from holdfast.errors import ConflictError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, UnavailableError
 from holdfast.settings import Settings
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin, take_directories
@@ -109,22 +109,67 @@ def left(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize(
-    "error", [UnavailableError("the storage"), KeyboardInterrupt(), PySparkException("a job failed")], ids=repr
-)
-def test_whatever_ends_it_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+def failed_job() -> UnavailableError:
+    """Return what becomes of a job of Spark's that has failed."""
+    error = UnavailableError("tasks of the savepoint failed")
+    error.__cause__ = PySparkException("Job aborted due to stage failure")
+    return error
+
+
+@pytest.mark.parametrize("error", [UnavailableError("the storage"), CorruptionError("a piece")], ids=repr)
+def test_what_fails_leaves_nothing(tmp_path: Path, error: HoldfastError) -> None:
     """And what Spark would start from goes before the state, without which it must not start."""
     deleted = begun(tmp_path, error)
     assert left(tmp_path) == []
     assert deleted.index("metadata") < deleted.index("totals/shard-0000/commits/1-aa")
 
 
-@pytest.mark.parametrize("key", ["metadata", "totals/*", "offsets/*"])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), SystemExit(1), PySparkException("a job failed"), failed_job()],
+    ids=["Ctrl-C", "exit", "Spark's own", "a failed job"],
+)
+def test_what_leaves_tasks_keeps_what_lets_the_next_attempt_clean_up(
+    tmp_path: Path, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark waits for no task then: what one writes later belongs to a record, and goes with it. No query starts."""
+    deleted = begun(tmp_path, error)
+    assert deleted == ["metadata"]
+    assert f"once they have ended, run the same command again with the checkpoint location {tmp_path / 'location'}" in (
+        caplog.text
+    )
+    with open_storage(str(tmp_path / "green")) as storage:
+        storage.put("totals/shard-0001/commits/1-bb", b"state of a task that went on")
+    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+    with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
+        assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
+
+
+def test_ctrl_c_after_all_is_done_keeps_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
+
+    def make() -> None:
+        with new_query(NO_SPARK, settings, {}, tmp_path / "location") as new:
+            new.finish()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    assert left(tmp_path) == ["location/metadata"]
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "key"),
+    [(CorruptionError("a piece"), key) for key in ("metadata", "totals/*", "offsets/*")]
+    + [(KeyboardInterrupt(), "metadata")],
+    ids=repr,
+)
 def test_a_clean_up_that_fails_says_what_deletes_the_rest(
-    tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, error: BaseException, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The location can be started only while all of it is there; else the next attempt deletes it."""
-    begun(tmp_path, KeyboardInterrupt(), Fault("fail", "delete", key, times=None))
+    begun(tmp_path, error, Fault("fail", "delete", key, times=None))
     assert f"run the same command again with the checkpoint location {tmp_path / 'location'}" in caplog.text
     there = left(tmp_path)
     settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(tmp_path / "green")})
