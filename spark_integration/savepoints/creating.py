@@ -246,10 +246,7 @@ class _Saving:
         return self._chosen(stateful_steps(self.spark, self.query_checkpoint, batch_id), batch_id, without)
 
     def look(self, without: Collection[str]) -> None:
-        """Raise what a savepoint of the query fails with for its operators, whichever its micro-batch.
-
-        A query that leaves what is read behind, twice, is taken for one that can be saved once it has stopped.
-        """
+        """Raise what a save fails with for its operators; nothing, if the query twice leaves behind what is read."""
         for _ in range(2):
             batch = self.location.batch()
             try:
