@@ -251,8 +251,8 @@ class _Saving:
             batch = self.location.batch()
             try:
                 steps = stateful_steps(self.spark, self.query_checkpoint, batch.batch_id)
-            except HoldfastError:
-                if not self._has_left(batch):
+            except HoldfastError as exc:
+                if not self._has_left(batch, exc):
                     raise
             else:
                 self._chosen(steps, batch.batch_id, without)
