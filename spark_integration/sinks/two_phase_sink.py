@@ -28,12 +28,15 @@ silent      no handle, error, repr or pickle holds a credential
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
+
+_log = logging.getLogger(__name__)
 
 JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON] | None"
 #: What `SinkTransaction.prepare` returns: plain JSON by which any process finds the prepared transaction again.
@@ -201,3 +204,14 @@ class TwoPhaseSink(ABC):
         Called on the driver when a run begins, and after the tasks of a micro-batch of which some were repeated: so no
         task that still counts is at work. Decided ones may be among them.
         """
+
+
+def tell_of_two_drivers(query: SinkQuery, batch_id: int) -> None:
+    """Warn that parts of a micro-batch are given up, as the target shows it already: another driver was faster."""
+    _log.warning(
+        "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
+        "given up",
+        query.sink,
+        batch_id,
+        query.query_id,
+    )

@@ -53,15 +53,21 @@ class Marks:
         self._write(query, 0)
         return -1
 
-    def require(self, batch_id: int) -> None:
+    def require(self, query: SinkQuery, batch_id: int) -> bool:
         """Check that there still is a mark, of whichever query: it goes with its topic.
+
+        Returns
+        -------
+        bool
+            Whether this query's micro-batch was wholly visible once.
 
         Raises
         ------
         StateLostError
             There is none.
         """
-        if self._read() is None:
+        mark = self._read()
+        if mark is None:
             raise StateLostError(
                 "the topic no longer has the sink's mark: it was deleted, and perhaps made anew, so that results are "
                 "gone from it; or somebody has deleted the consumer group. Bring the topic back, or give the sink "
@@ -71,17 +77,13 @@ class Marks:
                 group=self._group,
                 batch=batch_id,
             )
+        return mark.text == query.query_id and mark.offset > batch_id
 
     def put(self, query: SinkQuery, batch_id: int) -> None:
         """Show a micro-batch, unless the query has been replaced meanwhile, or a later one is shown."""
         mark = self._read()
         if mark is not None and mark.text == query.query_id and mark.offset <= batch_id:
             self._write(query, batch_id + 1)
-
-    def shows(self, query: SinkQuery, batch_id: int) -> bool:
-        """Tell whether a micro-batch was wholly visible once."""
-        mark = self._read()
-        return mark is not None and mark.text == query.query_id and mark.offset > batch_id
 
     def _read(self) -> Mark | None:
         request = requests.fetch_marks(self._group)

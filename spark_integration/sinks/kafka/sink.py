@@ -34,6 +34,7 @@ from holdfast.spark_integration.sinks.two_phase_sink import (
     SinkQuery,
     SinkTransaction,
     TwoPhaseSink,
+    tell_of_two_drivers,
 )
 
 _log = logging.getLogger("holdfast.kafka")
@@ -112,7 +113,7 @@ class KafkaSink(TwoPhaseSink):
         wanted = prepared.with_rows(handles)
         with self._cluster(self._options(query)) as cluster:
             if self.topic is not None:
-                Marks(cluster, self.name, self.topic).require(batch_id)
+                Marks(cluster, self.name, self.topic).require(query, batch_id)
             known = _described(cluster, wanted)
         gone = [one for one in wanted if not one.is_open(known.get(one.transactional_id))]
         if gone:
@@ -129,15 +130,15 @@ class KafkaSink(TwoPhaseSink):
         wanted = prepared.with_rows(handles)
         with self._cluster(self._options(query)) as cluster:
             marks = None if self.topic is None else Marks(cluster, self.name, self.topic)
-            if marks is not None:
-                marks.require(batch_id)
-            is_shown = marks is not None and marks.shows(query, batch_id)
+            is_shown = marks is not None and marks.require(query, batch_id)
             known = _described(cluster, wanted)
             committed = [one for one in wanted if one.is_committed(known.get(one.transactional_id))]
             waiting = [one for one in wanted if one.is_open(known.get(one.transactional_id))]
             if is_shown and waiting:
                 # The mark comes last: these are another driver's, whose messages would be there beside the others.
-                self._fence_another_drivers(cluster, query, batch_id, waiting)
+                tell_of_two_drivers(query, batch_id)
+                for one in waiting:
+                    prepared.fence(cluster, one.transactional_id)
                 return
             alive = committed + waiting
             # If nothing is visible yet, a part of the micro-batch shall not become so.
@@ -165,19 +166,6 @@ class KafkaSink(TwoPhaseSink):
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         with self._cluster(self._options(query)) as cluster:
             return [one.handle() for one in prepared.left_open(cluster, self._prefix(query.query_id))]
-
-    def _fence_another_drivers(
-        self, cluster: Cluster, query: SinkQuery, batch_id: int, waiting: Sequence[Prepared]
-    ) -> None:
-        _log.warning(
-            "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
-            "given up",
-            self.name,
-            batch_id,
-            query.query_id,
-        )
-        for one in waiting:
-            prepared.fence(cluster, one.transactional_id)
 
     def _id(self, cluster: Cluster, attempt: SinkAttempt) -> str:
         """Return a spare id if there is one: coordinators keep all that they have seen for a week."""

@@ -9,8 +9,7 @@ Staging tables are applied, marked and dropped as `applying` says.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from psycopg import errors, sql
@@ -22,9 +21,7 @@ from holdfast.spark_integration.sinks.postgres.connecting import Link
 from holdfast.spark_integration.sinks.postgres.marks import Marks
 from holdfast.spark_integration.sinks.postgres.target import Target
 from holdfast.spark_integration.sinks.postgres.writing import PREPARED, STAGED, prepared_handle, staged_handle
-from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
-
-_log = logging.getLogger(__name__)
+from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery, tell_of_two_drivers
 
 _PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
 _STAGED = """
@@ -116,7 +113,7 @@ class Ending:
                 raise self.marks.conflict(query, shown.query_id)
             return
         if batch_id <= shown.batch_id:
-            _end_another_drivers(link, query, batch_id, [handle for handle in handles if _key(handle) in there])
+            _end_another_drivers(link, query, batch_id, handles, there)
             return
         prepared = [handle for handle in handles if handle["way"] == PREPARED and _key(handle) in there]
         others = [handle for handle in prepared if not end_prepared(link, "COMMIT", str(handle["gid"]))]
@@ -140,7 +137,7 @@ class Ending:
         if batch_id >= shown.batch_id:
             self._check_gone(link, query, batch_id, _gone(handles, there))
         if batch_id <= shown.batch_id:
-            _end_another_drivers(link, query, batch_id, [handle for handle in handles if _key(handle) in there])
+            _end_another_drivers(link, query, batch_id, handles, there)
             return
         self._applying.commit(link, query, batch_id, staged, helpers)
         self.marks.show(link, query, batch_id, self.target)
@@ -157,14 +154,12 @@ class Ending:
             )  # fmt: skip
 
 
-def _end_another_drivers(link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+def _end_another_drivers(
+    link: Link, query: SinkQuery, batch_id: int, handles: Sequence[Handle], there: Collection[tuple[str, ...]]
+) -> None:
     """End what another attempt at a micro-batch that is shown has prepared: it would be shown twice."""
-    if handles:
-        _log.warning(
-            "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
-            "given up",
-            query.sink, batch_id, query.query_id,
-        )  # fmt: skip
+    if there:
+        tell_of_two_drivers(query, batch_id)
         abort(link, handles)
 
 

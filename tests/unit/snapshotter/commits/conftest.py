@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,6 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectSt
     url = f"file://{tmp_path}/durable" if request.param == "file" else f"memory://commits-{next(_numbers)}"
     with open_storage(url) as opened:
         yield opened
-
-
-@pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2) as threads:
-        yield threads
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,12 +32,6 @@ LATER, EARLIER = "the later one", "the earlier one"
 def target() -> TimedStorage:
     """Return a storage that overwrites, as most do."""
     return TimedStorage()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
 
 
 def stored(target: TimedStorage, comment: str) -> Savepoint:

@@ -44,12 +44,6 @@ def target() -> Iterator[ObjectStorage]:
         yield opened
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as executor:
-        yield executor
-
-
 def test_what_was_stored_is_read(target: ObjectStorage, threads: ThreadPoolExecutor) -> None:
     made = a_savepoint(target)
     found = read_savepoint(target, "one")

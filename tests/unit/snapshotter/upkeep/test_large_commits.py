@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 import pytest
 
@@ -59,12 +59,6 @@ def large_commit(note: str = "") -> bytes:
 @pytest.fixture
 def storage() -> Watched:
     return Watched()
-
-
-@pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2) as threads:
-        yield threads
 
 
 def listed(storage: Watched) -> tuple[PrefixedStorage, StoredObject]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 
 import pytest
 
@@ -13,12 +12,6 @@ from holdfast.snapshotter.upkeep.verification import verify_shard
 from tests.model.shard_history import PREFIX, ShardHistory, TimedStorage, Version
 
 RETAINED = 100
-
-
-@pytest.fixture
-def executor() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2) as threads:
-        yield threads
 
 
 class RunningQuery:
