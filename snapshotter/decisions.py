@@ -150,7 +150,7 @@ class Decisions:
         Raises
         ------
         ConflictError
-            Another driver has decided the same micro-batch, where the storage can tell.
+            Another driver has decided the same micro-batch.
         InvalidArgumentError
             The handles are too large.
         UnavailableError
@@ -168,7 +168,7 @@ class Decisions:
                 size_bytes=size_bytes,
                 limit_bytes=_HANDLES_BYTES_MAX,
             )
-        self._folder.put(f"decided-{decision.batch_id}", stored_file.encode(KIND, header)[0])
+        self._folder.put_if_absent(f"decided-{decision.batch_id}", stored_file.encode(KIND, header)[0])
         self._kept.append(decision.batch_id)
 
     def prune(self, retained: int) -> None:

@@ -23,6 +23,14 @@ def repetitions(quick: int, long: int) -> range:
     return range(long if LONG else quick)
 
 
+def kills(quick: int) -> int:
+    """Return how many processes a test of kills is to kill, 10 in the long profile; ``HOLDFAST_TEST_KILLS=100`` more.
+
+    Nearly all of its time is starting what was killed: 14 CPU seconds for a driver.
+    """
+    return int(os.environ.get("HOLDFAST_TEST_KILLS", 10 if LONG else quick))
+
+
 def sample(cases: Sequence[Case], quick: int = 1) -> list[Case]:
     """Return all cases in the long profile, else `quick` of them, evenly spread from the one whose turn it is."""
     if LONG or quick >= len(cases):

@@ -152,6 +152,10 @@ class FaultyStorage(ObjectStorage):
         """Store an object, or fail to; see `ObjectStorage.put`."""
         self._perform("put", (key,), lambda: self.inner.put(key, data))
 
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object, or fail to; see `ObjectStorage.put_if_absent`. To a fault it is a put."""
+        self._perform("put", (key,), lambda: self.inner.put_if_absent(key, data))
+
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object, or fail to; see `ObjectStorage.get`."""
         return self._perform("get", (key,), lambda: self.inner.get(key, limit_bytes))

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import ClosedError, CorruptionError, InvalidArgumentError, NotFoundError
+from holdfast.errors import ClosedError, ConflictError, CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectInfo, ObjectStorage
 
 if TYPE_CHECKING:
@@ -232,12 +232,60 @@ class StorageContract:
         assert bytes(storage.get("k")) == b"x" * 10_000
         assert [info.key for info in storage.list("")] == ["k"]
 
+    def test_a_key_that_is_taken_keeps_its_bytes(self, storage: ObjectStorage, other: ObjectStorage) -> None:
+        """`put_if_absent` stores under a free key, takes the same bytes again, and refuses others of any size."""
+        storage.put_if_absent("f/k", b"mine")
+        other.put_if_absent("f/k", b"mine")
+        for data in (b"your", b"longer than mine", b""):
+            with pytest.raises(ConflictError) as caught:
+                other.put_if_absent("f/k", data)
+            facts = caught.value.facts
+            assert f"{facts['storage']}/{facts['key']}" == f"{storage.url}/f/k"
+        assert bytes(storage.get("f/k")) == b"mine"
+        assert [info.key for info in storage.list("")] == ["f/k"]
+        storage.delete(["f/k"])
+        storage.put_if_absent("f/k", memoryview(b"next"))
+        assert bytes(storage.get("f/k")) == b"next"
+
+    def test_a_large_object_if_absent(self, storage: ObjectStorage) -> None:
+        """What `put` would store in parts is whole here, too."""
+        data = bytes(range(251)) * (self.large_bytes // 251 + 1)
+        storage.put_if_absent("large", data)
+        storage.put_if_absent("large", data)
+        with pytest.raises(ConflictError):
+            storage.put_if_absent("large", data[:-1] + b"\xff")
+        assert bytes(storage.get("large", len(data))) == data
+
+    def test_one_of_many_is_first(self, storage: ObjectStorage, other: ObjectStorage) -> None:
+        """Of threads that put different bytes under one key at once, one succeeds, and its bytes stay.
+
+        Set it to None for a storage that looks before it puts.
+        """
+
+        def put(number: int) -> bool:
+            start.wait()
+            try:
+                (storage, other)[number % 2].put_if_absent(key, bytes([number]) * 1000)
+            except ConflictError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(4) as pool:
+            for turn in range(10):
+                key, start = f"t/{turn}", threading.Barrier(4)
+                (first,) = (number for number, stored in enumerate(pool.map(put, range(4))) if stored)
+                assert bytes(storage.get(key)) == bytes([first]) * 1000
+
     def test_invalid_keys(self, storage: ObjectStorage) -> None:
         """An invalid key is refused by every operation, and changes nothing."""
         storage.put("kept", b"1")
         for key in INVALID_KEYS:
-            calls = (storage.get, lambda key: storage.put(key, b"1"), lambda key: storage.delete(["kept", key]))
-            for call in calls:
+            for call in (
+                storage.get,
+                lambda key: storage.put(key, b"1"),
+                lambda key: storage.put_if_absent(key, b"1"),
+                lambda key: storage.delete(["kept", key]),
+            ):
                 with pytest.raises(InvalidArgumentError):
                     call(key)
         assert [info.key for info in storage.list("")] == ["kept"]

@@ -9,6 +9,7 @@ is in the record and in what later runs have added: `holdfast.snapshotter.owners
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from holdfast.backends import stored_file
@@ -123,8 +124,10 @@ def declare_operator(storage: ObjectStorage, record: OperatorRecord) -> Operator
     """
     stored = find_operator(storage, record.operator)
     if stored is None:
+        data = stored_file.encode(KIND, asdict(record))[0]
         try:
-            PrefixedStorage(storage, record.operator).put(_KEY, stored_file.encode(KIND, asdict(record))[0])
+            with suppress(ConflictError):  # another record came first, and decides
+                PrefixedStorage(storage, record.operator).put_if_absent(_KEY, data)
         except (InvalidArgumentError, UnavailableError) as exc:
             exc.add_note("no state was written: check that spark.holdfast.checkpoint.dir is writable")
             raise

@@ -18,8 +18,9 @@ Invariants
 * **whole first**: what the manifest does not name is deleted only when the manifest stands and all it names is there.
   From then on there is a savepoint: that something cannot be deleted is no failure.
 
-Two makers can still damage a savepoint: if one's put of the manifest is held up until the other has finished, it
-replaces the other's. It finds that its mark is gone, and raises; no order of requests can undo it.
+The manifest replaces no other: of two makers that store theirs at once, one is refused. Only where the storage cannot
+refuse (`ObjectStorage.put_if_absent`) can a put that is held up until the other maker has finished replace that one's
+manifest. Its maker finds that its mark is gone, and raises; no order of requests can undo it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class Making:
         missing = _missing(savepoint.keys, self._required())
         if missing:
             raise self._conflict(missing)
-        self.folder.put(KEY, data)
+        try:
+            self.folder.put_if_absent(KEY, data)
+        except ConflictError as exc:
+            raise self._conflict() from exc
         listed = list(self.folder.list(""))
         missing = _missing({**savepoint.keys, KEY: data.size}, listed)
         # The manifest is read last: while another maker may still replace it, that one's mark is in the listing.

@@ -161,6 +161,12 @@ def map_error(
     return kind(message, action=action, key=key, storage=url, detail=_redacted(_detail(exc), secrets))
 
 
+def s3_code(exc: BaseException) -> str | None:
+    """Return the error code that an S3 store has answered, None if there was no answer."""
+    answer = _answer(exc)
+    return answer[0] if answer else None
+
+
 def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:
     """Return class and message for an S3 error code and its HTTP status (0 where there is none)."""
     if code in _ABSENT_CODES:

@@ -7,9 +7,9 @@
             17-9f3c                  an object, 0600
             .tmp-4711-0              an unfinished write; after a crash it stays, and no list shows it
 
-A put is: temporary file in the same folder, write, fsync, rename, fsync of the folder. A folder that this
-instance uses for the first time is fsynced in its parent as well, whoever made it: the maker may have died
-before doing so.
+A put is: temporary file in the same folder, write, fsync, rename, fsync of the folder. Where the key must be free, a
+hard link takes the place of the rename, as it replaces nothing. A folder that this instance uses for the first time is
+fsynced in its parent as well, whoever made it: the maker may have died before doing so.
 
 Plain system calls and not fsspec, because fsspec's local file system never calls fsync, publishes what was
 written when the body of a ``with`` raises, and leaves modes to the umask. Below the root every folder is
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What a file system without hard links answers.
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class LocalStorage(ObjectStorage):
@@ -68,19 +70,29 @@ class LocalStorage(ObjectStorage):
 
     def put(self, key: str, data: Buffer) -> None:
         """Store an object; see `ObjectStorage.put`."""
+        self._put(key, data, _replace)
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
+        if not self._put(key, data, _link):
+            self._require(key, data)
+
+    def _put(self, key: str, data: Buffer, publish: Callable[[str, str, int], bool]) -> bool:
+        """Write a file and give it its name, by `publish`; return what that returns: whether it has the name."""
         view = flat_view(data)
         *folder, name = check_key(key).split("/")
         self._begin("put")
         with translated("put", self.url, key), self._made_folder(tuple(folder)) as at:
             temporary = self._write_temporary(at, view)
             try:
-                os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
-            except BaseException:
+                published = publish(temporary, name, at)
+            finally:
                 _remove(temporary, at)
-                raise
             os.fsync(at)
-        self._requests.add_bytes("put", view.nbytes)
-        _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+        if published:
+            self._requests.add_bytes("put", view.nbytes)
+            _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+        return published
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
@@ -222,6 +234,35 @@ class LocalStorage(ObjectStorage):
             _remove(name, at)
             raise
         return name
+
+
+def _replace(temporary: str, name: str, at: int) -> bool:
+    """Give a file its name, whoever has it; return True."""
+    os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    return True
+
+
+def _link(temporary: str, name: str, at: int) -> bool:
+    """Give a file its name unless another object has it; tell whether it has."""
+    try:
+        os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+    except FileExistsError:
+        if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise  # no object, which the caller could compare
+        return False
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        return not _exists(name, at) and _replace(temporary, name, at)
+    return True
+
+
+def _exists(name: str, at: int) -> bool:
+    try:
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _with_file(name: str, at: int, read: Callable[[int, int], memoryview]) -> memoryview:

@@ -19,8 +19,9 @@ silent      credentials are in no URL, repr, log record, exception or pickle
 bounded     no call waits for ever: attempts and time-outs have default limits
 limited     `get` refuses an object that is larger than the caller expects before it holds it
 
-Keys are written once: each object gets a new name (a random id), so no operation needs a lock, a rename or a condition.
-Putting the same bytes again after an unclear failure is harmless.
+Keys are written once: nearly every object gets a new name (a random id), so its put needs no lock, rename or condition.
+Putting the same bytes again after an unclear failure is harmless. Where the name itself decides who was first, as that
+of a sink's decision, `put_if_absent` stores it.
 
 Implementations: `local` (file), `s3`, `hdfs`, `fsspec` (memory and any other fsspec URL); `opening` chooses by URL.
 `wrappers` add a prefix or a bandwidth limit. `probe` tries all four methods when a query starts.
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
-from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.keys import check_folder
 
 if TYPE_CHECKING:
@@ -150,6 +151,52 @@ class ObjectStorage(ABC):
         UnavailableError
             The storage did not answer, or is full. The object is stored whole or not at all; which is unknown.
         """
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store `data` under `key` unless the key holds other bytes; as `put` in all else.
+
+        Parameters
+        ----------
+        key : str
+            Of two callers with different bytes, one succeeds.
+        data : Buffer
+            As for `put`. Meant for what is small: it is sent in one request.
+
+        Raises
+        ------
+        ConflictError
+            The key holds other bytes, and keeps them.
+        InvalidArgumentError, UnavailableError
+            As `put`.
+
+        Notes
+        -----
+        Atomic on local disks, HDFS and S3 (``If-None-Match: *``). Any other storage, S3 without conditional writes and
+        a file system without hard links look first and then put: there, two callers in the same instant may both
+        succeed, and the last one's bytes stay.
+        """
+        if not self._holds(key, data):
+            self.put(key, data)
+
+    def _holds(self, key: str, data: Buffer) -> bool:
+        """Tell whether an object with these bytes is there; raise ConflictError if it has others."""
+        view = flat_view(data)
+        try:
+            is_same = self.get(key, view.nbytes) == view
+        except NotFoundError:
+            return False
+        except CorruptionError:  # it is larger
+            is_same = False
+        if not is_same:
+            raise taken(key, self.url)
+        return True
+
+    def _require(self, key: str, data: Buffer) -> None:
+        """Raise ConflictError unless an object that was there just now has these bytes."""
+        if not self._holds(key, data):
+            raise UnavailableError(
+                "the object that had this key was deleted meanwhile: try again", action="put", key=key, storage=self.url
+            )
 
     @abstractmethod
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
@@ -315,6 +362,16 @@ def require_size(size_bytes: int, limit_bytes: int, key: str, url: str) -> None:
             size_bytes=size_bytes,
             limit_bytes=limit_bytes,
         )
+
+
+def taken(key: str, url: str) -> ConflictError:
+    """Return the error of a put under a key that holds other bytes."""
+    return ConflictError(
+        "the key is taken by other bytes, and an object is written once: choose another key",
+        action="put",
+        key=key,
+        storage=url,
+    )
 
 
 def check_range(start: int, end: int) -> None:

@@ -49,6 +49,10 @@ class WrappedStorage(ObjectStorage):
         """Store an object; see `ObjectStorage.put`."""
         self.inner.put(key, data)
 
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
+        self.inner.put_if_absent(key, data)
+
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
         return self.inner.get(key, limit_bytes)
@@ -98,6 +102,10 @@ class PrefixedStorage(WrappedStorage):
     def put(self, key: str, data: Buffer) -> None:
         """Store an object below the prefix; see `ObjectStorage.put`."""
         self.inner.put(self._folder + key, data)
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object below the prefix unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
+        self.inner.put_if_absent(self._folder + key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object below the prefix; see `ObjectStorage.get`."""
@@ -178,3 +186,8 @@ class LimitedStorage(WrappedStorage):
         """Wait for bandwidth, then store the object; see `ObjectStorage.put`."""
         self._bandwidth.take(flat_view(data).nbytes)
         self.inner.put(key, data)
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Wait for bandwidth, then store the object unless its key holds other bytes."""
+        self._bandwidth.take(flat_view(data).nbytes)
+        self.inner.put_if_absent(key, data)

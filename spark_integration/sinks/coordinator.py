@@ -210,22 +210,28 @@ class Coordinator:
             )
 
     def _refuse_second(self, batch_id: int) -> None:
-        # Few storages can refuse the put itself; two drivers that look in the same instant both go on.
+        # The put itself refuses another decision of the micro-batch; but that one may be pruned, and later ones stand.
         if self._is_overtaken(batch_id):
-            raise ConflictError(
-                "another driver of this query has decided this micro-batch or a later one, so two run: this one ends",
-                sink=self._query.sink,
-                query=self._query.query_id,
-                batch=batch_id,
-                storage=self._storage.url,
-            )
+            raise self._second(batch_id)
+
+    def _second(self, batch_id: int) -> ConflictError:
+        return ConflictError(
+            "another driver of this query has decided this micro-batch or a later one, so two run: this one ends",
+            sink=self._query.sink,
+            query=self._query.query_id,
+            batch=batch_id,
+            storage=self._storage.url,
+        )
 
     def _decide(self, decision: Decision) -> None:
         """Store a decision; where that fails, whether it stands may be unknown."""
         self._is_settled = False
         try:
             self._decisions.put(decision)
-        except (ConflictError, InvalidArgumentError):  # it does not
+        except ConflictError as exc:
+            self._is_settled = True
+            raise self._second(decision.batch_id) from exc
+        except InvalidArgumentError:  # it does not stand
             self._is_settled = True
             raise
 

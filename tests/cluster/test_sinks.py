@@ -13,7 +13,7 @@ from tests.cluster.standalone import cluster
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import target_of
-from tests.repetitions import LONG, sample
+from tests.repetitions import kills, sample
 from tests.spark.application import run_program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.slow(90), pytest.mark.timeout(1800)]
@@ -26,7 +26,7 @@ def test_executors_are_killed_under_a_sink(target: str, java_home: Path, tmp_pat
     with cluster(tmp_path) as master, target_of(target).served(tmp_path) as place:
         job = Job(str(tmp_path), "packed", master=master, target=target, place=place)
         run = SinkKillings(job, random.Random(target))
-        run.run(20 if LONG else 2, ["executor"])
+        run.run(kills(quick=2), ["executor"])
         found = run.judged()
     print(f"\n{target}: killed {run.done}; {found}")
     assert found.is_right, f"{found}; {run.describe()}"

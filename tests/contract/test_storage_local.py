@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from holdfast.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 
@@ -97,7 +97,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         self.failing: dict[str, int] = {}
-        for name in ("open", "mkdir", "pwrite", "fsync", "replace"):
+        for name in ("open", "mkdir", "pwrite", "fsync", "replace", "link"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
 
     def _wrap(self, name: str, call: Any) -> Any:
@@ -119,6 +119,37 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after(
     storage.put("a/b", b"1")
     assert calls.made[-4:] == ["pwrite", "fsync", "replace", "fsync"]
     assert calls.made.count("fsync") == 2
+
+
+def test_a_key_that_was_taken_is_synced_before_that_is_said(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took it may have died before the sync of the folder: "it is there" must hold after a crash, too."""
+    storage.put("a/first", b"1")
+    calls = Calls(monkeypatch)
+    for _ in range(2):
+        storage.put_if_absent("a/b", b"1")
+        made = [call for call in calls.made if call != "open"]
+        assert made == ["pwrite", "fsync", "link", "fsync"]
+        calls.made.clear()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links(
+    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is looked at before the put: what is there stays there, and nothing else is left."""
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    for data in (b"mine", b"mine"):
+        storage.put_if_absent("a/k", data)
+    with pytest.raises(ConflictError):
+        storage.put_if_absent("a/k", b"your")
+    assert (root / "a" / "k").read_bytes() == b"mine"
+    assert os.listdir(root / "a") == ["k"]
 
 
 def test_a_folder_new_to_this_instance_is_synced_whoever_made_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +244,9 @@ def test_links_inside_the_root_lead_nowhere(storage: ObjectStorage, root: Path, 
             storage.get(key)
     with pytest.raises(InvalidArgumentError):
         storage.get("a/file-link")
-    with pytest.raises(InvalidArgumentError):
-        storage.put("folder-link/new", b"1")
+    for put, key in ((storage.put, "folder-link/new"), (storage.put_if_absent, "a/file-link")):
+        with pytest.raises(InvalidArgumentError):
+            put(key, b"1")
     storage.delete(["folder-link/secret", "a/file-link"])
     assert [path.name for path in outside.iterdir()] == ["secret"]
     assert (outside / "secret").read_bytes() == b"secret"
@@ -231,8 +263,9 @@ def test_a_root_may_be_a_link(tmp_path: Path) -> None:
 def test_object_and_folder_of_one_name(storage: ObjectStorage) -> None:
     storage.put("a/b", b"1")
     for key in ("a", "a/b/c"):
-        with pytest.raises(InvalidArgumentError, match="collides"):
-            storage.put(key, b"1")
+        for put in (storage.put, storage.put_if_absent):
+            with pytest.raises(InvalidArgumentError, match="collides"):
+                put(key, b"1")
     assert [info.key for info in storage.list("")] == ["a/b"]
 
 

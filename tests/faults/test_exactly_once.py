@@ -13,13 +13,13 @@ import pytest
 import holdfast
 from tests.faults.killed_driver import OPERATOR, Job
 from tests.faults.killings import Killings, expected, found_output, micro_batches
-from tests.repetitions import LONG, repetitions
+from tests.repetitions import LONG, kills, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # At least one of each: driver, worker, server.
-KILLS = 25 if LONG else 3
+KILLS = kills(quick=3)
 # By turns with test_exactly_once_timeouts and test_exactly_once_processor, which kill other pairs.
 PAIRS = [pytest.param("rows", "memory", marks=pytest.mark.smoke)]
 ALL_PAIRS = list(itertools.product(["packed", "rows"], ["memory", "filesystem", "rocksdb"]))

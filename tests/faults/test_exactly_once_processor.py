@@ -19,13 +19,13 @@ from tests.faults.killed_processor import OPERATOR, ProcessorJob, Visits
 from tests.faults.killings import Killings, MicroBatch, micro_batches, rows_of
 from tests.faults.plain_processing import PlainRun
 from tests.plain_states import NEVER, Plain
-from tests.repetitions import LONG, sample
+from tests.repetitions import LONG, kills, sample
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # At least one of each: driver, worker, server.
-KILLS = 25 if LONG else 3
+KILLS = kills(quick=3)
 RUNS = [
     ("rows", "memory", "ProcessingTime"),
     ("packed", "filesystem", "EventTime"),

@@ -14,12 +14,12 @@ from tests.faults import killed_sessions
 from tests.faults.killed_driver import Job
 from tests.faults.killed_sessions import OPERATOR, expected
 from tests.faults.killings import Killings, micro_batches
-from tests.repetitions import LONG, repetitions
+from tests.repetitions import LONG, kills, repetitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = 25 if LONG else 3
+KILLS = kills(quick=3)
 # By turns with test_exactly_once and test_exactly_once_processor, which kill other pairs.
 PAIRS = [("packed", "rocksdb")]
 ALL_PAIRS = [*PAIRS, ("rows", "memory"), ("rows", "filesystem"), ("rows", "rocksdb"), ("packed", "memory")]

@@ -83,6 +83,10 @@ class CrashingStorage(WrappedStorage):
         with self._crash.around():
             super().put(key, data)
 
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        with self._crash.around():
+            super().put_if_absent(key, data)
+
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         with self._crash.around():
             return super().get(key, limit_bytes)

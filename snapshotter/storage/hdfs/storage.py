@@ -44,7 +44,6 @@ from holdfast.backends.options import nearest_name
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import (
     ClosedError,
-    ConflictError,
     HoldfastError,
     InvalidArgumentError,
     NotFoundError,
@@ -70,6 +69,7 @@ from holdfast.snapshotter.storage.object_storage import (
     check_range,
     flat_view,
     require_size,
+    taken,
     whole_range,
 )
 from holdfast.snapshotter.storage.options import dotted
@@ -146,6 +146,10 @@ class HdfsStorage(ObjectStorage):
         self._perform("put", key, lambda client, attempt: self._put(client, attempt, path, view), seconds)
         self._requests.add_bytes("put", view.nbytes)
         _LOG.debug("put key=%s size_bytes=%d", key, view.nbytes)
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object; see `ObjectStorage.put_if_absent`. On HDFS each put keeps what is there."""
+        self.put(key, data)
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
@@ -286,12 +290,7 @@ class HdfsStorage(ObjectStorage):
         except FileExistsError as exc:
             size = view.nbytes
             if client.get_file_info(path).length != size or _read_first(client, attempt, path, size) != view:
-                raise ConflictError(
-                    "the key is taken by other bytes, and an object is written once: choose another key",
-                    action="put",
-                    key=path.removeprefix(f"{self._root}/"),
-                    storage=self.url,
-                ) from exc
+                raise taken(path.removeprefix(f"{self._root}/"), self.url) from exc
             client.delete(temporary, False)
 
     def _remove(self, client: hdfs_native.Client, temporary: str) -> None:

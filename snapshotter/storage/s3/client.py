@@ -16,9 +16,10 @@ import asyncio
 import functools
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import aiobotocore.session
+import aiohttp
 import botocore.loaders
 import fsspec.asyn
 import s3fs
@@ -73,6 +74,22 @@ def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
 async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) -> Any:
     """Make one request, which only botocore repeats."""
     return await client._call_s3(operation, **request)  # noqa: SLF001
+
+
+def announced_size(response: Any) -> int:
+    """Return the size of a reply's body, without which a body that was cut off looks whole."""
+    if "ContentLength" not in response:
+        raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
+    return cast("int", response["ContentLength"])
+
+
+async def read_body(response: Any, most: int) -> bytes:
+    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
+    size = announced_size(response)
+    data = cast("bytes", await response["Body"].read()) if size <= most else b""
+    if len(data) != size:
+        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
+    return data
 
 
 def close(client: s3fs.S3FileSystem) -> None:

@@ -3,6 +3,7 @@
 ::
 
     put      up to 2 parts' size: one PutObject          larger: CreateMultipartUpload, parts 4 at a time, Complete
+    put_if_absent    one PutObject, If-None-Match: *
     get      one GetObject                               larger: its head tells the size, then ranges 4 at a time
     list     ListObjectsV2, page by page                 delete: DeleteObjects, 1,000 keys a request
 
@@ -15,8 +16,9 @@ Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to
 all of one operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not
 match its checksum is read 3 times.
 
-Reply lost: a PutObject is simply sent again. A CompleteMultipartUpload that was done already answers
-NoSuchUpload when sent again; then the object's size decides, which is safe because keys are written once.
+Reply lost: a PutObject is simply sent again; a conditional one then finds its own object, and compares the bytes. A
+CompleteMultipartUpload that was done already answers NoSuchUpload when sent again; then the object's size decides,
+which is safe because keys are written once.
 
 Fork: see `holdfast.snapshotter.storage.connections`.
 """
@@ -39,7 +41,7 @@ from botocore.exceptions import BotoCoreError
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, translated
+from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_code, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import (
     ObjectInfo,
@@ -50,7 +52,7 @@ from holdfast.snapshotter.storage.object_storage import (
     whole_range,
 )
 from holdfast.snapshotter.storage.options import secrets_of
-from holdfast.snapshotter.storage.s3.client import close, connect, request_of
+from holdfast.snapshotter.storage.s3.client import announced_size, close, connect, read_body, request_of
 from holdfast.snapshotter.storage.s3.options import check_options, with_defaults
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ _MAX_PARTS = 10_000
 _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
 _DELETE_BATCH = 1_000
+# Answers to a conditional put: the key has an object; there are no conditions here.
+_TAKEN, _NO_CONDITIONS = "PreconditionFailed", "NotImplemented"
 
 
 class S3Storage(ObjectStorage):
@@ -113,6 +117,20 @@ class S3Storage(ObjectStorage):
                 self._run(self._put_large(self._fs(), name, memoryview(view)))
         self._requests.add_bytes("put", len(view))
         _LOG.debug("put key=%s size_bytes=%d", key, len(view))
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        """Store an object unless its key holds other bytes; see `ObjectStorage.put_if_absent`."""
+        name, view = self._name(key), bytes(flat_view(data))
+        with translated("put", self.url, key, self._secrets):
+            refusal = self._run(self._put_new(self._fs(), name, view))
+        if refusal == _TAKEN:
+            self._require(key, view)
+        elif refusal == _NO_CONDITIONS:
+            _LOG.info("the store knows no conditional writes: looking before the put key=%s", key)
+            super().put_if_absent(key, view)
+        else:
+            self._requests.add_bytes("put", len(view))
+            _LOG.debug("put if absent key=%s size_bytes=%d", key, len(view))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
@@ -205,6 +223,18 @@ class S3Storage(ObjectStorage):
         async with self._limit(len(view)):
             await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view))
 
+    async def _put_new(self, fs: Any, name: str, data: bytes) -> str | None:
+        """Put what must replace nothing; return why the store has not, None if it has."""
+        async with self._limit(len(data)):
+            try:
+                await self._call(fs, "put_object", Key=name, Body=io.BytesIO(data), IfNoneMatch="*")
+            except OSError as exc:
+                code = s3_code(exc)
+                if code not in (_TAKEN, _NO_CONDITIONS):
+                    raise
+                return code
+        return None
+
     async def _put_large(self, fs: Any, name: str, view: memoryview) -> None:
         """Upload in parts; on any failure stop all of them, and only then abort."""
         async with self._limit(view.nbytes):
@@ -240,7 +270,7 @@ class S3Storage(ObjectStorage):
 
     async def _size(self, fs: Any, name: str) -> int | None:
         try:
-            return _announced_size(await self._call(fs, "head_object", Key=name))
+            return announced_size(await self._call(fs, "head_object", Key=name))
         except FileNotFoundError:
             return None
 
@@ -258,7 +288,7 @@ class S3Storage(ObjectStorage):
         async with self._limit() as limit:
             response = await self._call(fs, "get_object", Key=name)
             try:
-                size = _announced_size(response)
+                size = announced_size(response)
                 require_size(size, limit_bytes, key, self.url)
             except (CorruptionError, aiohttp.ClientPayloadError):
                 response["Body"].close()
@@ -295,7 +325,7 @@ class S3Storage(ObjectStorage):
         """Read the body of an answer; ask again where it is cut, too short, too long or damaged on the way."""
         for attempt in range(1, _BODY_ATTEMPTS + 1):
             try:
-                return await _read(response, most)
+                return await read_body(response, most)
             except (aiohttp.ClientError, BotoCoreError):
                 if attempt == _BODY_ATTEMPTS:
                     raise
@@ -354,22 +384,6 @@ class S3Storage(ObjectStorage):
         kind, message = error_for_code(str(entry.get("Code", "")), 0)
         key = str(entry.get("Key", "")).removeprefix(self._root)
         return key, kind(message, action="delete", key=key, storage=self.url, detail=entry.get("Code"))
-
-
-def _announced_size(response: Any) -> int:
-    """Return the size of a reply's body, without which a body that was cut off looks whole."""
-    if "ContentLength" not in response:
-        raise aiohttp.ClientPayloadError("the reply has no Content-Length; what is in between must not remove it")
-    return cast("int", response["ContentLength"])
-
-
-async def _read(response: Any, most: int) -> bytes:
-    """Return the whole body, which must be as long as announced; one that is longer than `most` is not read."""
-    size = _announced_size(response)
-    data = cast("bytes", await response["Body"].read()) if size <= most else b""
-    if len(data) != size:
-        raise aiohttp.ClientPayloadError(f"body has {len(data)} of {size} bytes, and at most {most} are wanted")
-    return data
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -12,7 +12,7 @@ import pytest
 from botocore.retries.standard import ExponentialBackoff
 
 from holdfast.backends import stored_file
-from holdfast.errors import CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.s3 import storage as s3_storage
@@ -61,14 +61,50 @@ def test_conflict_of_the_store_is_never_taken_for_an_object(
 ) -> None:
     """409 says that nothing was done: try again, for ever it is an error, and the key is not there."""
     conflict = proxy.rule("status", method="PUT", code=409, s3_code=code)
-    with pytest.raises(UnavailableError, match=f"detail={code}/409") as raised:
-        storage.put("o", b"data")
-    assert conflict.hits >= 1
-    assert raised.value.retryable
+    for put in (storage.put, storage.put_if_absent):
+        with pytest.raises(UnavailableError, match=f"detail={code}/409") as raised:
+            put("o", b"data")
+        assert raised.value.retryable
+    assert conflict.hits >= 2
     proxy.rules.clear()
     assert not storage.list("")
     storage.put("o", b"data")
     assert storage.get("o") == b"data"
+
+
+def test_reply_of_a_conditional_put_lost(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """Sent again, it finds its own object: that is no conflict."""
+    storage.put("first", b"1")  # so that the connection is a reused one
+    lost = proxy.rule("drop_reply", method="PUT", path="/o$", times=1)
+    storage.put_if_absent("o", b"mine")
+    assert lost.hits == 1
+    assert storage.get("o") == b"mine"
+    with pytest.raises(ConflictError):
+        storage.put_if_absent("o", b"your")
+    assert [method for method, _, _ in proxy.log[-2:]] == ["PUT", "GET"], "two requests, where the key is taken"
+
+
+def test_a_store_without_conditional_writes(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """It says so, and is looked at before the put."""
+    unknown = proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented", times=1)
+    storage.put_if_absent("o", b"mine")
+    assert unknown.hits == 1
+    assert storage.get("o") == b"mine"
+    proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented")
+    storage.put_if_absent("o", b"mine")
+    with pytest.raises(ConflictError):
+        storage.put_if_absent("o", b"your")
+    assert storage.get("o") == b"mine"
+
+
+def test_what_had_the_key_is_deleted_meanwhile(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """Whether it was the same is not known any more: try again."""
+    taken = proxy.rule("status", method="PUT", code=412, s3_code="PreconditionFailed", times=1)
+    with pytest.raises(UnavailableError, match="deleted meanwhile"):
+        storage.put_if_absent("o", b"mine")
+    assert taken.hits == 1
+    storage.put_if_absent("o", b"mine")
+    assert storage.get("o") == b"mine"
 
 
 @pytest.mark.parametrize("attempts", [1, 4])

@@ -1,11 +1,10 @@
 """Sinks under kills: processes die at random moments and at each step, and a reader finds each result once.
 
-benches/SINKS.md shows 100 kills of each, by HOLDFAST_SINK_KILLS=100.
+benches/SINKS.md shows 100 kills of each, by HOLDFAST_TEST_KILLS=100.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import time
@@ -19,12 +18,12 @@ from tests.faults.sinks.judging import Onlooker, census
 from tests.faults.sinks.killed_query import Job
 from tests.faults.sinks.killing import SinkKillings
 from tests.faults.sinks.targets import TARGETS, SparksFiles, target_of
-from tests.repetitions import LONG, sample
+from tests.repetitions import LONG, kills, sample
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = int(os.environ.get("HOLDFAST_SINK_KILLS", "25" if LONG else "4"))
+KILLS = kills(quick=4)
 #: Those that append.
 SOURCES = ["parquet", "delta", "postgres", "postgres staged", "kafka"]
 #: Files and rows appended in foreachBatch, and Spark's own sink of Kafka.

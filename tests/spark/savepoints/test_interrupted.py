@@ -61,6 +61,10 @@ class _Powered(WrappedStorage):
         self._power.change()
         super().put(key, data)
 
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        self._power.change()
+        super().put_if_absent(key, data)
+
     def delete(self, keys: Iterable[str]) -> None:
         for key in list(keys):  # one at a time, so that it stops between two
             self._power.change()

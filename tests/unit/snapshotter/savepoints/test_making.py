@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,13 +26,23 @@ from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.shard_history import TimedStorage
 from tests.unit.snapshotter.savepoints.sample import KEY_OF_MANIFEST, a_savepoint
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 LATER, EARLIER = "the later one", "the earlier one"
+
+
+class _Overwriting(TimedStorage):
+    """Two that look at once both find a key free, and then put."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        self.put(key, data)
 
 
 @pytest.fixture
 def target() -> TimedStorage:
-    """Return a storage that overwrites, as most do."""
-    return TimedStorage()
+    """Return a storage that overwrites, as some do."""
+    return _Overwriting()
 
 
 def stored(target: TimedStorage, comment: str) -> Savepoint:
@@ -152,6 +163,23 @@ def test_a_manifest_that_lands_late_is_no_success(target: TimedStorage, threads:
     assert verify_savepoint(target, read_savepoint(target, "one"), threads)
     delete_savepoint(target, "one")
     assert target.objects == {}
+
+
+def test_a_manifest_that_lands_late_replaces_no_other(threads: ThreadPoolExecutor) -> None:
+    """Where the storage can refuse it, the other maker's savepoint is whole."""
+
+    def another() -> None:
+        with making(target, "one") as other:
+            other.finish(stored(target, LATER))
+
+    target = TimedStorage()
+    with making(held_up(target, another), "one") as new:
+        made = stored(target, EARLIER)
+        with pytest.raises(ConflictError, match="make it again, under another name"):
+            new.finish(made)
+    found = read_savepoint(target, "one")
+    assert found.comment == LATER
+    assert verify_savepoint(target, found, threads) == []
 
 
 def test_another_one_that_begins_before_the_manifest_lands_keeps_its_pieces(target: TimedStorage) -> None:

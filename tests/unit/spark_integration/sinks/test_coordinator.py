@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -155,11 +156,36 @@ def test_a_driver_that_wakes_late_decides_nothing_twice(url: str) -> None:
     assert target.prepared == {"next": 2}, "its own is given up, its successor's is not"
 
 
+class _Raced(WrappedStorage):
+    """Another driver decides between this one's look and its put."""
+
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        if "decided-1" in key:
+            other = Decision(QUERY.sink, QUERY.query_id, 1, 1, ({"id": "other"},))
+            Decisions(self.inner, QUERY.sink, QUERY.query_id).put(other)
+        super().put_if_absent(key, data)
+
+
+def test_of_two_drivers_that_decide_at_once_one_is_refused(tmp_path: Path) -> None:
+    """Each has looked, and found nothing decided: the first put counts, and the other driver shows nothing."""
+    url, target = str(tmp_path), Target(has_mark=False)
+    show(url, target, QUERY, 0)
+    late = Coordinator(ModelSink(target, Crash()), QUERY, _Raced(open_storage(url)), 100)
+    late.start(1, SCHEMA)
+    target.prepared |= {"late": 1, "other": 1}
+    with pytest.raises(ConflictError, match="another driver of this query has decided"):
+        late.finish(1, Prepared(({"id": "late"},), 1))
+    assert target.shown(1) == set()
+    assert target.prepared == {"other": 1}, "its own is given up, the other one's is not"
+    coordinator(url, target, QUERY).start(2, SCHEMA)
+    assert target.shown(1) == {"other"}
+
+
 class _Landing(WrappedStorage):
     """A put lands, and its repeat by the client is refused, as where credentials have expired in between."""
 
-    def put(self, key: str, data: Buffer) -> None:
-        super().put(key, data)
+    def put_if_absent(self, key: str, data: Buffer) -> None:
+        super().put_if_absent(key, data)
         if "decided-1" in key:
             raise InvalidArgumentError("access denied")
 
