@@ -186,10 +186,11 @@ class Decisions:
 
     def delete(self) -> None:
         """Delete all that is stored of the query under this name: another one has taken its place."""
-        keys = [info.key for info in self._folder.list("")]
-        # The sign that the query is there goes last, so that a killed delete is begun again.
-        self._folder.delete([key for key in keys if key != _BEGUN])
-        self._folder.delete([_BEGUN])
+        # The newest decision goes last, so that a killed delete is begun again by it: of earlier ones a target may
+        # remember nothing, and without any what has just been shown may look like a leftover.
+        last = [f"decided-{batch_id}" for batch_id in self.batches()[-1:]]
+        self._folder.delete([info.key for info in self._folder.list("") if info.key not in last])
+        self._folder.delete(last)
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ class Coordinator:
             As `TwoPhaseSink.open` and `TwoPhaseSink.commit` raise.
         """
         is_new = self._take_name()
-        replaced = self._replaced()
-        if replaced is not None:
-            self._settle_replaced(replaced)
         try:
+            replaced = self._replaced()
+            if replaced is not None:
+                self._settle_replaced(replaced)
             shown = self._sink.open(self._query, schema)
         except BaseException:
             if is_new:  # it has written nothing, and is in nobody's way

@@ -40,6 +40,8 @@ _NAME = re.compile(r"[A-Za-z0-9-]{1,59}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: Names of the sinks that this program has defined so far.
 _defined: set[str] = set()
+#: By sink's name and query: the run and the micro-batch that were decided last, through whichever function.
+_decided: dict[tuple[str, str], tuple[str, int]] = {}
 
 
 def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name: str | None = None) -> ExactlyOnce:
@@ -98,7 +100,7 @@ class ExactlyOnce:
         # A run that goes on with the next micro-batch has nothing half-done behind it; anything else is a new start.
         # So is Spark's next run: settings may be others, and another query may have taken this one's place.
         run = self._runs.get(query_id)
-        if run is not None and run_id is not None and run.run_id == run_id and run.is_decided(batch_id):
+        if run_id is not None and _decided.get((self._sink.name, query_id)) == (run_id, batch_id):
             raise InvalidArgumentError(
                 "this sink was called twice in one micro-batch, which is decided with the rows of the first call: give "
                 "it the union of both, or each a sink of its own",
@@ -115,6 +117,8 @@ class ExactlyOnce:
         except BaseException:
             self._runs.pop(query_id).close()
             raise
+        if run_id is not None and run.is_decided(batch_id):
+            _decided[self._sink.name, query_id] = run_id, batch_id
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what describes it, without storages and connections."""

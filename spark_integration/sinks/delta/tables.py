@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote
 
 import xxhash
 from deltalake import DeltaTable
@@ -167,17 +169,19 @@ class KeptTable:
         """Make what was committed since a version survive a crash of the machine, where it is on a local disk."""
         if "://" in self.url and not self.url.startswith("file://"):
             return
-        root = self.url.removeprefix("file://")
-        log = os.path.join(root, "_delta_log")
+        root = Path(self.url.removeprefix("file://"))
+        log = root / "_delta_log"
+        folders = {root, log}
         for version in range(since + 1, table.version() + 1):
             with suppress(FileNotFoundError):  # cleaned up by another writer
-                path = os.path.join(log, f"{version:020}.json")
-                with open(path, "rb") as lines:
+                path = log / f"{version:020}.json"
+                with path.open("rb") as lines:
                     added = [json.loads(line).get("add") for line in lines]
-                for name in [add["path"] for add in added if add]:
-                    _sync(os.path.join(root, name))
+                for name in [unquote(add["path"]) for add in added if add]:  # a URL, relative to the table's
+                    _sync(root / name)
+                    folders.update((root / name).parents[: name.count("/") + 1])
                 _sync(path)
-        for folder in (log, root):
+        for folder in folders:
             _sync(folder)
 
     @contextmanager
@@ -259,7 +263,7 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
     return theirs
 
 
-def _sync(path: str) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

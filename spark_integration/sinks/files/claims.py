@@ -21,6 +21,8 @@ KIND = "sink-query"
 #: What holdfast keeps below a sink's URL; readers of files pass over names that begin so.
 FOLDER = "_holdfast"
 _QUERIES = f"{FOLDER}/queries"
+# In the key of a claim. A sink may be called queries, too: all that it keeps has fewer or more.
+_SLASHES = 3
 
 
 def claim(storage: ObjectStorage, query: SinkQuery, *, alone: bool) -> None:
@@ -57,6 +59,8 @@ def read_claims(storage: ObjectStorage) -> dict[str, dict[str, str | None]]:
     """Return by sink all queries that have written, and whom each replaced."""
     claims: dict[str, dict[str, str | None]] = {}
     for info in storage.list(f"{_QUERIES}/"):
+        if info.key.count("/") != _SLASHES:
+            continue
         source = f"{storage.url}/{info.key}"
         stored = stored_file.decode(storage.get(info.key), source=source, kind=KIND, plain_bytes_max=0)
         fields = Fields(stored.header, source, "sink", "query_id", "replaces")

@@ -119,9 +119,10 @@ class FileTransaction(SinkTransaction):
         ]
         self._notes += 1
         self._attempts.note(self._attempt, self._notes - 1, first, files)
+        # Before they are there: a put that fails may have put some, and somebody may have taken their note away.
+        self._files += files
         keys = [self._attempts.key_of(file.name) for file in files]
         list(io_executor().map(self._storage.put, keys, [data for data, _, _ in made]))
-        self._files += files
         self._held, self._held_bytes = [], 0
 
     def _encoded(self, rows: pa.Table) -> pa.Buffer:

@@ -141,6 +141,8 @@ class Link:
     def run(self, statement: str | sql.Composed, values: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement, and return its rows if it has any."""
         query = sql.SQL(statement) if isinstance(statement, str) else statement
+        if values is not None and isinstance(query, sql.Composed):
+            query = sql.Composed([_plain(part) for part in query])
         cursor = self.connection.execute(query, values)
         # Not by its columns: `SELECT FROM …` has none, and may have rows.
         has_rows = cursor.pgresult is not None and cursor.pgresult.status == pq.ExecStatus.TUPLES_OK
@@ -149,6 +151,11 @@ class Link:
     def close(self) -> None:
         with suppress(psycopg.Error):
             self.connection.close()
+
+
+def _plain(part: sql.Composable) -> sql.Composable:
+    """Return a part of a statement with values; in a name, psycopg would take % for the place of one."""
+    return sql.SQL(part.as_string().replace("%", "%%")) if isinstance(part, sql.Identifier) else part
 
 
 _idle: dict[tuple[object, ...], list[Link]] = {}

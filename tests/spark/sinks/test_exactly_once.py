@@ -156,9 +156,13 @@ def test_other_columns_in_a_later_micro_batch_are_no_longer_those_of_the_first(s
     assert shown.rows() == totals(FED[0])
 
 
-def test_a_second_call_in_one_micro_batch_is_an_error(shown: Shown) -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["one function", "a function for each call"])
+def test_a_second_call_in_one_micro_batch_is_an_error(shown: Shown, anew: bool) -> None:
     """The first one is decided: the rows of the second would be dropped as those of a repeat are."""
-    inner = shown.function
+    function = shown.function
+
+    def inner(frame: DataFrame, batch_id: int) -> None:
+        (sinks.exactly_once(CsvFolder(str(shown.folder))) if anew else function)(frame, batch_id)
 
     def twice(frame: DataFrame, batch_id: int) -> None:
         inner(frame.where("key = 'none'"), batch_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,12 @@ from holdfast.errors import (
     UnavailableError,
 )
 from holdfast.snapshotter.decisions import Decision, Decisions
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
-from tests.model.sink_target import SCHEMA, Crash, ModelSink, Target
+from tests.model.sink_target import SCHEMA, Crash, Killed, ModelSink, Target
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,6 +76,43 @@ def test_what_a_replaced_query_decided_is_committed_first(url: str) -> None:
     show(url, target, HEIR, 0)
     assert set(target.visible) == {"query-1-0", "query-2-0"}
     assert not target.prepared
+
+
+class _Dying(WrappedStorage):
+    """The driver dies when so many objects are deleted, which a storage does one after the other."""
+
+    def __init__(self, inner: ObjectStorage, deleted: int) -> None:
+        super().__init__(inner)
+        self.left = deleted
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if not self.left:
+                raise Killed
+            super().delete([key])
+            self.left -= 1
+
+
+@pytest.mark.parametrize("deleted", range(4))
+def test_a_successor_that_dies_while_it_deletes_decisions_begins_again(url: str, deleted: int) -> None:
+    """Of all that the replaced query has shown, its target knows the handles of the last micro-batch only."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 8, 9, 10)
+    target.forgotten = {"query-1-8", "query-1-9"}
+    with pytest.raises(Killed):
+        Coordinator(ModelSink(target, Crash()), HEIR, _Dying(open_storage(url), deleted), 100).start(0, SCHEMA)
+    show(url, target, HEIR, 0)
+    assert set(target.visible) == {"query-1-8", "query-1-9", "query-1-10", "query-2-0"}
+
+
+def test_a_successor_that_cannot_begin_is_not_in_the_first_ones_way(url: str) -> None:
+    """What the replaced query decided cannot be shown for now, so it may have to go on itself."""
+    target = Target(has_mark=False)
+    show(url, target, QUERY, 0)
+    with pytest.raises(UnavailableError):
+        Coordinator(ModelSink(target, Crash(at=1, kills=False)), HEIR, open_storage(url), 100).start(0, SCHEMA)
+    show(url, target, QUERY, 1)
+    show(url, target, SinkQuery("model", "query-3", "query-1"), 0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from holdfast.errors import (
     StateLostError,
     UnavailableError,
 )
-from holdfast.spark_integration.sinks.delta import commits
+from holdfast.spark_integration.sinks.delta import commits, tables
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.delta.statistics import statistics
 from holdfast.spark_integration.sinks.delta.tables import storage_options
@@ -246,6 +246,23 @@ def test_upserts_take_the_place_of_rows(url: str) -> None:
     writer.sink.commit(writer.query, 1, handles)
     assert writer.shown() == [(1, "a"), (2, "last"), (3, "d"), (None, "C")]
     assert not [path for path in Path(url, "_holdfast").rglob("*") if path.is_file() and "queries" not in path.parts]
+
+
+@pytest.mark.parametrize("keys", [None, ["key"]])
+def test_what_a_commit_made_is_synced_before_staged_files_go(
+    url: str, keys: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions with blanks and the like among them, which the log and the disk spell in two ways."""
+    synced: list[Path] = []
+    monkeypatch.setattr(tables, "_sync", lambda path: synced.append(Path(path)))
+    writer = opened(DeltaSink("out", url, keys, partition_by=["word"], create=True))
+    writer.write(0, {1: "plain", 2: "a b", 3: "ü:%"})
+    files = [path for path in Path(url).rglob("*.parquet") if "_holdfast" not in path.parts]
+    assert len(files) == 3
+    log = Path(url, "_delta_log")
+    expected = {*files, *(path.parent for path in files), log / f"{1:020}.json", log, Path(url)}
+    assert set(synced) == expected
+    assert len(synced) == len(expected)
 
 
 def test_names_of_columns_need_no_quoting_by_users(url: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast import clock
-from holdfast.errors import HoldfastError, NotFoundError
+from holdfast.errors import HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
@@ -176,6 +176,29 @@ def test_a_zombie_that_goes_on_after_its_end_leaves_nothing(target: Target) -> N
     for _ in range(2):
         transaction.write(pa.record_batch([[*range(1 << 17)]], schema=SCHEMA))
     with pytest.raises(HoldfastError, match="ended"):
+        transaction.prepare()
+    transaction.abort()
+    assert target.files() == 0
+
+
+@pytest.mark.parametrize("target", SINKS, indirect=True)
+def test_a_zombie_whose_put_fails_leaves_nothing(target: Target) -> None:
+    """It was ended before its file came, and learns nothing of that: the reply to its put is lost."""
+    zombie = target.fail()
+    original = zombie.put
+
+    def put(key: str, data: object) -> None:
+        if key.endswith(".parquet"):
+            target.storage = target.inner
+            target.sink.abort(target.query, target.sink.leftovers(target.query))
+        original(key, data)  # type: ignore[arg-type]
+        if key.endswith(".parquet"):
+            raise UnavailableError("the reply is lost")
+
+    zombie.put = put  # type: ignore[method-assign]
+    transaction = target.sink.begin(SinkAttempt(target.query, 0, 0, clock.new_id() + clock.new_id()), SCHEMA)
+    transaction.write(pa.record_batch([[0]], schema=SCHEMA))
+    with pytest.raises(UnavailableError):
         transaction.prepare()
     transaction.abort()
     assert target.files() == 0

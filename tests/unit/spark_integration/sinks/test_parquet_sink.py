@@ -211,6 +211,23 @@ def test_other_readers_see_what_counts(writer: Writer) -> None:
     assert ds.dataset(writer.sink.url, format="parquet").files == []
 
 
+@pytest.mark.parametrize("name", ["queries", "schema", "attempts", "batches"])
+def test_a_sink_may_have_a_name_that_stands_in_keys(tmp_path: Path, name: str) -> None:
+    """What it keeps lies among other things of that name, and is told from them."""
+    writer = Writer(ParquetSink(name, str(tmp_path / "target")))
+    for batch in range(2):
+        assert writer.sink.open(writer.query, SCHEMA) == batch - 1
+        handle = writer.write(batch, [batch])
+    left = writer.prepared(2, [2])
+    assert writer.sink.open(writer.query, SCHEMA) == 1
+    writer.sink.commit(writer.query, 1, [handle])
+    assert writer.sink.leftovers(writer.query) == [left]
+    writer.sink.abort(writer.query, [left])
+    assert keys_of(read_parquet(writer.sink.url)) == [0, 1]
+    with pytest.raises(ConflictError, match=writer.query.query_id):
+        writer.sink.open(SinkQuery(name, clock.new_uuid()), SCHEMA)
+
+
 def test_results_of_a_replaced_query_stay_first(writer: Writer) -> None:
     """A query that goes on with another's results numbers its micro-batches anew."""
     writer.write(5, [1])

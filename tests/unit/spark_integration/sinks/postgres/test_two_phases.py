@@ -185,3 +185,19 @@ def test_a_dead_workers_connection_that_does_not_end_is_said(either: Case, monke
         process.resume()
     zombie.abort()
     assert either.leftovers() == []
+
+
+def test_a_schema_may_have_any_name(either: Case) -> None:
+    """Such as one in which psycopg sees the place of a value."""
+    schema = '50%s "off"'
+    quoted = '"' + schema.replace('"', '""') + '"'
+    either.sql(f"DROP SCHEMA IF EXISTS {quoted} CASCADE; CREATE SCHEMA {quoted}")
+    object.__setattr__(either.sink, "schema", schema)
+    either.open()
+    handles = [either.prepared(row, partition=place) for place, row in enumerate(ROWS)]
+    either.confirm(*handles)
+    for _ in range(2):
+        either.commit(*handles)
+    assert either.rows() == ROWS
+    assert either.leftovers() == []
+    assert either.open() == 0
