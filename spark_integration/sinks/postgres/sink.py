@@ -128,7 +128,10 @@ class PostgresSink(TwoPhaseSink):
         link = connecting.take_alive(to, application)
         try:
             with failures.as_ours("a transaction begins", sink=self.name):
+                is_known = self.table in link.known
                 found = self._target(link)
+                if not is_known:  # the name alone may mean another table here: search_path is each machine's own
+                    self._marks(found).require_same(link, query, found)
             index = found.key_index(self.keys)
             equal = index is not None and index.nulls_are_equal
             work = Work(attempt, found, self._marks(found), tuple(self.keys), equal)

@@ -14,6 +14,7 @@ import pytest
 from holdfast.errors import HoldfastError, InvalidArgumentError, SchemaMismatchError, StateLostError, UnavailableError
 from holdfast.spark_integration.sinks.postgres import connecting, ending
 from holdfast.spark_integration.sinks.postgres.connecting import Link
+from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
 from holdfast.spark_integration.sinks.two_phase_sink import Handle
 from tests.servers.postgres import Postgres
 from tests.unit.spark_integration.sinks.postgres.attempts import Case, case
@@ -318,3 +319,22 @@ def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> N
     either.confirm(handle, batch_id=1)
     either.commit(handle, batch_id=1)
     assert either.sql(f"SELECT * FROM {either.sink.table} ORDER BY 1", dbname=schema) == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize("columns", ["k text, n bigint", _KEYED])
+def test_a_worker_that_finds_another_table_under_the_name_writes_nothing(postgres: Postgres, columns: str) -> None:
+    """Executors have an environment of their own, and a role may be given another search_path while a query runs."""
+    made = case(postgres, columns)
+    schema = made.sink.table.partition(".")[0]
+    made.sql(f"CREATE SCHEMA {schema}_b; CREATE TABLE {schema}_b.results ({columns})")
+    keys = ["k"] if columns == _KEYED else []
+    made.sink = PostgresSink(made.sink.name, "results", keys, schema=schema)
+    made.options = {"options": f"-c search_path={schema}"}
+    made.open()
+    made.commit(made.prepared(("a", 1)))
+    made.options = {"options": f"-c search_path={schema}_b"}
+    with pytest.raises(StateLostError, match="the table is not the one"):
+        made.prepared(("b", 2), batch_id=1)
+    made.options = {"options": f"-c search_path={schema}"}
+    assert made.leftovers() == []
+    assert made.rows(f"{schema}.results") == [("a", 1)]
