@@ -57,12 +57,16 @@ class SinkQuery:
         The id of the query whose results are in the target, which this one goes on with by the user's consent.
     options : mapping of str to str
         What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
+    has_decided : bool
+        For `TwoPhaseSink.open` alone: whether decisions of this query are stored, so that a target that knows nothing
+        of it was emptied or made anew.
     """
 
     sink: str
     query_id: str
     replaces: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    has_decided: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

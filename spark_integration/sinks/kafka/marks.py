@@ -38,8 +38,13 @@ class Marks:
         ------
         ConflictError
             Another query writes here, which this one does not replace.
+        StateLostError
+            There is no mark of a query that has decided micro-batches.
         """
         mark = self._read()
+        if mark is None and query.has_decided:
+            # A new one would show none, and be taken for one behind the first micro-batch, whose messages are gone.
+            raise self._gone()
         if mark is not None and mark.text == query.query_id:
             return mark.offset - 1
         if mark is not None and mark.text != query.replaces:
@@ -68,15 +73,7 @@ class Marks:
         """
         mark = self._read()
         if mark is None:
-            raise StateLostError(
-                "the topic no longer has the sink's mark: it was deleted, and perhaps made anew, so that results are "
-                "gone from it; or somebody has deleted the consumer group. Bring the topic back, or give the sink "
-                "another name to begin anew",
-                sink=self._sink,
-                topic=self._topic,
-                group=self._group,
-                batch=batch_id,
-            )
+            raise self._gone(batch=batch_id)
         return mark.text == query.query_id and mark.offset > batch_id
 
     def put(self, query: SinkQuery, batch_id: int) -> None:
@@ -84,6 +81,17 @@ class Marks:
         mark = self._read()
         if mark is not None and mark.text == query.query_id and mark.offset <= batch_id:
             self._write(query, batch_id + 1)
+
+    def _gone(self, **facts: object) -> StateLostError:
+        return StateLostError(
+            "the topic no longer has the sink's mark: it was deleted, and perhaps made anew, so that results are gone "
+            "from it; or somebody has deleted the consumer group. Bring the topic back, or give the sink another name "
+            "to begin anew",
+            sink=self._sink,
+            topic=self._topic,
+            group=self._group,
+            **facts,
+        )
 
     def _read(self) -> Mark | None:
         request = requests.fetch_marks(self._group)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from confluent_kafka import admin as kafka_admin
 
 from holdfast.errors import InvalidArgumentError, StateLostError
+from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.kafka.wire.fields import Answer
 from tests.servers.programs import wait_until
 from tests.unit.spark_integration.sinks.kafka.lab import SCHEMA, Lab
@@ -44,6 +47,27 @@ def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_mad
     else:
         with pytest.raises(InvalidArgumentError, match="no such topic"):
             lab.sink.open(lab.query, SCHEMA)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_topic_that_was_made_anew_while_the_query_was_away_is_said(lab: Lab, tmp_path: Path, batches: int) -> None:
+    """Its first micro-batch is all that it had shown, so that the mark of a topic that shows none is but one behind."""
+
+    def started(batch_id: int) -> Coordinator:
+        run = Coordinator(lab.sink, lab.query, open_storage(str(tmp_path)), 100)
+        run.start(batch_id, SCHEMA)
+        return run
+
+    run = started(0)
+    for batch_id in range(batches):
+        run.finish(batch_id, Prepared((lab.prepare(str(batch_id), batch_id=batch_id),), 1))
+    admin = kafka_admin.AdminClient({"bootstrap.servers": lab.server.servers})
+    admin.delete_topics([lab.topic])[lab.topic].result(30)
+    wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
+    make_anew(lab, admin)
+    for _ in range(2):
+        with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+            started(batches)
 
 
 def make_anew(lab: Lab, admin: kafka_admin.AdminClient) -> None:
