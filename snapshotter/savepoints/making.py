@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from holdfast import clock
-from holdfast.errors import ConflictError, HoldfastError
+from holdfast.errors import ConflictError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.savepoints.manifest import Savepoint, read_manifest
 from holdfast.snapshotter.savepoints.saved_operator import KEY
 from holdfast.snapshotter.savepoints.savepoints import MARK, require_free, savepoint_folder, unnamed
@@ -64,6 +64,8 @@ class Making:
         ------
         ConflictError
             Somebody has deleted parts of it meanwhile, or makes another savepoint of the name.
+        UnavailableError
+            The storage did not answer; once the manifest is asked to be stored, nobody knows whether it was.
 
         Notes
         -----
@@ -76,12 +78,19 @@ class Making:
             raise self._conflict(missing)
         try:
             self.folder.put_if_absent(KEY, data)
+            listed = list(self.folder.list(""))
+            missing = _missing({**savepoint.keys, KEY: data.size}, listed)
+            # The manifest is read last: while another maker may still replace it, that one's mark is in the listing.
+            is_mine = not missing and self._is_last(listed) and self._holds(data.to_pybytes())
         except ConflictError as exc:
             raise self._conflict() from exc
-        listed = list(self.folder.list(""))
-        missing = _missing({**savepoint.keys, KEY: data.size}, listed)
-        # The manifest is read last: while another maker may still replace it, that one's mark is in the listing.
-        if missing or not self._is_last(listed) or bytes(self.folder.get(KEY)) != data.to_pybytes():
+        except UnavailableError as exc:
+            raise UnavailableError(
+                "nobody knows whether the savepoint is finished: run holdfast savepoint verify before making it again",
+                name=self.folder.prefix,
+                because=exc,
+            ) from exc
+        if not is_mine:
             raise ConflictError(
                 "somebody else deleted this savepoint, or made one of its name, while its manifest was stored: run "
                 "holdfast savepoint verify; unless it is whole, delete it and make it again, one process at a time",
@@ -104,6 +113,12 @@ class Making:
         # Two that were put in one tick of the store's clock are told apart by their ids: by all makers alike.
         marks = sorted((info.modified_ms, info.key) for info in listed if MARK.fullmatch(info.key))
         return bool(marks) and marks[-1][1] == self.mark
+
+    def _holds(self, manifest: bytes) -> bool:
+        try:
+            return bytes(self.folder.get(KEY)) == manifest
+        except NotFoundError:  # it was listed: somebody has deleted it since
+            return False
 
     def _delete(self, keys: list[str]) -> None:
         try:

@@ -247,19 +247,31 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
 
     Notes
     -----
-    The manifest goes first: whatever happens then, nobody takes the rest for a savepoint.
+    The manifest goes first: whatever happens then, nobody takes the rest for a savepoint. One that is finished while
+    its pieces are deleted goes, too.
     """
     folder = savepoint_folder(target, name)
-    keys = [info.key for info in folder.list("") if _OURS.fullmatch(info.key)]
+    keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
         raise InvalidArgumentError("this file is no savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
-    if KEY in keys:
-        folder.delete([KEY])
-    folder.delete(key for key in keys if key != KEY)
+    _delete(folder, keys)
+    if keys and KEY not in keys and KEY in (since := _ours(folder)):
+        _delete(folder, since)
+        keys = sorted({*keys, *since})
     uploads = _abort_uploads(folder)
     if not keys and not uploads:
         raise NotFoundError("no savepoint of this name is here", name=name, storage=target.url)
     return len(keys)
+
+
+def _ours(folder: PrefixedStorage) -> list[str]:
+    return [info.key for info in folder.list("") if _OURS.fullmatch(info.key)]
+
+
+def _delete(folder: PrefixedStorage, keys: list[str]) -> None:
+    if KEY in keys:
+        folder.delete([KEY])
+    folder.delete(key for key in keys if key != KEY)
 
 
 def _abort_uploads(folder: PrefixedStorage) -> int:

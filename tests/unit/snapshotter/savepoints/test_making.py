@@ -200,3 +200,44 @@ def test_a_savepoint_that_is_deleted_before_its_manifest_lands_is_not_finished(t
         made = stored(target, "mine")
         with pytest.raises(ConflictError, match=r"somebody else deleted.*missing=\S+"):
             new.finish(made)
+
+
+def test_one_that_is_finished_while_it_is_deleted_is_deleted(target: TimedStorage) -> None:
+    """It was unfinished when the deletion listed it: no manifest may stand whose pieces are gone."""
+    with ExitStack() as making_it:
+        new = making_it.enter_context(making(target, "one"))
+        made = stored(target, "mine")
+        before_the_deletes = Fault("delay", "delete", wait=lambda: new.finish(made))
+        delete_savepoint(FaultyStorage(target, [before_the_deletes]), "one")
+    assert target.objects == {}
+
+
+def test_one_that_is_deleted_before_its_last_look_is_no_missing_object(target: TimedStorage) -> None:
+    """What its maker is told is what happened."""
+    deleted = Fault("delay", "get", f"one/{KEY_OF_MANIFEST}", nth=2, wait=lambda: delete_savepoint(target, "one"))
+    storage = FaultyStorage(target, [deleted])
+    with making(storage, "one") as new:
+        made = stored(target, "mine")
+        with pytest.raises(ConflictError, match="somebody else deleted this savepoint"):
+            new.finish(made)
+    storage.assert_all_hit()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("lose_reply", "put", f"one/{KEY_OF_MANIFEST}"),
+        Fault("fail", "list", "one/", nth=3),
+        Fault("fail", "get", f"one/{KEY_OF_MANIFEST}", nth=2),
+    ],
+    ids=["stored", "listed", "read"],
+)
+def test_a_manifest_of_which_nobody_knows_is_to_be_looked_for(target: TimedStorage, fault: Fault) -> None:
+    """It stands: who made it again would hear that the name is taken."""
+    storage = FaultyStorage(target, [fault])
+    with making(storage, "one") as new:
+        made = stored(target, "mine")
+        with pytest.raises(UnavailableError, match=r"whether the savepoint is finished.*verify.*injected fault"):
+            new.finish(made)
+    storage.assert_all_hit()
+    assert read_savepoint(target, "one") == made
