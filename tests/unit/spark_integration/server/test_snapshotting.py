@@ -132,3 +132,40 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 0)
     with bench.shards.use(address) as still:
         assert still is reopened
+
+
+@pytest.mark.parametrize("in_use", [True, False], ids=["in use", "unused"])
+def test_nor_is_its_shard_taken_back_by_an_announcement_that_has_waited(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, in_use: bool
+) -> None:
+    """Behind the snapshot of another shard, on a slow storage: it is not even looked at before."""
+    monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
+    other, message = bench.commit("b"), bench.commit("a")
+    begun, going_on = bench.slow("put", "totals/b/snapshots/*")
+    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
+    address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
+    counters = bench.snapshotting.counters
+    try:
+        bench.snapshotting.announce(other)
+        assert begun.wait(10)
+        bench.snapshotting.announce(message)
+        with bench.shards.use(address) as reopened:
+            if in_use:
+                going_on.set()
+                eventually(lambda: counters["snapshots_missed"] + counters["snapshot_errors"])
+        going_on.set()
+        eventually(lambda: bench.snapshotting.queue.drain(0))
+    finally:
+        going_on.set()
+    assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 1)
+    with bench.shards.use(address) as still:
+        assert still is reopened
+
+
+def test_a_restarted_query_has_a_snapshot_of_a_shard_that_only_snapshots_open(bench: Bench) -> None:
+    """Where workers open their files themselves, the shard is open here as it was before the restart."""
+    message = bench.commit("a")
+    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
+    address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
+    bench.snapshotting.announce(replace(message, shard=address))
+    eventually(lambda: bench.snapshots("a") == [str(message.committed)])
