@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -13,6 +14,7 @@ from holdfast.snapshotter.savepoints.saved_operator import NAME, SHARDS_LIMIT, S
 from holdfast.spark_integration.savepoints.migrating import Migrate, Migration, migrations_of
 from holdfast.spark_integration.stored_pointers import HOSTS
 
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")
 _MODES = {"timeMode": "None", "outputMode": "update"}
 _KNOWN_MODES = {"none", "processingtime", "eventtime", "append", "update"}
 Sources = Literal["saved", "fresh"]
@@ -73,10 +75,10 @@ def require_comment(comment: object) -> None:
     Raises
     ------
     InvalidArgumentError
-        It is no text.
+        It is no text that every reader takes: a command line may pass on bytes that are no characters.
     """
-    if not isinstance(comment, str):
-        raise InvalidArgumentError("comment is a text", comment=comment)
+    if not isinstance(comment, str) or _NO_CHARACTER.search(comment):
+        raise InvalidArgumentError("comment is a text", comment=ascii(comment))
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
         )
         for of in kept
     ]
+    if any(plan.shards > MOST_SHARDS for plan in plans if not plan.is_reset):
+        raise InvalidArgumentError(
+            f"an operator has at most {MOST_SHARDS} shards, and one of the savepoint has more: choose shards",
+            shards=max(plan.shards for plan in plans if not plan.is_reset),
+        )
     new_names = [plan.name for plan in plans]
     for new in new_names:
         if not NAME.fullmatch(new) or new_names.count(new) > 1:

@@ -44,6 +44,7 @@ from holdfast.snapshotter.savepoints.savepoints import require_free
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
+from holdfast.spark_integration.savepoints.changes import require_comment
 from holdfast.spark_integration.savepoints.saved_query import saved_query, saved_sources, versions_of
 from holdfast.spark_integration.savepoints.saving import SAVED, SHARD, ShardSaver, StoredNames, shard_row
 from holdfast.spark_integration.savepoints.seeding import partitions_of
@@ -51,12 +52,7 @@ from holdfast.spark_integration.savepoints.tasks import run_tasks
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import STATE_VARIABLES, PointerRow
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch, QueryLocation
-from holdfast.spark_integration.stored_pointers import (
-    StatefulStep,
-    configured,
-    modes_of,
-    stateful_steps,
-)
+from holdfast.spark_integration.stored_pointers import StatefulStep, configured, modes_of, stateful_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,8 +172,9 @@ def stop(
 
 def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tuple[Settings, dict[str, object]]:
     """Return the session's settings and the options of its storage; raise where the arguments cannot be."""
-    if isinstance(without, str) or not isinstance(comment, str):
-        raise InvalidArgumentError("without is a list of names, and comment a text", without=without, comment=comment)
+    if isinstance(without, str):
+        raise InvalidArgumentError("without is a list of names", without=without)
+    require_comment(comment)
     return configured(spark)
 
 

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -99,15 +99,12 @@ def _stretches(operator: SavedOperator, shards: int) -> Iterator[tuple[int, int]
     pieces: dict[int, list[Piece]] = {}
     for piece in operator.pieces:
         pieces.setdefault(piece.shard, []).append(piece)
-    # By old shard the first of the new ones that begin in it.
-    begins = [-(-old * shards // operator.shards) for old in range(operator.shards + 1)]
-    for old, (begin, end) in enumerate(pairwise(begins)):
-        if begin < end:
-            tasks = min(end - begin, _tasks(operator, pieces.get(old, [])))
-            yield from (
-                (begin + (end - begin) * task // tasks, begin + (end - begin) * (task + 1) // tasks - 1)
-                for task in range(tasks)
-            )
+    # By the old shard in which they begin, of which there may be very many.
+    for old, begun in groupby(range(shards), lambda new: new * operator.shards // shards):
+        new = list(begun)
+        tasks = min(len(new), _tasks(operator, pieces.get(old, [])))
+        ends = [len(new) * task // tasks for task in range(tasks + 1)]
+        yield from ((new[begin], new[end - 1]) for begin, end in pairwise(ends))
 
 
 def _tasks(operator: SavedOperator, pieces: Sequence[Piece]) -> int:

@@ -63,3 +63,14 @@ def test_an_operator_that_is_called_so_has_its_name() -> None:
         (named,) = a_savepoint(target).operators
     assert not replace(named, name="unnamed-1").is_unnamed
     assert unnamed(1, {"unnamed-1", "unnamed-1-"}) == "unnamed-1--"
+
+
+def test_an_operator_with_more_shards_than_any_has_is_refused(quiet: Savepoint) -> None:
+    """Nothing could open it. One that begins without state has as many as the query says."""
+    totals, alerts = quiet.operators
+    many = replace(quiet, operators=(replace(totals, shards=70_000), replace(alerts, shards=70_000)))
+    named = {"rename": {"unnamed-1": "alerts"}}
+    with pytest.raises(InvalidArgumentError, match=r"at most 65536 shards.*choose shards.*70000"):
+        planned(many, **named)
+    assert planned(many, **named, shards=4) == {"totals": False, "alerts": True}
+    assert planned(many, **named, reset=frozenset({"totals"})) == {"totals": True, "alerts": True}

@@ -234,6 +234,13 @@ def test_a_large_shard_is_shared_among_tasks() -> None:
     assert tasks({"state": 40, "timers_by_due": 20}) == 1
 
 
+def test_a_manifest_may_say_any_number_of_shards() -> None:
+    """Dividing them costs what the new ones do."""
+    pieces = (Piece("state", "state", 1 << 30, 1, 1, 1, "", 1 << 63, (1 << 63) + 1),)
+    saved = SavedOperator("totals", 0, "host", False, (1 << 31) - 1, TABLES, TABLES, True, {}, (), pieces)
+    assert [row[1:3] for row in rows_of_shards(saved, 4)] == [(2, 2)]
+
+
 def test_a_new_shard_knows_when_its_first_timer_is_due(store: Store) -> None:
     """Exactly: a shard that is called for nothing is called in every micro-batch."""
     hashes = some_hashes(2)
