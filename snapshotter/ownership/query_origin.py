@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from holdfast.backends import stored_file
 from holdfast.errors import ConflictError, NotFoundError
 from holdfast.snapshotter.fields import Fields
+from holdfast.snapshotter.ownership.operator_record import find_operator
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 
@@ -135,6 +136,29 @@ def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
                 storage=storage.url,
             )
     folder.put(origin.query_id + _FILLS, b"")
+
+
+def require_directories(storage: ObjectStorage, query_id: str) -> None:
+    """Check that the directories that a query began with are still its own.
+
+    Of two that write a record at once, the first one may have read its own, where the storage cannot refuse the second.
+
+    Raises
+    ------
+    ConflictError
+        Another query has taken one of them.
+    """
+    origin = find_origin(storage, query_id)
+    for directory, owner in origin.directories.items() if origin else ():
+        record = find_operator(storage, directory)
+        if record is None or record.query_id != owner:
+            raise ConflictError(
+                "another query has taken the directory of an operator meanwhile: run one restore at a time into a "
+                "checkpoint directory",
+                operator=directory,
+                owner=record and record.query_id,
+                storage=storage.url,
+            )
 
 
 def may_clear(storage: ObjectStorage, origin: QueryOrigin, directory: str) -> bool:

@@ -82,8 +82,8 @@ def clone(
     Notes
     -----
     Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. If it fails, nothing is
-    left; if it is interrupted or killed, or Spark fails, the next one into the same location deletes what is: run it
-    once no task of the first one runs.
+    left; if it is interrupted or killed, or Spark or the last step fails, the next one into the same location deletes
+    what is: run it once no task of the first one runs.
     """
     settings, options = configured(spark)
     with (
@@ -98,6 +98,7 @@ def clone(
             steps = stateful_steps(spark, str(original), batch.batch_id)
             with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
                 _copy_operators(new, settings, storage, steps, query_id, batch.batch_id)
+                new.require()  # copying may have taken long
                 copy_location(location, new.location, query, batch)
                 new.finish()
                 return new.query_id
@@ -105,7 +106,8 @@ def clone(
         try:
             return cloned()
         except HoldfastError as exc:
-            if batchId is not None or batch.batch_id in query.committed():
+            # Who has lost the location would take it back.
+            if isinstance(exc, ConflictError) or batchId is not None or batch.batch_id in query.committed():
                 raise
             _log.warning("the query has left micro-batch %d behind; a later one is copied: %s", batch.batch_id, exc)
             batch = query.batch()

@@ -70,6 +70,7 @@ def rescale(
     settings, options = configured(spark)
     with new_query(spark, settings, options, query_checkpoint, to_checkpoint_dir) as new:
         create(spark, original, new.rescaling_url, new.query_id)
+        new.require()  # saving may have taken long
         with open_storage(new.rescaling_url, options) as savepoints:
             savepoint = read_savepoint(savepoints, new.query_id)
             restore_into(new, savepoints, new.rescaling_url, savepoint, changes)

@@ -10,7 +10,8 @@
 Whoever fails deletes all of it: what makes the location startable first, the file in it last. Whoever is interrupted
 only withdraws what makes it startable, since Spark waits for no task then, and one that goes on would write where all
 is deleted. That file stays, as it does where somebody is killed, and whoever comes next deletes what belongs to that
-id, and nothing else. ``metadata`` is written last, without which Spark starts nothing.
+id, and nothing else. ``metadata`` is written last, without which Spark starts nothing. Whoever does not know whether it
+was, or will be, leaves all as it is: it is whole then, or the next attempt's to delete.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.snapshotter.ownership.query_origin import (
     find_origin,
     forget_origin,
     may_clear,
+    require_directories,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -42,11 +44,12 @@ from holdfast.spark_integration.savepoints import seeding
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_WHOLE = "if there is a file metadata, the query is whole and can be started"
 _AGAIN = "run the same command again with the checkpoint location %s, which deletes that first"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class NewQuery:
     """A query in the making.
 
@@ -62,6 +65,8 @@ class NewQuery:
     location, storage : ObjectStorage
         Its checkpoint location, and its checkpoint directory.
     query_id : str
+    is_finishing : bool
+        Whether its last step has begun: from then on it may be whole.
     """
 
     spark: SparkSession
@@ -71,6 +76,7 @@ class NewQuery:
     location: ObjectStorage
     storage: ObjectStorage
     query_id: str
+    is_finishing: bool = False
 
     @property
     def stub_url(self) -> str:
@@ -94,8 +100,20 @@ class NewQuery:
         """Say which directories are filled, before they are: from then on they are known to be this query's."""
         declare_origin(self.storage, origin)
 
+    def require(self) -> None:
+        """Raise `ConflictError` if somebody else has taken the location: what is written there would be theirs."""
+        seeding.require_mine(self.location, self.query_id)
+
     def finish(self) -> None:
-        """Let the query be started; raises ConflictError if somebody else has taken its location meanwhile."""
+        """Let the query be started.
+
+        Raises
+        ------
+        ConflictError
+            Somebody else has taken its location meanwhile, or one of its operators' directories.
+        """
+        require_directories(self.storage, self.query_id)
+        self.is_finishing = True
         seeding.finish(self.location, self.query_id)
 
 
@@ -142,14 +160,14 @@ def new_query(
             try:
                 if _may_leave_tasks(exc):
                     _withdraw(new)
+                elif new.is_finishing and isinstance(exc, UnavailableError):
+                    # Its last put may land yet: where all else is deleted, Spark would start a query without state.
+                    _log.warning(f"nobody knows whether the new query is whole: {_WHOLE}; else {_AGAIN}", url)
                 else:
                     _remove(new)
             except HoldfastError as failed:
                 _log.warning(
-                    f"what was stored of the new query is not all deleted: {_AGAIN}; if there is a file metadata, the "
-                    "query is whole and can be started: %s",
-                    url,
-                    failed,
+                    f"what was stored of the new query is not all deleted: {_AGAIN}; {_WHOLE}: %s", url, failed
                 )
             raise
 

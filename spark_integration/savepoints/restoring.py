@@ -122,8 +122,8 @@ def restore(
     Notes
     -----
     A task holds the rows of one shard, up to three times, and in addition the timers of the shard of the savepoint that
-    it is part of. If it fails, nothing is left; if it is interrupted or killed, or Spark fails, the next one into the
-    same location deletes what is: run it once no task of the first one runs.
+    it is part of. If it fails, nothing is left; if it is interrupted or killed, or Spark or the last step fails, the
+    next one into the same location deletes what is: run it once no task of the first one runs.
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)
@@ -168,6 +168,7 @@ def restore_into(new: NewQuery, savepoints: ObjectStorage, target: str, savepoin
     shards_of = _restored(new, target, savepoint, states)
     operators = [_stub_operator(plan.saved, states.get(plan.saved.name), shards_of) for plan in plans]
     with _stub(new, operators, conf) as stub:
+        new.require()  # all before may have taken long
         folder = savepoint_folder(savepoints, savepoint.name)
         seeding.seed(new.location, stub, folder, savepoint.query, conf, fresh=changes.sources == "fresh")
 

@@ -18,11 +18,12 @@ Source: Spark 4.3's ``OffsetSeqLog`` and ``CommitLog``, and queries that were st
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
+from holdfast.errors import ConflictError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery
 from holdfast.snapshotter.savepoints.saved_operator import SHARDS_LIMIT
 from holdfast.snapshotter.savepoints.savepoints import read_log
@@ -30,6 +31,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.spark_state.query_location import NAMED_SOURCES, LoggedBatch
 
+_log = logging.getLogger(__name__)
 #: The setting that says into how many partitions Spark divides the state.
 PARTITIONS = "spark.sql.shuffle.partitions"
 _COUNT = re.compile("[1-9][0-9]{0,9}")
@@ -42,6 +44,7 @@ _PATH = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?/")
 _BELOW = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*:)?/.*(?P<state>/state/[0-9]+/_.+)")
 # Says that a restore is at work, or was stopped, and which id its query will have.
 _MARK = "holdfast-restoring-"
+_MARK_OF = re.compile(rf"{_MARK}([A-Za-z0-9-]{{1,64}})")
 
 
 def begin(location: ObjectStorage, query_id: str) -> set[str]:
@@ -65,14 +68,23 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
     found = {info.key for info in location.list("")}
     marks = _marks(found)
     if found and (not marks or "metadata" in found):
-        raise ConflictError(
-            "the checkpoint location of a restored query must be new, and this one holds something",
-            location=location.url,
-            holds=min(found),
-        )
-    location.put(_MARK + query_id, b"")
+        raise _not_new(location, min(found))
+    mine = _MARK + query_id
+    location.put(mine, b"")
+    # One that was finished before it could see the mark is whole; one that sees it is not finished.
+    if any(info.key == "metadata" for info in location.list("")):
+        location.delete([mine])
+        raise _not_new(location, "metadata")
     location.delete(key for key in found if key.startswith(_OURS))
     return marks
+
+
+def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
+    return ConflictError(
+        "the checkpoint location of a restored query must be new, and this one holds something",
+        location=location.url,
+        holds=holds,
+    )
 
 
 def forget(location: ObjectStorage, stopped: Iterable[str]) -> None:
@@ -100,7 +112,7 @@ def abandon(location: ObjectStorage) -> None:
 
 
 def _marks(keys: Iterable[str]) -> set[str]:
-    return {key.removeprefix(_MARK) for key in keys if key.startswith(_MARK)}
+    return {found[1] for key in keys if (found := _MARK_OF.fullmatch(key))}
 
 
 def finish(location: ObjectStorage, query_id: str) -> None:
@@ -110,20 +122,42 @@ def finish(location: ObjectStorage, query_id: str) -> None:
     ------
     ConflictError
         Another restore has taken the location meanwhile.
+    UnavailableError
+        Nobody knows whether it can be.
+
+    Notes
+    -----
+    That the mark cannot be deleted is told in a warning.
     """
-    _require_mine(location, query_id)
-    location.put("metadata", _json({"id": query_id}).encode())
+    require_mine(location, query_id)
     try:
-        _require_mine(location, query_id)
+        location.put_if_absent("metadata", _json({"id": query_id}).encode())
+    except ConflictError as exc:  # it stays: another one has finished meanwhile
+        raise _not_mine(location) from exc
+    try:
+        require_mine(location, query_id)
     except ConflictError:
         location.delete(["metadata"])
         raise
-    location.delete([_MARK + query_id])
+    try:
+        location.delete([_MARK + query_id])
+    except HoldfastError as exc:
+        _log.warning(
+            "the query is whole and can be started; what said that it was made is left in its checkpoint location, %s: "
+            "%s",
+            location.url,
+            exc,
+        )
 
 
-def _require_mine(location: ObjectStorage, query_id: str) -> None:
+def require_mine(location: ObjectStorage, query_id: str) -> None:
+    """Raise `ConflictError` if another restore has taken the location meanwhile."""
     if not is_mine(location, query_id):
-        raise ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
+        raise _not_mine(location)
+
+
+def _not_mine(location: ObjectStorage) -> ConflictError:
+    return ConflictError("another restore writes this checkpoint location: run one at a time", location=location.url)
 
 
 def pinned(query: SavedQuery, partitions: int | None) -> dict[str, str]:
@@ -203,10 +237,10 @@ def seed(
     watermark_ms = 0 if fresh else query.next_watermark_ms
     # What a later Spark pins besides holds of its state, which it has just made.
     saved = json.loads(query.batch) | {"conf": stub_conf} | ({"batchWatermarkMs": 0} if fresh else {})
-    location.put("offsets/0", _log(query.offsets_version, _json(saved), *lines))
+    location.put("offsets/0", _log_file(query.offsets_version, _json(saved), *lines))
     commit_version, commit = _text(stub, "commits/0").split("\n")[:2]
     committed = json.loads(commit) | {"nextBatchWatermarkMs": watermark_ms}
-    location.put("commits/0", _log(commit_version, _json(committed)))
+    location.put("commits/0", _log_file(commit_version, _json(committed)))
 
 
 def moved(key: str, data: memoryview, location: str) -> memoryview | bytes:
@@ -273,5 +307,5 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _log(version: str, *lines: str) -> bytes:
+def _log_file(version: str, *lines: str) -> bytes:
     return "\n".join([version, *lines]).encode()

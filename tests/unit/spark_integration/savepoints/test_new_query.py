@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,3 +181,54 @@ def test_a_clean_up_that_fails_says_what_deletes_the_rest(
     else:
         with again as new:
             assert left(tmp_path) == [f"location/holdfast-restoring-{new.query_id}"]
+
+
+def finished(folder: Path, *faults: Fault, before: Callable[[ObjectStorage], object] = lambda _: None) -> None:
+    """Make a query whole, with faults of its location."""
+
+    def opened(url: str, options: Mapping[str, object]) -> ObjectStorage:
+        storage = open_storage(url, options)
+        return FaultyStorage(storage, faults) if url == str(folder / "location") else storage
+
+    settings = Settings.parse({"spark.holdfast.checkpoint.dir": str(folder / "green")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "open_storage", opened)
+        with new_query(NO_SPARK, settings, {}, folder / "location") as new:
+            new.fill(QueryOrigin(new.query_id, new.query_id, "original", 7, {"totals": new.query_id}))
+            declare_operator(new.storage, replace(RECORD, query_id=new.query_id))
+            new.storage.put("totals/shard-0000/commits/1-aa", b"state")
+            new.location.put("offsets/0", b"")
+            before(new.storage)
+            new.finish()
+
+
+WHOLE = {"green/totals/operator", "green/totals/shard-0000/commits/1-aa", "location/metadata", "location/offsets/0"}
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_last_step_of_which_nobody_knows_deletes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lands: bool
+) -> None:
+    """Its put may land later: then Spark starts the query, whose positions and state must be there."""
+    with pytest.raises(UnavailableError):
+        finished(tmp_path, Fault("fail", "put", "metadata"))
+    if lands:
+        (tmp_path / "location/metadata").write_bytes(b"{}")
+        assert {*left(tmp_path)} >= WHOLE
+    else:
+        finished(tmp_path)
+        assert len({*left(tmp_path)} - WHOLE) == 1, "what the query began with"
+    assert "if there is a file metadata, the query is whole and can be started; else run the same" in caplog.text
+    assert f"the checkpoint location {tmp_path / 'location'}" in caplog.text
+
+
+def test_a_query_whose_directory_somebody_else_has_taken_is_not_finished(tmp_path: Path) -> None:
+    """Both have looked before either has put its record: the first one learns it now, not when it starts."""
+
+    def taken(storage: ObjectStorage) -> None:
+        storage.delete(["totals/operator"])
+        declare_operator(storage, replace(RECORD, query_id="another"))
+
+    with pytest.raises(ConflictError, match=r"another query.*operator=totals"):
+        finished(tmp_path, before=taken)
+    assert left(tmp_path) == ["green/totals/operator", "green/totals/shard-0000/commits/1-aa"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.errors import ConflictError, CorruptionError, InvalidArgumentError
 from holdfast.snapshotter.savepoints.manifest import SavedQuery, SavedSource
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
-from holdfast.spark_integration.savepoints.seeding import moved, partitions_of, pinned, seed
+from holdfast.spark_integration.savepoints.seeding import begin, finish, forget, moved, partitions_of, pinned, seed
 from holdfast.spark_integration.spark_state.query_location import LoggedBatch
+from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.model.shard_history import TimedStorage
 
 PINNED = {"spark.sql.shuffle.partitions": "2", "spark.sql.a": "1"}
 BATCH = json.dumps({"batchWatermarkMs": 7, "batchTimestampMs": 9, "conf": PINNED})
@@ -130,3 +132,56 @@ def test_partitions_are_a_number_of_shards() -> None:
     for given in ("many", "0", "-1", "3000000000", None, [2], "9" * 5000):
         with pytest.raises(CorruptionError, match="partitions that cannot be"):
             partitions_of(logged({"spark.sql.shuffle.partitions": given}))
+
+
+@pytest.mark.parametrize("has_begun", [True, False], ids=["its mark is seen", "nothing is seen"])
+def test_a_query_that_is_finished_while_another_begins_stays(has_begun: bool) -> None:
+    """The other one has looked at the location, and is held up before it puts its mark: it must not clear it."""
+    location = TimedStorage()
+
+    def whole() -> None:
+        if not has_begun:
+            begin(location, "first")
+        location.put("offsets/0", b"")
+        finish(location, "first")
+
+    if has_begun:
+        begin(location, "first")
+    with pytest.raises(ConflictError, match="must be new"):
+        begin(FaultyStorage(location, [Fault("delay", "put", wait=whole)]), "second")
+    assert sorted(location.objects) == ["metadata", "offsets/0"]
+
+
+def test_a_query_that_another_has_finished_first_keeps_its_metadata() -> None:
+    """The first one's put of its own is held up until the second has taken the location, and finished."""
+    location = TimedStorage()
+
+    def second() -> None:
+        forget(location, begin(location, "second"))
+        finish(location, "second")
+
+    begin(location, "first")
+    with pytest.raises(ConflictError, match="another restore writes this checkpoint location"):
+        finish(FaultyStorage(location, [Fault("delay", "put", "metadata", wait=second)]), "first")
+    assert location.objects["metadata"][0] == b'{"id":"second"}'
+
+
+def test_a_mark_that_cannot_be_deleted_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """The query is whole: who is told of a failure would delete it."""
+    location = TimedStorage()
+    begin(location, "first")
+    finish(FaultyStorage(location, [Fault("fail", "delete")]), "first")
+    assert sorted(location.objects) == ["holdfast-restoring-first", "metadata"]
+    assert "the query is whole" in caplog.text
+    with pytest.raises(ConflictError, match="must be new"):
+        begin(location, "second")
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "a b"])
+def test_a_mark_that_no_restore_has_put_is_none(name: str) -> None:
+    """What belongs to its id is deleted, wherever that leads: all savepoints of rescales, by an empty one."""
+    location = TimedStorage()
+    location.objects[f"holdfast-restoring-{name}"] = (b"", 1)
+    with pytest.raises(ConflictError, match="must be new"):
+        begin(location, "first")
+    assert list(location.objects) == [f"holdfast-restoring-{name}"]
