@@ -149,7 +149,8 @@ def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
     if isinstance(data_type, StructType):
         names = Row(*data_type.names)
         parts = [_to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
-        made = [make_row(names, values) for values in zip(*parts, strict=True)]
+        rows = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
+        made = [make_row(names, values) for values in rows]
     elif isinstance(data_type, ArrayType):
         made = _stretches(column, _to_python(column.flatten(), data_type.elementType))
     elif isinstance(data_type, MapType):
@@ -204,6 +205,8 @@ def _build(values: Sequence[Any], data_type: DataType, arrow_type: pa.DataType) 
         values = [_converted(value, usual, convert) for value in values]
     if isinstance(data_type, StructType):
         rows = [_fields_of(value, data_type) for value in values]
+        if not len(data_type):  # Arrow would forget how many there are
+            return pa.array([None if value is None else {} for value in values], arrow_type)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(data_type)
         parts = [_build(c, f.dataType, t.type) for c, f, t in zip(columns, data_type, arrow_type, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=list(arrow_type), mask=_mask(values))

@@ -72,6 +72,7 @@ PLAIN: list[tuple[DataType, st.SearchStrategy[Any]]] = [
 NULLABLE_POINTS = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.one_of(st.none(), WALL_CLOCK), st.text()))
 NESTED: list[tuple[DataType, st.SearchStrategy[Any]]] = [
     (POINT, NULLABLE_POINTS),
+    (StructType(), st.just(())),
     (StructType().add("p", POINT).add("b", BooleanType()), st.tuples(NULLABLE_POINTS, st.booleans())),
     (ArrayType(POINT), st.lists(NULLABLE_POINTS, max_size=3)),
     (ArrayType(ArrayType(LongType())), st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9))), max_size=3)),
