@@ -220,7 +220,7 @@ def _in_utc(moment: dt.datetime) -> dt.datetime:
     """Return a time of the process's zone in UTC: of an hour that a clock repeats, two times look alike there."""
     try:
         return moment.astimezone(dt.UTC)
-    except OverflowError:  # at the end of Python's calendar, where no clock repeats an hour
+    except (OverflowError, ValueError):  # at the end of Python's calendar, where no clock repeats an hour
         return moment
 
 

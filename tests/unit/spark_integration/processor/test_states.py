@@ -232,6 +232,24 @@ def test_times_of_an_hour_that_a_clock_repeats_are_different_user_keys(tmp_path:
     assert [row["entry.at"] for row in shard.stored("m.at")] == [at for (at,) in times]
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_the_end_of_the_calendar_is_a_user_key(tmp_path: Path, zone: str) -> None:
+    """It stands for "for ever"; in UTC it is, by the process's zone, beyond Python's calendar."""
+    end = (dt.datetime(9999, 12, 31, 23, 59, 59, 999999),)  # noqa: DTZ001  naive ones are of the process's zone
+    with process_in(zone):
+        shard = ProcessorShard(
+            tmp_path / "shard", Scripted(lambda handle: handle.getMapState("at", columns(at=TimestampType()), N))
+        )
+
+        def count(at: Any, *_: Any) -> Any:
+            before = at.getValue(end)
+            at.updateValue(end, ((before.n if before else 0) + 1,))
+            return list(at.iterator())
+
+        assert shard.each(["a"], count) == {"a": repr([(end, (1,))])}
+        assert shard.each(["a"], count) == {"a": repr([(end, (2,))])}
+
+
 def test_an_iterator_shows_what_there_was_at_its_first_step(shard: ProcessorShard) -> None:
     """Appending and removing while one iterates changes nothing in it."""
 
