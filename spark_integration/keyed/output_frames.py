@@ -45,6 +45,9 @@ class OutputFrames:
         After a failed conversion, the key whose frame caused it.
     """
 
+    #: Whether booleans are converted as booleans, and not as the objects that Spark's worker makes of them.
+    keeps_booleans = False
+
     def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
         self._schema = schema
         self.names = schema.names
@@ -87,8 +90,12 @@ class OutputFrames:
                 self._require_width(len(frame.columns))
             yield frame
 
+    def blocks_of(self, frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
+        """Return the blocks of a frame, to be converted later."""
+        return blocks_of(frame)
+
     def _add(self, frame: pd.DataFrame, rows: int, key: tuple[Any, ...]) -> None:
-        places, blocks = blocks_of(frame)
+        places, blocks = self.blocks_of(frame)
         labels = tuple(frame.columns.tolist())
         likeness = (labels, places, *[block.dtype for block in blocks])
         alike = self._alike.get(likeness)
@@ -156,7 +163,7 @@ class OutputFrames:
         )
 
     def _by_spark(self, frames: _AlikeFrames) -> pa.RecordBatch:
-        columns = frames.columns()
+        columns = frames.columns(keeps_booleans=self.keeps_booleans)
         if not columns:  # rows without columns: Spark makes nulls of them
             return pa.RecordBatch.from_arrays([pa.nulls(frames.rows, f.type) for f in self._arrow], self._schema.names)
         return spark_versions.pandas_to_arrow(
@@ -216,10 +223,10 @@ class _AlikeFrames:
             half._gathered = [[column[rows] for column in columns]]
             yield half
 
-    def columns(self) -> list[pd.Series[Any]]:
+    def columns(self, *, keeps_booleans: bool) -> list[pd.Series[Any]]:
         """Return the output's columns over all frames, as Spark's worker would have them."""
         columns = self._arrays()
-        return _gathered_by_spark([columns[place] for place in self._places])
+        return _gathered_by_spark([columns[place] for place in self._places], keeps_booleans=keeps_booleans)
 
     def row_numbers(self) -> IntArray:
         """Return each row's number among the rows of all frames."""
@@ -240,7 +247,7 @@ class _AlikeFrames:
         self._loose = []
 
 
-def _gathered_by_spark(columns: list[Array]) -> list[pd.Series[Any]]:
+def _gathered_by_spark(columns: list[Array], *, keeps_booleans: bool) -> list[pd.Series[Any]]:
     """Return columns in the dtypes from which Spark's worker converts them.
 
     The worker concatenates the frames of all keys and appends one without rows, whose columns are objects. That turns
@@ -248,7 +255,12 @@ def _gathered_by_spark(columns: list[Array]) -> list[pd.Series[Any]]:
     same concatenation is made here, so pandas decides here too.
     """
     series = {at: pd.Series(_in_one_piece(c), dtype=c.dtype, copy=False) for at, c in enumerate(columns)}
-    frame = pd.DataFrame({at: one for at, one in series.items() if not _is_of_arrow(one.array)}, copy=False)
+    changed = {
+        at: one
+        for at, one in series.items()
+        if not _is_of_arrow(one.array) and not (keeps_booleans and one.dtype == np.bool_)
+    }
+    frame = pd.DataFrame(changed, copy=False)
     without_rows = pd.DataFrame(dict.fromkeys(frame.columns), index=[])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # pandas 3 will take the empty frame's dtypes into account

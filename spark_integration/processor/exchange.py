@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.errors import PySparkValueError
@@ -13,7 +14,9 @@ from pyspark.sql.types import StructType
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.failed_keys import GatheredOutput
+from holdfast.spark_integration.keyed.frame_blocks import Array
 from holdfast.spark_integration.keyed.frames import FrameFormat, KeyFrames
+from holdfast.spark_integration.keyed.group_state import copier
 from holdfast.spark_integration.keyed.key_order import KeyOrder
 from holdfast.spark_integration.keyed.output_frames import OutputFrames
 from holdfast.spark_integration.keyed.slabs import KeySlabs
@@ -104,17 +107,38 @@ class FrameExchange:
 
 
 class _ProcessorFrames(OutputFrames):
-    """Takes frames by Spark's rules for processors: columns by name if they have names, and more than are needed."""
+    """Takes frames by Spark's rules for processors, of which its worker converts each by itself, as it is yielded.
+
+    So a frame, or a list in it, may be changed later and yielded again, booleans are numbers where these are declared,
+    and there may be more columns than are needed.
+    """
+
+    keeps_booleans = True
+
+    def __init__(self, schema: StructType, frame_format: FrameFormat, rows_each: int) -> None:
+        super().__init__(schema, frame_format, rows_each)
+        self._copied = copier(schema)
+
+    def blocks_of(self, frame: pd.DataFrame) -> tuple[tuple[bytes, ...], list[Array]]:
+        places, blocks = super().blocks_of(frame)
+        return places, [self._as_it_is(block) for block in blocks]
+
+    def _as_it_is(self, block: Any) -> Array:
+        kept: Array = block.copy()
+        if self._copied is not None and kept.dtype == np.object_ and isinstance(kept, np.ndarray):
+            for at, value in np.ndenumerate(kept):
+                kept[at] = self._copied(value)
+        return kept
 
     def frames_of(self, returned: object) -> Iterator[pd.DataFrame]:
         return frames_of(returned)
 
     def places(self, labels: tuple[Any, ...]) -> list[int]:
         names = self.names
-        if not any(isinstance(label, str) for label in labels):
-            if len(labels) != len(names):
+        if not (self._format.assign_cols_by_name and any(isinstance(label, str) for label in labels)):
+            if len(labels) < len(names):
                 raise SchemaMismatchError(
-                    "the processor returned a frame with another number of columns than outputStructType declares",
+                    "the processor returned a frame with fewer columns than outputStructType declares",
                     columns=len(labels),
                     declared=len(names),
                 )

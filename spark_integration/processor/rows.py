@@ -13,6 +13,7 @@ from pyspark.sql.types import ArrayType, MapType, Row, StructType
 from holdfast.backends.arrow.rows import IntArray, one_chunk
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.keyed.frames import in_zone
+from holdfast.spark_integration.keyed.group_state import copier
 from holdfast.spark_integration.keyed.python_values import make_row
 from holdfast.spark_integration.keyed.slabs import KeySlabs
 from holdfast.spark_integration.spark_types import arrow_schema, require_nulls_allowed, require_utf8
@@ -77,6 +78,8 @@ class OutputRows:
         self._arrow = arrow_schema(schema, "outputStructType", keep_not_null=True)
         self._names = schema.names
         self._is_flat = not any(isinstance(f.dataType, (ArrayType, MapType, StructType)) for f in schema)
+        # Spark converts a key's rows before it calls the next key, which may then change what they hold.
+        self._copied = copier(schema)
         self._rows_each = rows_each
         self._rows: list[tuple[Any, ...]] = []
         self._keys: list[tuple[Any, ...]] = []
@@ -94,13 +97,12 @@ class OutputRows:
         pyarrow.ArrowException
             A value does not fit its column.
         """
-        rows, keys, is_flat = self._rows, self._keys, self._is_flat
+        rows, keys, is_flat, copied = self._rows, self._keys, self._is_flat, self._copied
         names = self._names, tuple(self._names)  # of a row made with its names, and of one made by a row of names
         for row in returned:
-            if type(row) is Row and is_flat and getattr(row, "__fields__", ()) in names:
-                rows.append(row)
-            else:
-                rows.append(self._values(row.asDict(True)))
+            is_ready = type(row) is Row and is_flat and getattr(row, "__fields__", ()) in names
+            values = row if is_ready else self._values(row.asDict(True))
+            rows.append(values if copied is None else tuple(map(copied, values)))
             keys.append(key)
             if len(rows) >= self._rows_each:
                 yield from self.finish()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StringType, StructType
 
 from holdfast.errors import SchemaMismatchError
 from holdfast.spark_integration.processor.rows import OutputRows
@@ -31,3 +32,21 @@ def test_nulls_where_none_may_be(data_type: DataType, good: Any, bad: Any, where
     with pytest.raises(SchemaMismatchError, match=f"the processor returned nulls {where}, which .* NOT NULL"):
         list(output.finish())
     assert output.failed_key == (1,)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "buffer", "fill", "expected"),
+    [
+        (BinaryType(), bytearray(1), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
+        (BinaryType(), memoryview(bytearray(1)), lambda buffer, n: buffer.__setitem__(0, n), [b"\0", b"\1"]),
+        (ArrayType(LongType()), np.zeros(1, np.int64), lambda buffer, n: buffer.fill(n), [[0], [1]]),
+    ],
+)
+def test_what_a_processor_fills_anew_for_each_key(data_type: DataType, buffer: Any, fill: Any, expected: Any) -> None:
+    """Spark converts a key's rows before it calls the next key; here those of many keys are converted together."""
+    output = OutputRows(StructType().add("x", data_type), 10)
+    for key in range(2):
+        fill(buffer, key)
+        assert not list(output.add_all([Row(x=buffer)], (key,)))
+    [batch] = output.finish()
+    assert batch.column(0).to_pylist() == expected
