@@ -41,7 +41,7 @@ from holdfast.backends.arrow.rows import (
 )
 from holdfast.backends.column_names import Names, named, with_columns
 from holdfast.backends.evolution import evolved, project, require_readable
-from holdfast.backends.schema import Keys, TableSchema
+from holdfast.backends.schema import Keys, TableSchema, with_nullable_keys
 from holdfast.errors import CorruptionError
 
 __all__ = [
@@ -291,7 +291,7 @@ def read_stretches(
     batches = arrow_stream.read_accepted(
         section, accept, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
     )
-    runs = [Run(own, batch.replace_schema_metadata(None)) for batch in batches]
+    runs = [Run(own, _under(own.columns, batch)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
@@ -318,10 +318,16 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
     if columns.equals(held.columns):
         return held
     own = TableSchema.of_columns(held.name, columns)
-    if len(set(columns.names)) < len(columns) or not own.columns.equals(columns):
+    if len(set(columns.names)) < len(columns) or not own.columns.equals(with_nullable_keys(columns)):
         raise CorruptionError(f"{source} holds no readable run: its columns are none of a run", table=held.name)
     require_readable(own, held, source=source)
     return own
+
+
+def _under(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return columns under a schema that differs, if at all, in what may be null inside of keys; nothing is copied."""
+    columns = [c if c.type == f.type else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:

@@ -33,7 +33,8 @@ class TableSchema:
     ----------
     name : str
     key, value : pyarrow.Schema
-        Storage types (`TableSchema.of` converts). At least one key column.
+        Storage types (`TableSchema.of` converts). At least one key column. Whatever was declared, any part of a key may
+        be null: the same key is found whatever Spark knows of its nulls, which any change of a query may change.
     not_null : frozenset of str
         The columns, named as in `columns`, in which the operator wants no null. It is for the operator to see to it:
         a stored row may have nulls anywhere, and schemas that differ in this alone are equal.
@@ -43,6 +44,10 @@ class TableSchema:
     key: pa.Schema
     value: pa.Schema
     not_null: frozenset[str] = dataclass_field(default=frozenset(), compare=False)
+
+    def __post_init__(self) -> None:
+        if any(pa.types.is_nested(field.type) for field in self.key):
+            object.__setattr__(self, "key", pa.schema(map(_nullable_within, self.key)))
 
     @classmethod
     def of(cls, name: str, key: pa.Schema, value: pa.Schema) -> TableSchema:
@@ -134,6 +139,15 @@ def _not_null(schema: pa.Schema, side: str) -> frozenset[str]:
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([f.with_nullable(True) for f in schema])
+
+
+def with_nullable_keys(columns: pa.Schema) -> pa.Schema:
+    """Return the columns of a stored run with its keys as `TableSchema` has them; earlier releases stored others."""
+    return pa.schema([_nullable_within(f) if f.name.startswith(KEY_SIDE) else f for f in columns])
+
+
+def _nullable_within(field: pa.Field) -> pa.Field:
+    return field.with_type(arrow_rows.nullable_type(field.type))
 
 
 def _stored(schema: pa.Schema) -> pa.Schema:

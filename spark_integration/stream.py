@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from holdfast.backends.arrow.rows import nullable_type
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
@@ -372,4 +373,6 @@ class GroupedStream:
         ).plan()
 
     def _key_types(self) -> pa.Schema:
-        return arrow_schema(StructType([key.field for key in self.grouping.keys]), "the keys")
+        # A key that is stored may have null where no key of this stream has.
+        types = arrow_schema(StructType([key.field for key in self.grouping.keys]), "the keys")
+        return pa.schema([field.with_type(nullable_type(field.type)) for field in types])

@@ -52,6 +52,17 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
     return t
 
 
+def nullable_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the same type, but that each field of a struct and each element of a list may be null, at any depth."""
+    t = data_type
+    if pa.types.is_struct(t):
+        return pa.struct([pa.field(f.name, nullable_type(f.type)) for f in t])
+    if pa.types.is_list(t) or pa.types.is_large_list(t):
+        element = pa.field(t.value_field.name, nullable_type(t.value_type))
+        return pa.large_list(element) if pa.types.is_large_list(t) else pa.list_(element)
+    return t
+
+
 def is_same_kind(given: pa.DataType, stored: pa.DataType) -> bool:
     """Tell whether a cast from `given` to `stored` keeps the meaning: it may fail, but never reinterprets.
 

@@ -246,7 +246,7 @@ class ProcessorMapState(MapState):
 
     def _keys_of(self, places: Sequence[int], user_keys: Sequence[State]) -> Keys:
         with self._rows.placed(places):
-            own = self._user_keys.rows.values.to_arrow(user_keys)
+            own = self._user_keys.to_arrow(user_keys)
         own = own.rename_columns(self._entries.own_key_types.names)
         return self._entries.keys_of(self._slab.keys.take(np.array(places, np.int64)), own)
 

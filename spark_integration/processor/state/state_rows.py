@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import (
     ArrayType,
@@ -30,6 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from holdfast.backends.arrow.values import first_that_fails, null_where_none_may_be
 from holdfast.spark_integration.keyed.group_state import copier
 from holdfast.spark_integration.keyed.python_values import RowValues, StateValueError
 from holdfast.spark_integration.processor.state.spark_errors import state_error
@@ -176,6 +178,7 @@ class UserKeys:
 
     def __init__(self, schema: StructType, what: str) -> None:
         self.rows = StateRows(schema, what)
+        self._what = what
         self._exact = tuple(_EXACT_IN_KEYS.get(type(field.dataType)) for field in schema)
         self._is_exact = None not in self._exact
         self._comparable = _of_fields(schema)
@@ -192,6 +195,23 @@ class UserKeys:
         if _comes_back(given, self._exact):
             return given
         return self._comparable(self.rows.each_as_read([given])[0])
+
+    def to_arrow(self, keys: Sequence[State]) -> pa.RecordBatch:
+        """Return keys as columns.
+
+        Raises
+        ------
+        StateValueError
+            A value does not fit its column; ``row`` is the index of its key.
+        """
+        columns = self.rows.values.to_arrow(keys)
+        for name, column in zip(columns.schema.names, columns.columns, strict=True):
+            if forbidden := null_where_none_may_be(column):
+                raise StateValueError(
+                    f"a key has null inside column {name!r}, in {forbidden}, which {self._what} declares NOT NULL",
+                    row=first_that_fails(column),
+                )
+        return columns
 
     def of_stored(self, keys: list[State]) -> list[State]:
         """Return keys that were read from the store."""

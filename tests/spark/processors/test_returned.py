@@ -175,6 +175,23 @@ def test_r7_nan_by_row(way: Way, run: Run) -> None:
     ]
 
 
+@by_way(ways(2, api="pandas"))
+def test_r8_a_frame_that_is_yielded_again(way: Way, run: Run) -> None:
+    """R8: it is what it was when it was yielded, and so is a list in it."""
+
+    def growing(key: Any, rows: Any, processor: Calling) -> Any:
+        seen: list[int] = []
+        frame = pd.DataFrame({"n": [0], "seen": [seen]})
+        for n in range(3):
+            frame.iat[0, 0] = n
+            seen.append(n)
+            yield frame
+
+    table = pa.table({"k": ["a"]})
+    found = run(way, table, "k string", ["k"], Calling("pandas", growing), "n int, seen array<int>")
+    assert sorted(found) == [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])]
+
+
 @by_way(ways(5, api="pandas"))
 @pytest.mark.parametrize("coerced", [True, False])
 def test_r6_integers_for_a_decimal(way: Way, coerced: bool, run: Run) -> None:

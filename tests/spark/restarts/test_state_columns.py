@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import Column, Row
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupState
 
@@ -254,6 +255,34 @@ def test_a_processors_columns_are_renamed_by_variable(lab: Lab, backend: str) ->
         assert holdfast.read_state(lab.spark, lab.folder / "query", "totals", table="total").to_pylist() == [
             {"key": "a", "m": 3}
         ]
+
+
+@pytest.mark.parametrize("backend", sample(BACKENDS))
+def test_what_may_be_null_inside_of_keys_may_change(lab: Lab, backend: str) -> None:
+    """Any change of a query may change it, such as another source; the keys are the same."""
+    lab.configure({"backend": backend})
+
+    def count(batch: holdfast.ShardBatch) -> pa.Table:
+        n = pc.add(pc.coalesce(batch.state.get()["n"], 0), batch.groups.count())
+        batch.state.put(n=n)
+        return batch.keys.append_column("n", n)
+
+    def start(part: Column) -> dict[Any, int]:
+        lab.feed([("a", 1), (None, 1)])
+        key = F.struct(part.alias("part"), F.array(part).alias("array"))
+        keyed = holdfast.stream(lab.source()).groupBy(key.alias("k"))
+        out = "k struct<part:string,array:array<string>>, n long"
+        [batch] = lab.run(keyed.applyInArrowWithState(count, out, "n long", "update", name="counts"))
+        assert all(row["k"]["array"] == [row["k"]["part"]] for row in batch)
+        return {row["k"]["part"]: row["n"] for row in batch}
+
+    nullable, never_null = F.col("key"), F.coalesce("key", F.lit("none"))
+    assert start(never_null) == {"a": 1, "none": 1}
+    assert start(nullable) == {"a": 2, None: 1}
+    lab.lose_local_state()
+    assert start(never_null) == {"a": 3, "none": 2}
+    state = holdfast.read_state(lab.spark, lab.folder / "query", "counts").to_pylist()
+    assert {row["k"]["part"]: row["n"] for row in state} == {"a": 3, "none": 2, None: 1}
 
 
 def test_changes_that_are_none_fail_at_definition(lab: Lab) -> None:

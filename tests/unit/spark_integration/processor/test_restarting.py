@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import (
@@ -18,8 +19,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from holdfast.backends.schema import TableSchema
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
+from holdfast.spark_integration.processor.restarting import require_same_grouping
 from holdfast.spark_integration.processor.transform_with_state import TransformWithState
 from tests.unit.spark_integration.processor.processor_shard import ProcessorShard, Scripted, columns
 
@@ -77,6 +80,8 @@ GOES: dict[str, list[Declare]] = {
     "a column that was NOT NULL before": [value(not_null(N)), value(N)],
     "a column that was always NOT NULL": [value(not_null(N)), value(TEXT, name="w"), value(not_null(N))],
     "a key that was always NOT NULL": [entries(not_null(TEXT)), entries(not_null(TEXT))],
+    "what may be null inside of a map's key": [entries(columns(p=not_null(N))), entries(columns(p=N))],
+    "what may not be null inside of a map's key": [entries(columns(p=N)), entries(columns(p=not_null(N)))],
     "a new variable that is NOT NULL": [value(TEXT, name="w"), value(not_null(N))],
     "a name that is that of an index": [value(N, 5, "x"), lambda handle: handle.getListState("x.expiring", N)],
     "everything else": [value(N), lambda handle: handle.getMapState("w", TEXT, N)],
@@ -153,6 +158,18 @@ def test_what_does_not(name: str, stored: Callable[..., tuple[StoredTables, Tran
     with pytest.raises(SchemaMismatchError) as caught:
         step.require_restartable(tables, CONFIGURATION)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("was_nullable", [True, False])
+def test_what_may_be_null_inside_of_grouping_keys_may_change(was_nullable: bool) -> None:
+    """The keys are the same."""
+
+    def grouped(is_nullable: bool) -> TableSchema:
+        key = pa.schema([("k", pa.struct([pa.field("a", pa.int64(), is_nullable)]))])
+        return TableSchema.of("v.v", key, pa.schema([("n", pa.int64())]))
+
+    stored = StoredTables.of_first_run({"v.v": grouped(was_nullable)})
+    require_same_grouping(stored, grouped(not was_nullable).key)
 
 
 def test_state_of_another_api_is_refused(stored: Callable[..., tuple[StoredTables, TransformWithState]]) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, DoubleType, FloatType, IntegerType, LongType, StringType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.keyed import slabs
@@ -323,6 +333,23 @@ def test_a_value_that_does_not_fit_names_its_key_and_leaves_nothing(shard: Proce
         shard.each(["a", "b", "c"], misfit)
     assert caught.value.__notes__ == ["raised in operator 'op' for key ('b',)"]
     assert shard.each(["a"], everything) == {"a": repr((None, [], {}))}
+
+
+def test_a_null_inside_of_a_user_key_where_none_may_be_names_its_key(tmp_path: Path) -> None:
+    """Whatever stored keys may have."""
+    part = StructType([StructField("n", LongType(), False)])
+    shard = ProcessorShard(
+        tmp_path / "shard", Scripted(lambda handle: handle.getMapState("m", columns(p=part, q=LongType()), N))
+    )
+
+    def write(entries: Any, key: Any, _: Any) -> None:
+        entries.updateValue(((None,) if key[0] == "b" else (1,), None), (1,))
+
+    words = "null inside column 'p', in 'n', which the key of map state 'm' declares NOT NULL"
+    with pytest.raises(SchemaMismatchError, match=words) as caught:
+        shard.each(["a", "b", "c"], write)
+    assert "raised in operator 'op' for key ('b',)" in caught.value.__notes__
+    assert shard.stored("m.m") == []
 
 
 def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard) -> None:

@@ -16,6 +16,11 @@ from holdfast.spark_integration.tables.key_timers import KeyTimers
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 
 KEY = pa.schema([("k", pa.string())])
+# Keys that differ in what may be null inside of them.
+NULLABLE, NEVER_NULL = (
+    pa.schema([("k", pa.list_(pa.field("element", pa.struct([pa.field("a", pa.int64(), is_nullable)]), is_nullable)))])
+    for is_nullable in (True, False)
+)
 INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
 Tables = Mapping[str, TableSchema]
 
@@ -47,6 +52,8 @@ GOES: dict[str, tuple[Tables, Tables]] = {
     "a table left out": ({**table("a", n=INT), **table("b", n=INT)}, table("b", n=INT)),
     "a time to live": (table(n=INT), expiring(n=INT)),
     "no time to live": (expiring(n=INT), table(n=INT)),
+    "null inside of keys": (table(key=NEVER_NULL, n=INT), table(key=NULLABLE, n=INT)),
+    "no null inside of keys": (table(key=NULLABLE, n=INT), table(key=NEVER_NULL, n=INT)),
     "timers": ({**table(n=INT), **EVENT_TIMERS}, {**table(n=LONG), **EVENT_TIMERS}),
 }
 # What the error says.
