@@ -149,7 +149,7 @@ def _to_python(column: pa.Array, data_type: DataType) -> list[Any]:
     if isinstance(data_type, StructType):
         names = Row(*data_type.names)
         parts = [_to_python(c, f.dataType) for c, f in zip(column.flatten(), data_type, strict=True)]
-        rows = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
+        rows: Iterable[Any] = zip(*parts, strict=True) if parts else itertools.repeat((), len(column))
         made = [make_row(names, values) for values in rows]
     elif isinstance(data_type, ArrayType):
         made = _stretches(column, _to_python(column.flatten(), data_type.elementType))
