@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdfast.backends.arrow.rows import is_same_kind, one_chunk, storage_type
+from holdfast.backends.arrow.rows import is_same_kind, nullable_type, one_chunk, storage_type
 from holdfast.backends.arrow.values import cast, null_where_none_may_be
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 
@@ -118,6 +118,18 @@ def _arrow_type(t: DataType, column: str, what: str) -> pa.DataType:
             f"column {column!r} of {what} has a type that cannot be used: {_HINTS['type']}", type=t.simpleString()
         )
     return _ARROW_TYPES[type(t)]
+
+
+def types_of_keys(fields: list[StructField]) -> pa.Schema:
+    """Return the Arrow schema of keys, any part of which may be null: a stored key may be where none of a frame's is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A type cannot be exchanged, or two keys have one name.
+    """
+    types = arrow_schema(StructType(fields), "the keys")
+    return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
 
 
 def spark_type(t: pa.DataType) -> DataType:

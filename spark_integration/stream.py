@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from holdfast.backends.arrow.rows import nullable_type
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.hosts.group_state import GroupStateHost
 from holdfast.spark_integration.hosts.stateful_processor import StatefulProcessorHost
@@ -34,7 +33,7 @@ from holdfast.spark_integration.processor.exchange import FrameExchange, RowExch
 from holdfast.spark_integration.processor.transform_with_state import InitialState, TransformWithState
 from holdfast.spark_integration.shard.operator import INITIAL_VERSION, STATE_TABLE
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode, TimeoutConf
-from holdfast.spark_integration.spark_types import arrow_schema, parse_struct
+from holdfast.spark_integration.spark_types import arrow_schema, parse_struct, types_of_keys
 from holdfast.spark_integration.transport.output import OneByOneOutput, RowsOutput, output_of_tables
 from holdfast.spark_integration.vectorised.arrow_with_state import ArrowFunction, ArrowWithState
 from holdfast.spark_integration.vectorised.state_table import Declared, declared_states
@@ -373,6 +372,4 @@ class GroupedStream:
         ).plan()
 
     def _key_types(self) -> pa.Schema:
-        # A key that is stored may have null where no key of this stream has.
-        types = arrow_schema(StructType([key.field for key in self.grouping.keys]), "the keys")
-        return pa.schema([field.with_type(nullable_type(field.type)) for field in types])
+        return types_of_keys([key.field for key in self.grouping.keys])

@@ -25,7 +25,7 @@ from holdfast.spark_integration.lookup.shown import free_name, shown_columns
 from holdfast.spark_integration.plan.grouping_keys import Grouping, resolve_keys
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns, is_of_entry
 from holdfast.spark_integration.shard.timeout import TIMEOUT_CONF, TimeMode
-from holdfast.spark_integration.spark_types import arrow_schema
+from holdfast.spark_integration.spark_types import arrow_schema, types_of_keys
 from holdfast.spark_integration.tables.key_rows import EXPIRES, expiring_tables, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE, KeyTimers
 from holdfast.spark_integration.transport.route_columns import route_column, shard_column
@@ -98,7 +98,7 @@ def tables_of_frames(
         if name != TIMERS:
             require_table_name(name)
         grouping = resolve_keys(frame, keys)
-        types = arrow_schema(StructType([key.field for key in grouping.keys]), "the keys")
+        types = types_of_keys([key.field for key in grouping.keys])
         if key_types is not None and not key_types.equals(types):
             raise InvalidArgumentError("all tables of an operator have the same keys", table=name, keys=types.names)
         key_types = types
@@ -118,7 +118,7 @@ def _state(name: str, frame: DataFrame, grouping: Grouping, *, expires: bool) ->
     values = [value for value in _others(frame, grouping) if not (expires and value == EXPIRES)]
     if not values:
         raise InvalidArgumentError("a state table needs a column besides its keys", table=name)
-    key_types = arrow_schema(StructType([key.field for key in grouping.keys]), "the keys")
+    key_types = types_of_keys([key.field for key in grouping.keys])
     own = arrow_schema(StructType([frame.schema[value] for value in values]), name)
     if not expires:
         return TableRows(TableSchema.of(name, key_types, own), _selected(frame, grouping, values), len(key_types))

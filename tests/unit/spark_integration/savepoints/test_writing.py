@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
 
 from holdfast.backends.schema import TableSchema
 from holdfast.backends.stored_schema import encode_schemas
@@ -19,8 +20,10 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.spark_integration.plan.grouping_keys import Grouping, Key
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variables import StateVariable
+from holdfast.spark_integration.savepoints.writing import tables as writing_tables
 from holdfast.spark_integration.savepoints.writing.copying import PieceCopier
 from holdfast.spark_integration.savepoints.writing.tables import grouping_width
 from holdfast.spark_integration.savepoints.writing.task import TableWriter, run_of
@@ -125,6 +128,23 @@ def test_how_many_columns_an_operator_groups_by() -> None:
         assert grouping_width(tables[name], tables) == 2
     plain = StateVariable("m", "map", number, entry).tables(KEYS)
     assert grouping_width(plain["m.m"], plain) == 2
+
+
+def test_what_may_be_null_inside_of_keys_may_differ_from_table_to_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One frame was computed and the other read from a file, say; other types are refused as before."""
+
+    def keyed(data_type: DataType, is_nullable: bool) -> Any:
+        return StructField("k", ArrayType(data_type, is_nullable))
+
+    def resolved(frame: Any, _: object) -> Grouping:
+        return Grouping([Key(frame, frame, "k")], [0])  # a frame is its only key
+
+    monkeypatch.setattr(writing_tables, "resolve_keys", resolved)
+    monkeypatch.setattr(writing_tables, "_state", lambda name, *_, **__: name)
+    frames = {"a": keyed(LongType(), False), "b": keyed(LongType(), True)}
+    assert writing_tables.tables_of_frames(frames, ["k"], "None") == ["a", "b"]
+    with pytest.raises(InvalidArgumentError, match="the same keys"):
+        writing_tables.tables_of_frames({**frames, "c": keyed(StringType(), True)}, ["k"], "None")
 
 
 def test_a_damaged_piece_is_not_copied(tmp_path: Path) -> None:
