@@ -56,7 +56,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for and as which, its users, and when the last use ended."""
+    """One directory: its backend, what it was opened for, the number of its users, and when the last use ended."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -64,7 +64,6 @@ class _Slot:
         self.address: ShardAddress | None = None
         self.backend: Backend | None = None
         self.identity: tuple[int, int] | None = None
-        self.opening = 0
         self.users = 0
         self.used_ms = 0
 
@@ -102,8 +101,6 @@ class OpenShards:
     counters : dict of str to int
         ``closed_for_others``: shards closed because others needed their share of the budget. ``beyond_budget``: shards
         opened although no share was left, since all others were in use.
-    openings : int
-        How many shards were opened so far.
 
     Notes
     -----
@@ -116,7 +113,6 @@ class OpenShards:
         self._lock = threading.Lock()
         self._warned_ms: dict[str, int] = {}
         self.counters = {"closed_for_others": 0, "beyond_budget": 0}
-        self.openings = 0
 
     def use(self, address: ShardAddress) -> AbstractContextManager[Backend]:
         """Give the shard's backend, which stays open for the context.
@@ -132,21 +128,15 @@ class OpenShards:
         """
         return self._use(address, _close_if_other)
 
-    def use_as_of(self, address: ShardAddress, openings: int) -> AbstractContextManager[Backend]:
-        """Give the shard's backend as `use` does, unless it was opened for something else since so many openings.
+    def use_again(self, address: ShardAddress) -> AbstractContextManager[Backend]:
+        """Give the shard's backend as `use` does, unless it was opened for something else since the last use.
 
         Raises
         ------
         NotFoundError
             It was: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
         """
-
-        def settle(slot: _Slot, address: ShardAddress) -> None:
-            if slot.opening > openings:
-                _require_same(slot, address)
-            _close_if_other(slot, address)
-
-        return self._use(address, settle)
+        return self._use(address, _require_same)
 
     @contextmanager
     def _use(self, address: ShardAddress, settle: Callable[[_Slot, ShardAddress], None]) -> Iterator[Backend]:
@@ -161,7 +151,6 @@ class OpenShards:
                     )
                     slot.address = address
                     slot.identity = _identity(directory)
-                    slot.opening = self._next_opening()
                 backend = slot.backend
                 slot.users += 1
             try:
@@ -185,11 +174,6 @@ class OpenShards:
                 slot.holders -= 1
                 if not slot.holders and slot.backend is None:
                     del self._slots[directory]
-
-    def _next_opening(self) -> int:
-        with self._lock:
-            self.openings += 1
-            return self.openings
 
     def _make_room(self, address: ShardAddress) -> None:
         """Close idle shards if the budget has no share left for one more."""

@@ -69,8 +69,6 @@ class _Progress:
         What no announcement was answered yet.
     told : tuple of (int or None, SnapshotNews)
         The micro-batch of the last announcement, and what it was answered.
-    openings : int
-        Of shards, when the last announcement came.
     put_off : Committed or None
         What was not considered because a worker was having a snapshot written.
     lock : threading.Lock
@@ -86,7 +84,6 @@ class _Progress:
     headers: Headers | None = None
     untold: SnapshotNews = field(default_factory=SnapshotNews)
     told: tuple[int | None, SnapshotNews] = field(default_factory=lambda: (None, SnapshotNews()))
-    openings: int = 0
     put_off: Committed | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,7 +127,6 @@ class Snapshotting:
         if message.checkpoint_dir is None:
             return SnapshotNews()
         progress = self._progress_of(message)
-        progress.openings = self._shards.openings
         batch_ms = None if message.measured is None else message.measured.batch_ms
         told_ms, told = progress.told
         news, progress.untold = progress.untold, SnapshotNews()
@@ -165,7 +161,7 @@ class Snapshotting:
             return
         try:
             progress.put_off = None
-            self._write(message, progress, progress.openings, forced=False)
+            self._write(message, progress, forced=False)
         finally:
             progress.lock.release()
 
@@ -180,24 +176,23 @@ class Snapshotting:
         progress = self._progress_of(message)
         try:
             with progress.lock:
-                return self._write(message, progress, self._shards.openings, forced=True)
+                return self._write(message, progress, forced=True)
         finally:
             put_off = progress.put_off
             if put_off is not None and self._progress.get(message.shard.directory) is progress:  # else it is forgotten
                 self.queue.put_back(put_off)
 
-    def _write(self, message: Committed, progress: _Progress, openings: int, *, forced: bool) -> bool:
+    def _write(self, message: Committed, progress: _Progress, *, forced: bool) -> bool:
         """Write a snapshot if one is wanted; the caller holds the shard's lock.
 
         The shard is in use only while it is read, never while the storage is asked: a restarted query may have to open
-        it anew, with other columns. Once it has, since the openings that there had been when the version was announced,
-        the version is missed.
+        it anew, with other columns.
         """
         pointer = message.committed
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            with self._shards.use_as_of(message.shard, openings) as backend, backend.view(pointer) as view:
+            with self._shards.use(message.shard) as backend, backend.view(pointer) as view:
                 written = Lineage.of(view.properties)
             progress.missed = 0
             lineage = log.snapshots.notes.apply_to(written)
@@ -209,7 +204,7 @@ class Snapshotting:
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
-            with self._shards.use_as_of(message.shard, openings) as backend:
+            with self._shards.use_again(message.shard) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
             # A clean-up that fails may have found that parts are gone.
