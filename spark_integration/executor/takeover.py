@@ -110,7 +110,7 @@ def adopt_shard(directory: Path, executor_directory: Path, open_backend: Callabl
         for dead in _dead_executors(executor_directory.parent):
             path = dead / directory.relative_to(executor_directory)
             if (
-                path.is_dir()
+                os.path.isdir(path)
                 and locks.enter_context(_executor_lock(dead, shared=True, wait_ms=WAIT_MS))
                 and locks.enter_context(_shard_lock(path))
             ):
@@ -151,11 +151,14 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
     directory. The lock also ensures that only one of several servers deletes.
     """
     for path in _dead_executors(user_directory(root)):
-        with _executor_lock(path) as is_mine:
-            if is_mine:
-                size = _remove_what_ended(path, now_ms)
-                if size:
-                    _log.warning("removed %d bytes that a dead executor left in %s", size, path)
+        try:
+            with _executor_lock(path) as is_mine:
+                size = _remove_what_ended(path, now_ms) if is_mine else 0
+        except (HoldfastError, OSError) as exc:  # where the disk is damaged: it holds up neither others nor a server
+            _log.warning("what a dead executor left in %s cannot be removed: %s", path, exc)
+            continue
+        if size:
+            _log.warning("removed %d bytes that a dead executor left in %s", size, path)
 
 
 @contextmanager
@@ -234,7 +237,7 @@ def _dead_executors(user_directory: Path) -> list[Path]:
 
 def _is_dead(path: Path) -> bool:
     executor = ProcessId.parse(path.name.removeprefix("executor-"))
-    if executor is None or not path.is_dir() or executor.is_alive():
+    if executor is None or not os.path.isdir(path) or executor.is_alive():  # `Path.is_dir` fails where the disk does
         return False
     try:
         private_directory(path)

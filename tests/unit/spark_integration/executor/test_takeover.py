@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -332,6 +334,26 @@ def test_another_server_that_removes_first_is_no_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(takeover, "take_lock", take_too_late)
     takeover.remove_dead_executors(tmp_path, clock.now_ms())
     assert not dead.exists()
+
+
+@pytest.mark.parametrize("failing", ["listdir", "stat"])
+def test_a_dead_executor_that_cannot_be_read_holds_up_nothing(
+    tmp_path: Path, living: ProcessId, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Where its place on a disk is damaged: an error would end each state server of the machine as it begins."""
+    unreadable, readable = leave_shard(tmp_path, DEAD), local_dirs.executor_directory(tmp_path, DEAD_TOO)
+    call = getattr(os, failing)
+
+    def fail_there(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, (str, Path)) and Path(path) == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return call(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, failing, fail_there)
+    takeover.remove_dead_executors(tmp_path, clock.now_ms())
+    assert not readable.exists()
+    leave_shard(tmp_path, DEAD_TOO)
+    assert adopt(tmp_path, living)[0]
 
 
 def test_a_link_among_local_state_is_removed_and_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
