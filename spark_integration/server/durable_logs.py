@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,8 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.snapshotter.storage.wrappers import Bandwidth, LimitedStorage
 from holdfast.spark_integration.client.messages import Committed
+
+_log = logging.getLogger(__name__)
 
 #: A storage's URL and options; may hold credentials.
 _Place = tuple[str, tuple[tuple[str, str], ...]]
@@ -128,7 +131,10 @@ class DurableLogs:
             unused = [place for place, o in self._opened.items() if not o.users and place not in wanted]
             closing = [self._opened.pop(place) for place in unused]
         for opened in closing:
-            opened.storage.close()
+            try:
+                opened.storage.close()
+            except Exception as exc:  # noqa: BLE001  nobody needs it any more, and the text may hold anything
+                _log.warning("%s did not close well: %s", opened.storage.url, type(exc).__name__)
 
 
 def _place_of(message: Committed) -> _Place | None:

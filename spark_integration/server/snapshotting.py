@@ -19,12 +19,12 @@ import logging
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from holdfast import clock
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.commits import ObjectCommitLog
 from holdfast.snapshotter.lineage import ChainEntry, Lineage
 from holdfast.snapshotter.snapshots.manifest import CleanedUp
@@ -41,6 +41,8 @@ RETRY_AFTER_MS, RETRY_AFTER_MS_MAX = 1_000, 5 * 60_000
 CLEAN_UP_EVERY_SNAPSHOTS = 4
 #: A version that is gone before its turn is no failure, unless that happens this many times in a row.
 MISSED_IS_FAILURE = 8
+#: How long a call waits while another snapshot of its shard is written: as long as a worker waits for the call.
+BUSY_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -175,7 +177,7 @@ class Snapshotting:
         """
         progress = self._progress_of(message)
         try:
-            with progress.lock:
+            with _held(progress.lock, message):
                 return self._write(message, progress, forced=True)
         finally:
             put_off = progress.put_off
@@ -329,3 +331,18 @@ class Snapshotting:
     def errors(self) -> dict[str, str]:
         """Return by shard directory why its last snapshot failed; shards without a failure are absent."""
         return {directory: p.error for directory, p in list(self._progress.items()) if p.error is not None}
+
+
+@contextmanager
+def _held(lock: threading.Lock, message: Committed) -> Iterator[None]:
+    """Hold a shard's lock for the context; raise `UnavailableError` where its snapshot takes too long to wait for."""
+    if not lock.acquire(timeout=BUSY_SECONDS):
+        raise UnavailableError(
+            f"another snapshot of this shard has been written for more than {BUSY_SECONDS:.0f} s: the storage is slow, "
+            "or does not answer",
+            shard=message.prefix,
+        )
+    try:
+        yield
+    finally:
+        lock.release()

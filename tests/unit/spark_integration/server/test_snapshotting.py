@@ -14,12 +14,13 @@ import pytest
 
 from holdfast.backends.base import Pointer
 from holdfast.backends.schema import TableSchema
+from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.server import open_shards
+from holdfast.spark_integration.server import open_shards, snapshotting
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.snapshotting import Snapshotting
@@ -132,3 +133,39 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 0)
     with bench.shards.use(address) as still:
         assert still is reopened
+
+
+def test_a_storage_that_does_not_close_ends_nothing(tmp_path: Path) -> None:
+    """The server tidies up in its main thread; S3's connections are waited for, and may hang."""
+
+    class Stuck(FaultyStorage):
+        def close(self) -> None:
+            raise TimeoutError
+
+    root = local_dirs.private_directory(tmp_path / "executor")
+    address = ShardAddress.of(root / "query" / "totals" / "a", "memory", {}, {"counts": COUNTS})
+    message = Committed(address, None, Pointer(0, "none"), "totals/a", "memory://", {}, SnapshotPolicy(1), 9)
+    with ThreadPoolExecutor(1) as threads:
+        logs = DurableLogs(threads, lambda url, options: Stuck(open_storage("memory://stuck")))
+        with logs.log_of(message):
+            pass
+        logs.close_unused([])
+        assert logs.requests() == {}
+
+
+def test_a_worker_does_not_wait_for_ever_for_a_snapshot_that_another_wants(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has given up by then, and each of its calls left a waiting thread behind, as long as the storage hung."""
+    monkeypatch.setattr(snapshotting, "BUSY_SECONDS", 0.05)
+    begun, going_on = bench.slow("put", "totals/a/snapshots/*")
+    message = bench.commit("a", times=4)
+    try:
+        writing = bench.threads.submit(bench.snapshotting.write_now, message)
+        assert begun.wait(10)
+        waiting = bench.threads.submit(bench.snapshotting.write_now, message)
+        with pytest.raises(UnavailableError, match="another snapshot"):
+            waiting.result(10)
+    finally:
+        going_on.set()
+    assert writing.result(10) is True
