@@ -5,12 +5,13 @@ Plain JSON, errors included, so that neither side can make the other run code.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from holdfast import errors
+from holdfast import clock, errors
 from holdfast.backends.base import Pointer
 from holdfast.backends.run import TableSchema
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
@@ -227,6 +228,8 @@ class Committed:
     metrics_port : int or None
         First of the ports where the server may answer Prometheus; None for none.
     metrics_address : str
+    announced_ms : int
+        In the state server: when the announcement came, in ms that never go back. It is not sent.
     """
 
     shard: ShardAddress
@@ -241,6 +244,7 @@ class Committed:
     measured: MeasuredBatch | None = None
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
+    announced_ms: int = dataclasses.field(default_factory=clock.monotonic_ms, compare=False)
 
     def __repr__(self) -> str:
         accepted = str(self.accepted) if self.accepted else None
@@ -249,7 +253,9 @@ class Committed:
     def encode(self) -> bytes:
         """Return the message as bytes."""
         pointers = {"accepted": str(self.accepted) if self.accepted else None, "committed": str(self.committed)}
-        return encode(asdict(self) | pointers)
+        message = asdict(self) | pointers
+        del message["announced_ms"]
+        return encode(message)
 
     @classmethod
     def decode(cls, data: bytes) -> Committed:

@@ -42,7 +42,7 @@ class Housekeeping:
     logs : DurableLogs
     use : ShardUse
     forget : callable
-        Called with the directory of each dropped shard, before its state is removed.
+        Called with the directory of each dropped shard, once its state is removed.
     now_ms : callable
         Returns the time in ms since 1970.
 
@@ -81,14 +81,14 @@ class Housekeeping:
 
     def _handle(self, message: Committed) -> None:
         try:
-            with self._shards.use(message.shard) as backend:
+            with self._shards.use_announced(message) as backend:
                 if message.checkpoint_dir is not None:
                     in_memory = find_backend(message.shard.backend).in_memory
                     self._use.called(message.shard.directory, in_memory=in_memory)
                 self._keep(message, backend)
             self._let_go(self._use.idle_beside(message.shard.directory))
         except NotFoundError as exc:
-            # The version was dropped, or the query removed: a later announcement has caught up.
+            # The version was dropped, or the query removed or restarted: a later announcement has caught up.
             _log.info("nothing to do for %r: %s", message, exc)
         except HoldfastError:
             self.counters["errors"] += 1
@@ -146,7 +146,7 @@ class Housekeeping:
         for directory, message in list(self._known.items()):
             if Path(directory).exists():
                 try:
-                    with self._shards.use(message.shard) as backend:
+                    with self._shards.use_announced(message) as backend:
                         shards[directory] = asdict(backend.statistics())
                 except HoldfastError as exc:
                     shards[directory] = {"error": str(exc)}

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from holdfast import clock
@@ -16,7 +17,7 @@ from holdfast.backends.base import Backend
 from holdfast.backends.local.folder_locks import try_lock_alone
 from holdfast.backends.registry import find_backend
 from holdfast.errors import HoldfastError, InvalidArgumentError, NotFoundError, UnavailableError
-from holdfast.spark_integration.client.messages import ShardAddress
+from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor.takeover import open_backend
 
 REPLACE_WITHIN_SECONDS = 30.0
@@ -56,7 +57,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for, the number of its users, and when the last use ended."""
+    """One directory: its backend, what it was opened for and when, how many use it, and when the last use ended."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -65,7 +66,7 @@ class _Slot:
         self.backend: Backend | None = None
         self.identity: tuple[int, int] | None = None
         self.users = 0
-        self.used_ms = 0
+        self.opened_ms = self.used_ms = 0
 
     @property
     def opened_backend(self) -> str | None:
@@ -128,15 +129,15 @@ class OpenShards:
         """
         return self._use(address, _close_if_other)
 
-    def use_again(self, address: ShardAddress) -> AbstractContextManager[Backend]:
-        """Give the shard's backend as `use` does, unless it was opened for something else since the last use.
+    def use_announced(self, message: Committed) -> AbstractContextManager[Backend]:
+        """Give the backend of an announced commit's shard as `use` does, unless it is open for something else since.
 
         Raises
         ------
         NotFoundError
-            It was: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
+            It is: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
         """
-        return self._use(address, _require_same)
+        return self._use(message.shard, partial(_close_if_older, message.announced_ms))
 
     @contextmanager
     def _use(self, address: ShardAddress, settle: Callable[[_Slot, ShardAddress], None]) -> Iterator[Backend]:
@@ -149,7 +150,7 @@ class OpenShards:
                     slot.backend = open_backend(
                         address.backend, directory, address.schemas(), address.backend_options, self._root
                     )
-                    slot.address = address
+                    slot.address, slot.opened_ms = address, clock.monotonic_ms()
                     slot.identity = _identity(directory)
                 backend = slot.backend
                 slot.users += 1
@@ -264,12 +265,14 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
         _close(slot)
 
 
-def _require_same(slot: _Slot, address: ShardAddress) -> None:
-    if slot.is_other(address):
+def _close_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> None:
+    """Close a shard that is open for something else than was announced after it had been opened."""
+    if slot.is_other(address) and slot.opened_ms >= announced_ms:
         raise NotFoundError(
             "the shard was opened with other tables, options or in another directory meanwhile",
             directory=address.directory,
         )
+    _close_if_other(slot, address)
 
 
 def _close_if_unused(slot: _Slot) -> bool:

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from holdfast import clock
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
@@ -194,7 +195,7 @@ class Snapshotting:
         with self._logs.log_of(message) as log, ExitStack() as held:
             if log is None:
                 return False
-            with self._shards.use(message.shard) as backend, backend.view(pointer) as view:
+            with self._shards.use_announced(message) as backend, backend.view(pointer) as view:
                 written = Lineage.of(view.properties)
             progress.missed = 0
             lineage = log.snapshots.notes.apply_to(written)
@@ -206,7 +207,9 @@ class Snapshotting:
                 if not self._is_wanted(message, log, lineage, progress, forced=forced):
                     return False
             started_ms = self._monotonic_ms()
-            with self._shards.use_again(message.shard) as backend:
+            if not Path(message.shard.directory).exists():  # else it would be made again, and nobody would know of it
+                raise NotFoundError("the shard was let go meanwhile", directory=message.shard.directory)
+            with self._shards.use_announced(message) as backend:
                 frozen = held.enter_context(log.snapshots.frozen(backend, pointer))
             cleaned = self._clean_up(message, log, progress, lineage, written)
             # A clean-up that fails may have found that parts are gone.

@@ -1,8 +1,9 @@
-"""Work after commits goes on whatever the clock of the executor does."""
+"""Work after commits goes on whatever the clock of the executor does, and waits for no other query."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
+from holdfast.spark_integration.server import open_shards
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.housekeeping import LEFTOVER_EVERY_MS, Housekeeping
 from holdfast.spark_integration.server.open_shards import OpenShards
@@ -19,6 +21,16 @@ from holdfast.spark_integration.server.shard_use import ShardUse
 from holdfast.testing.state_rows import COUNTS, TABLES, keys_of, values_of
 
 DAY_MS = 86_400_000
+
+
+def commit_to(shards: OpenShards, directory: Path) -> Committed:
+    """Commit the first version of a shard, and return its announcement."""
+    address = ShardAddress.of(directory, "memory", {}, TABLES)
+    with shards.use(address) as backend, VersionedStore(backend).begin(None) as first:
+        first.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
+        pointer = first.commit()
+    assert pointer is not None
+    return Committed(address, None, pointer, "", None, {}, SnapshotPolicy(), 0)
 
 
 def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,12 +47,7 @@ def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatc
     shards = OpenShards(root)
     with ThreadPoolExecutor(1) as threads:
         keeping = Housekeeping(shards, DurableLogs(threads), ShardUse(), lambda _: None, lambda: now_ms[0])
-        address = ShardAddress.of(root / "query" / "op" / "shard", "memory", {}, TABLES)
-        with shards.use(address) as backend, VersionedStore(backend).begin(None) as first:
-            first.put("counts", keys_of(COUNTS, [("a",)], [1]), values_of(COUNTS, [(1,)]))
-            pointer = first.commit()
-        assert pointer is not None
-        message = Committed(address, None, pointer, "", None, {}, SnapshotPolicy(), 0)
+        message = commit_to(shards, root / "query" / "op" / "shard")
         for at_ms in (0, LEFTOVER_EVERY_MS - 1, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS):
             now_ms[0] = 1_700_000_000_000 + at_ms
             keeping.announce(message)
@@ -48,3 +55,19 @@ def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatc
             keeping.run()
         shards.close(1.0)
     assert [at - 1_700_000_000_000 for at in swept] == [0, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS]
+
+
+def test_a_shard_that_a_restarted_query_uses_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run before has announced of it has waited for its turn; other shards would wait 30 s with it."""
+    monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
+    root = local_dirs.private_directory(tmp_path / "executor")
+    shards = OpenShards(root)
+    with ThreadPoolExecutor(1) as threads:
+        keeping = Housekeeping(shards, DurableLogs(threads), ShardUse(), lambda _: None)
+        message = commit_to(shards, root / "query" / "op" / "shard")
+        keeping.announce(message)
+        keeping.queue.end()
+        with shards.use(replace(message.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)):
+            keeping.run()
+        shards.close(1.0)
+    assert keeping.counters["errors"] == 0

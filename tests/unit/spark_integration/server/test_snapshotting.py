@@ -75,6 +75,12 @@ class Bench:
         return begun, going_on
 
 
+def with_another_column(shard: ShardAddress) -> ShardAddress:
+    """Return the address of a shard as a query has it that was restarted with another column."""
+    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
+    return ShardAddress.of(shard.directory, "memory", {}, {"counts": columns})
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(local_dirs.private_directory(tmp_path / "executor"))
@@ -115,14 +121,13 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
     message = bench.commit("a")
     begun, going_on = bench.slow("list", "totals/a/snapshots/*")
-    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
-    address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
+    address = with_another_column(message.shard)
     counters = bench.snapshotting.counters
     try:
         bench.snapshotting.announce(message)
         assert begun.wait(10)
         with bench.shards.use(address) as reopened:
-            assert reopened.tables == {"counts": columns}
+            assert reopened.tables["counts"].value.names == ["n", "more"]
             if in_use:
                 going_on.set()
                 eventually(lambda: sum(counters.values()))
@@ -133,6 +138,47 @@ def test_a_query_that_restarts_with_other_columns_keeps_its_shard(
     assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 0)
     with bench.shards.use(address) as still:
         assert still is reopened
+
+
+@pytest.mark.parametrize("in_use", [True, False], ids=["in use", "unused"])
+def test_a_query_that_has_restarted_keeps_its_shard_from_what_was_announced_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, in_use: bool
+) -> None:
+    """Its turn came late, as another shard's upload took long: nothing waits 30 s then, or is reported as a failure."""
+    monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
+    begun, going_on = bench.slow("put", "totals/b/snapshots/*")
+    message = bench.commit("a")
+    address = with_another_column(message.shard)
+    try:
+        bench.snapshotting.announce(bench.commit("b"))
+        assert begun.wait(10)
+        bench.snapshotting.announce(message)
+        with bench.shards.use(address) as reopened:
+            if in_use:
+                going_on.set()
+                assert bench.snapshotting.queue.drain(10)
+    finally:
+        going_on.set()
+    assert bench.snapshotting.queue.drain(10)
+    counters = bench.snapshotting.counters
+    assert (counters["snapshots_missed"], counters["snapshot_errors"], counters["snapshots"]) == (1, 0, 1)
+    with bench.shards.use(address) as still:
+        assert still is reopened
+
+
+def test_a_shard_that_is_let_go_meanwhile_is_not_made_again(bench: Bench) -> None:
+    """Nobody would know of the folder, nor take it away."""
+    message = bench.commit("a")
+    begun, going_on = bench.slow("list", "totals/a/snapshots/*")
+    try:
+        bench.snapshotting.announce(message)
+        assert begun.wait(10)
+        assert bench.shards.remove(Path(message.shard.directory))
+    finally:
+        going_on.set()
+    assert bench.snapshotting.queue.drain(10)
+    assert bench.snapshotting.counters["snapshots_missed"] == 1
+    assert not Path(message.shard.directory).exists()
 
 
 def test_a_storage_that_does_not_close_ends_nothing(tmp_path: Path) -> None:
