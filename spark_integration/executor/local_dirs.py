@@ -13,6 +13,7 @@
                 <query id>/<operator's directory>/
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files.backend
+                        durable                     its versions can be restored: it may be let go
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….<digest>.log   kept a week, see holdfast.spark_integration.executor.server_files
         <digest of that place>.sock                 the socket, where its own place has too long a name
@@ -43,7 +44,7 @@ from holdfast.spark_integration.executor.processes import ProcessId, executor_pr
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES = 256 << 20
 IN_MEMORY, ON_DISK = "memory", "disk"
-SHARD_PREFIX = "shard-"
+SHARD_PREFIX, DURABLE = "shard-", "durable"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"

@@ -109,6 +109,7 @@ class Housekeeping:
 
     def tidy_up(self) -> None:
         """Drop unused shards, forget those that are gone, and close unneeded storages; called now and then."""
+        self._use.take_up(self._shards.root)
         self._let_go(self._use.idle())
         for directory in list(self._known):
             if not Path(directory).exists():

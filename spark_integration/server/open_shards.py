@@ -99,6 +99,8 @@ class OpenShards:
 
     Attributes
     ----------
+    root : pathlib.Path
+        The executor's directory.
     counters : dict of str to int
         ``closed_for_others``: shards closed because others needed their share of the budget. ``beyond_budget``: shards
         opened although no share was left, since all others were in use.
@@ -109,7 +111,7 @@ class OpenShards:
     """
 
     def __init__(self, executor_directory: Path) -> None:
-        self._root = executor_directory
+        self.root = executor_directory
         self._slots: dict[Path, _Slot] = {}
         self._lock = threading.Lock()
         self._warned_ms: dict[str, int] = {}
@@ -141,14 +143,14 @@ class OpenShards:
 
     @contextmanager
     def _use(self, address: ShardAddress, settle: Callable[[_Slot, ShardAddress], None]) -> Iterator[Backend]:
-        directory = require_below(self._root, address.directory)
+        directory = require_below(self.root, address.directory)
         with self._slot(directory) as slot:
             with slot.changed:
                 settle(slot, address)
                 if slot.backend is None:
                     self._make_room(address)
                     slot.backend = open_backend(
-                        address.backend, directory, address.schemas(), address.backend_options, self._root
+                        address.backend, directory, address.schemas(), address.backend_options, self.root
                     )
                     slot.address, slot.opened_ms = address, clock.monotonic_ms()
                     slot.identity = _identity(directory)
@@ -217,8 +219,8 @@ class OpenShards:
         UnavailableError
             Local storage is failing.
         """
-        going = self._root / GOING / clock.new_id()
-        require_below(self._root, str(directory))
+        going = self.root / GOING / clock.new_id()
+        require_below(self.root, str(directory))
         with self._slot(directory) as slot, slot.changed:
             if slot.users:
                 return False
@@ -233,7 +235,7 @@ class OpenShards:
 
     def remove_going(self) -> None:
         """Finish removals that a killed server had begun."""
-        shutil.rmtree(self._root / GOING, ignore_errors=True)
+        shutil.rmtree(self.root / GOING, ignore_errors=True)
 
     def _directories(self) -> list[Path]:
         with self._lock:

@@ -13,19 +13,21 @@ restored. So of N calls at most N / `IDLE_ROUNDS` pay for a restore that keeping
 An operator that is not called here at all has ended, has moved away as a whole, or waits for rows. Its shards in RAM go
 after `SILENT_MS`; those on disk stay for a day, like those of a dead executor.
 
-Only durable state is dropped. Without a checkpoint directory nothing is: there is no other copy.
+Only durable state is dropped. Without a checkpoint directory nothing is: there is no other copy. A file in the shard's
+directory says that it is durable, to a later server that nobody announces it to: its query may have ended since.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import clock
-from holdfast.spark_integration.executor.local_dirs import SHARD_PREFIX
+from holdfast.spark_integration.executor.local_dirs import DURABLE, IN_MEMORY, ON_DISK, SHARD_PREFIX
 from holdfast.spark_integration.executor.takeover import KEPT_MS
 
 IDLE_ROUNDS = 32
@@ -52,6 +54,11 @@ class _Operator:
     calls: int = 0
     shards: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
+    def add(self, shards: Iterable[Path]) -> None:
+        """Count shards that are not known as called last."""
+        for path in shards:
+            self.shards.setdefault(str(path), self.calls)
+
     def idle(self, now_ms: int) -> list[str]:
         if now_ms - self.called_ms > self.kept_ms:
             return list(self.shards)
@@ -74,7 +81,7 @@ class ShardUse:
 
     Notes
     -----
-    Threads: any. Cost of a call: constant, except for an operator's first call, which lists its folder.
+    Threads: any. Cost of a call: a look at a file, except for an operator's first call, which lists its folder.
     """
 
     def __init__(self, now_ms: Callable[[], int] = clock.monotonic_ms) -> None:
@@ -85,18 +92,30 @@ class ShardUse:
     def called(self, directory: str, *, in_memory: bool) -> None:
         """Count a micro-batch's call of a durable shard."""
         path = Path(directory)
+        with suppress(OSError):  # without it, the shard may stay too long
+            if not (path / DURABLE).exists():
+                (path / DURABLE).touch(mode=0o600)
         with self._lock:
             operator = self._operators.get(path.parent)
             if operator is None:
-                operator = _Operator(SILENT_MS if in_memory else KEPT_MS)
-                self._operators[path.parent] = operator
-                # Shards that an earlier server knew: same backend, checkpoint directory and number of shards.
-                kind = path.name.rpartition("-")[2]
-                operator.shards.update((str(p), 0) for p in path.parent.glob(f"{SHARD_PREFIX}*-{kind}"))
+                operator = self._operators[path.parent] = _Operator(SILENT_MS if in_memory else KEPT_MS)
+                operator.add(_of_kind(path.parent, _kind(path)))
             operator.calls += 1
             operator.called_ms = self._now_ms()
             operator.shards[directory] = operator.calls
             operator.shards.move_to_end(directory)
+
+    def take_up(self, executor_directory: Path) -> None:
+        """Count the executor's durable shards that are not known as called now.
+
+        They are those of an earlier server, and those of calls that failed.
+        """
+        for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
+            marks = (executor_directory / place).glob(f"*/*/{SHARD_PREFIX}*/{DURABLE}")
+            for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:
+                shards = _of_kind(folder, kind)
+                with self._lock:
+                    self._operators.setdefault(folder, _Operator(kept_ms, self._now_ms())).add(shards)
 
     def idle(self) -> list[str]:
         """Return the directories of the shards that are not in use."""
@@ -119,3 +138,12 @@ class ShardUse:
                 operator.shards.pop(directory, None)
                 if not operator.shards:
                     del self._operators[path.parent]
+
+
+def _kind(shard: Path) -> str:
+    """Return the digest in a shard's name, of its checkpoint directory among others: it tells what is durable."""
+    return shard.name.rpartition("-")[2]
+
+
+def _of_kind(operator_directory: Path, kind: str) -> list[Path]:
+    return list(operator_directory.glob(f"{SHARD_PREFIX}*-{kind}"))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
+from holdfast.spark_integration.executor.takeover import KEPT_MS
+from holdfast.spark_integration.server.housekeeping import Housekeeping
 from holdfast.spark_integration.server.shard_use import IDLE_ROUNDS, SILENT_MS, ShardUse
 from tests.soak.cluster import Clock, Executor
 from tests.unit.snapshotter.upkeep.upkeep_bench import Bench, counters, local_shards
@@ -137,6 +139,47 @@ def test_shards_that_a_killed_server_knew_are_let_go_too(tmp_path: Path) -> None
         use.called(str(operator / "shard-0000-aa"), in_memory=True)
     assert use.idle_beside(str(operator / "shard-0000-aa")) == [str(operator / "shard-0001-aa")]
     assert use.idle() == [str(operator / "shard-0001-aa")], "those of another configuration may be the only copy"
+
+
+@pytest.mark.parametrize("is_called", [True, False], ids=["goes on", "has ended"])
+def test_a_query_that_ended_before_its_server_was_killed_leaves_nothing(bench: Bench, *, is_called: bool) -> None:
+    """Nobody announces its shards to the next server. What may be the only copy stays, and what is called."""
+    executor, query = bench.executor(), bench.query(shards=2)
+    bench.run(query, executor, 3)
+    shard = next(executor.directory.glob("memory/*/totals/shard-0001-*"))
+    unannounced = shard.with_name(shard.name.replace("0001", "0002"))  # its only call has failed
+    others = [shard.with_name("shard-0000-0badcafe"), executor.directory / "memory" / "lone" / "totals" / shard.name]
+    for path in (unannounced, *others):
+        path.mkdir(parents=True)
+    restarted = Housekeeping(executor.shards, executor.logs, ShardUse(bench.clock), lambda _: None, bench.clock)
+    (message, _) = executor.housekeeping._known.values()
+    for _ in range(3):
+        restarted.tidy_up()
+        assert shard.is_dir()
+        bench.clock.ms += SILENT_MS // 3
+        if is_called:
+            restarted.announce(message)
+            restarted.queue.end()
+            restarted.run()
+    bench.clock.ms += 1
+    restarted.tidy_up()
+    assert shard.is_dir() == unannounced.is_dir() == is_called
+    assert all(path.is_dir() for path in others)
+
+
+def test_shards_on_disk_of_a_killed_server_stay_for_a_day(tmp_path: Path) -> None:
+    clock = Clock()
+    here = {place: tmp_path / place / "query" / "totals" / "shard-0000-aa" for place in ("memory", "disk")}
+    for place, shard in here.items():
+        shard.mkdir(parents=True)
+        ShardUse(clock).called(str(shard), in_memory=place == "memory")
+    use = ShardUse(clock)
+    use.take_up(tmp_path)
+    clock.ms += SILENT_MS + 1
+    use.take_up(tmp_path)
+    assert use.idle() == [str(here["memory"])]
+    clock.ms += KEPT_MS
+    assert sorted(use.idle()) == sorted(map(str, here.values()))
 
 
 def test_few_calls_pay_for_a_restore(tmp_path: Path) -> None:
