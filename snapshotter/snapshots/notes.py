@@ -112,11 +112,15 @@ class SnapshotNotes:
             local_files.make_private_folder(self._folder)
             older = self._left()
             temporary = self._folder / f".{self._new_id()}"
-            temporary.write_bytes(note)
-            # The newest, even where the clock was set back.
-            left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
-            os.utime(temporary, ns=(left_ns, left_ns))
-            temporary.rename(self._folder / str(entry.pointer))
+            try:
+                temporary.write_bytes(note)
+                # The newest, even where the clock was set back.
+                left_ns = max(temporary.stat().st_mtime_ns, *(left_ns + 1 for left_ns, _ in older), 0)
+                os.utime(temporary, ns=(left_ns, left_ns))
+                temporary.rename(self._folder / str(entry.pointer))
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
             for _, pointer in sorted(self._left())[:-_KEPT]:
                 (self._folder / str(pointer)).unlink(missing_ok=True)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -137,6 +140,33 @@ def test_what_a_killed_process_left_is_swept(shard_of: Opener, tmp_path: Path) -
         (tmp_path / "executor-0" / folder).mkdir(parents=True)
     assert one.log.snapshots.remove_leftovers(0) == 0
     assert one.log.snapshots.remove_leftovers(2**63) == 2
+
+
+def test_a_note_that_does_not_fit_on_the_disk_leaves_nothing(shard_of: Opener) -> None:
+    """Snapshots are tried again and again: each left half a note, which nobody lists, on a disk that was full."""
+    one = shard_of("memory")
+    base = one.write(None, range(10), 1)
+    one.snapshot(base)
+    notes = one.backend.directory / "snapshots"
+    newer = one.write(base, range(10), 2)
+    with (
+        one.log.snapshots.frozen(one.backend, newer) as frozen,
+        nothing_more_fits(),
+        pytest.raises(UnavailableError, match="File too large"),
+    ):
+        one.log.snapshots.store(frozen, "memory")
+    assert os.listdir(notes) == [str(base)]
+
+
+@contextmanager
+def nothing_more_fits() -> Iterator[None]:
+    """Let no file grow beyond a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_version_that_was_dropped_has_no_snapshot(shard_of: Opener, storage: ObjectStorage) -> None:
