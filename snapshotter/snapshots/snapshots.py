@@ -65,11 +65,14 @@ class Frozen:
         Holds links to the files.
     lineage : Lineage
         What the version is made of.
+    since_ms : int
+        When that was looked up, in ms that never go back.
     """
 
     pointer: Pointer
     folder: Path
     lineage: Lineage
+    since_ms: int
 
 
 class Snapshots:
@@ -120,12 +123,13 @@ class Snapshots:
         UnavailableError
             Local storage is full or failing.
         """
+        since_ms = clock.monotonic_ms()
         with backend.view(pointer) as view:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
             for path in backend.freeze(pointer):
                 staged.link(path)
-            yield Frozen(pointer, staged.path, lineage)
+            yield Frozen(pointer, staged.path, lineage, since_ms)
 
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
@@ -153,7 +157,6 @@ class Snapshots:
         stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
         if not is_sure:
             stored = self._still_there(stored)
-        started_ms = clock.monotonic_ms()
         # The files are held: what is missing now is a failure.
         with _requiring(folder):
             names = local_files.list_folder(folder)
@@ -173,7 +176,7 @@ class Snapshots:
             written_ms=self._now_ms(),
             cleaned=cleaned,
         )
-        if clock.monotonic_ms() - started_ms >= SURE_FOR_MS:
+        if clock.monotonic_ms() - frozen.since_ms >= SURE_FOR_MS:
             self._require_parts(manifest)
         data, entry = manifest.encode()
         self._shard.put(entry.key, data)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import clock
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.errors import CorruptionError, UnavailableError
@@ -208,6 +209,22 @@ def test_an_upload_that_was_overtaken_by_a_clean_up_is_given_up(
     one.log.storage = storage
     entry, _ = one.snapshot(base)
     assert one.lineage(one.write(base, range(1), 2)).snapshot == entry
+
+
+def test_a_clean_up_that_took_long_before_the_upload_counts(
+    shard_of: Opener, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last snapshot has stored may be gone by then, if the shard has moved: its new executor cleans up too."""
+    one = shard_of()
+    base = one.write(None, range(5000), 1)
+    one.snapshot(base)
+    pointer = one.write(base, range(3), 2)
+    with one.log.snapshots.frozen(one.backend, pointer) as frozen:
+        hour_later_ms = clock.monotonic_ms() + 3600_000
+        monkeypatch.setattr(clock, "monotonic_ms", lambda: hour_later_ms)
+        storage.delete([info.key for info in storage.list(f"{SHARD}/files/")])
+        with pytest.raises(UnavailableError, match="took so long"):
+            one.log.snapshots.store(frozen, "memory")
 
 
 # Manifests that somebody else wrote.
