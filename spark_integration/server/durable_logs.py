@@ -30,11 +30,19 @@ def open_configured(url: str, options: dict[str, str]) -> ObjectStorage:
 
 
 class _Opened:
-    """A storage and the number of its users."""
+    """A storage, the threads that upload to it, and the number of its users.
 
-    def __init__(self, storage: ObjectStorage) -> None:
+    One that hangs keeps its own threads, and nobody else's.
+    """
+
+    def __init__(self, storage: ObjectStorage, threads: Executor) -> None:
         self.storage = storage
+        self.threads = threads
         self.users = 0
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False)
+        self.storage.close()
 
 
 class DurableLogs:
@@ -42,8 +50,8 @@ class DurableLogs:
 
     Parameters
     ----------
-    executor : concurrent.futures.Executor
-        Runs uploads.
+    new_threads : callable
+        Makes the threads that upload to a storage.
     open_at : callable
         Opens a storage, given its URL and options.
     now_ms : callable
@@ -56,11 +64,11 @@ class DurableLogs:
 
     def __init__(
         self,
-        executor: Executor,
+        new_threads: Callable[[], Executor],
         open_at: Callable[[str, dict[str, str]], ObjectStorage] = open_configured,
         now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._executor = executor
+        self._new_threads = new_threads
         self._open_at = open_at
         self._now_ms = now_ms
         self._lock = threading.Lock()
@@ -86,7 +94,7 @@ class DurableLogs:
                 self._limited(opened.storage, message.upload_bandwidth_bytes),
                 message.prefix,
                 message.shard.schemas(),
-                self._executor,
+                opened.threads,
                 Path(message.shard.directory),
                 message.shard.backend,
                 now_ms=self._now_ms,
@@ -116,7 +124,7 @@ class DurableLogs:
         url, options = place
         with self._lock:
             if place not in self._opened:
-                self._opened[place] = _Opened(self._open_at(url, dict(options)))
+                self._opened[place] = _Opened(self._open_at(url, dict(options)), self._new_threads())
             opened = self._opened[place]
             opened.users += 1
             return opened
@@ -132,7 +140,7 @@ class DurableLogs:
             closing = [self._opened.pop(place) for place in unused]
         for opened in closing:
             try:
-                opened.storage.close()
+                opened.close()
             except Exception as exc:  # noqa: BLE001  nobody needs it any more, and the text may hold anything
                 _log.warning("%s did not close well: %s", opened.storage.url, type(exc).__name__)
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from holdfast.spark_integration.server.shard_use import ShardUse
 from holdfast.spark_integration.server.snapshotting import Snapshotting
 
 CLEAN_EVERY_SECONDS = 300.0
-#: Each holds a part of a file, so they bound the memory that uploads take.
+#: Of each storage. Each thread holds a part of a file, so they bound the memory that uploads take.
 UPLOAD_THREADS = 4
 END_WITHIN_SECONDS = 20.0
 _FILES_WHERE_UNLIMITED = 1 << 16
@@ -51,7 +52,7 @@ def serve(executor_directory: Path, executor: ProcessId, socket: Path) -> None:
     socket.unlink(missing_ok=True)
     shards = OpenShards(executor_directory)
     shards.remove_going()
-    logs = DurableLogs(ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
+    logs = DurableLogs(partial(ThreadPoolExecutor, UPLOAD_THREADS, thread_name_prefix="holdfast-io"))
     snapshotting = Snapshotting(shards, logs)
     batches = MeasuredBatches()
 

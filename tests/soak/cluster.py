@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, is_dataclass
+from functools import partial
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -116,7 +117,7 @@ class Executor:
         self.directory = local_dirs.private_directory(directory)
         self.shards = OpenShards(self.directory)
         self.threads = ThreadPoolExecutor(2)
-        self.logs = DurableLogs(self.threads, place.open, clock)
+        self.logs = DurableLogs(partial(ThreadPoolExecutor, 2), place.open, clock)
         self.snapshotting = Snapshotting(self.shards, self.logs, clock, clock)
         self.use = ShardUse(clock)
         self.housekeeping = Housekeeping(self.shards, self.logs, self.use, self.snapshotting.forget, clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,16 @@ def test_leftovers_go_although_the_clock_was_set_back(tmp_path: Path, monkeypatc
     monkeypatch.setattr(MemoryBackend, "remove_leftovers", remove_leftovers)
     root = local_dirs.private_directory(tmp_path / "executor")
     shards = OpenShards(root)
-    with ThreadPoolExecutor(1) as threads:
-        keeping = Housekeeping(shards, DurableLogs(threads), ShardUse(), lambda _: None, lambda: now_ms[0])
-        message = commit_to(shards, root / "query" / "op" / "shard")
-        for at_ms in (0, LEFTOVER_EVERY_MS - 1, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS):
-            now_ms[0] = 1_700_000_000_000 + at_ms
-            keeping.announce(message)
-            keeping.queue.end()
-            keeping.run()
-        shards.close(1.0)
+    keeping = Housekeeping(
+        shards, DurableLogs(partial(ThreadPoolExecutor, 1)), ShardUse(), lambda _: None, lambda: now_ms[0]
+    )
+    message = commit_to(shards, root / "query" / "op" / "shard")
+    for at_ms in (0, LEFTOVER_EVERY_MS - 1, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS):
+        now_ms[0] = 1_700_000_000_000 + at_ms
+        keeping.announce(message)
+        keeping.queue.end()
+        keeping.run()
+    shards.close(1.0)
     assert [at - 1_700_000_000_000 for at in swept] == [0, LEFTOVER_EVERY_MS, -DAY_MS, LEFTOVER_EVERY_MS - DAY_MS]
 
 
@@ -62,12 +64,11 @@ def test_a_shard_that_a_restarted_query_uses_is_not_waited_for(tmp_path: Path, m
     monkeypatch.setattr(open_shards, "REPLACE_WITHIN_SECONDS", 1.0)
     root = local_dirs.private_directory(tmp_path / "executor")
     shards = OpenShards(root)
-    with ThreadPoolExecutor(1) as threads:
-        keeping = Housekeeping(shards, DurableLogs(threads), ShardUse(), lambda _: None)
-        message = commit_to(shards, root / "query" / "op" / "shard")
-        keeping.announce(message)
-        keeping.queue.end()
-        with shards.use(replace(message.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)):
-            keeping.run()
-        shards.close(1.0)
+    keeping = Housekeeping(shards, DurableLogs(partial(ThreadPoolExecutor, 1)), ShardUse(), lambda _: None)
+    message = commit_to(shards, root / "query" / "op" / "shard")
+    keeping.announce(message)
+    keeping.queue.end()
+    with shards.use(replace(message.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)):
+        keeping.run()
+    shards.close(1.0)
     assert keeping.counters["errors"] == 0

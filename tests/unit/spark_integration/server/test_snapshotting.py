@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,11 +25,14 @@ from holdfast.spark_integration.server import open_shards, snapshotting
 from holdfast.spark_integration.server.durable_logs import DurableLogs
 from holdfast.spark_integration.server.open_shards import OpenShards
 from holdfast.spark_integration.server.snapshotting import Snapshotting
+from holdfast.spark_integration.server.state_server import UPLOAD_THREADS
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 from tests.faults.executor_process import eventually
 
 _numbers = itertools.count()
+OTHER = "memory://other"
+NEW_THREADS = partial(ThreadPoolExecutor, UPLOAD_THREADS)
 
 
 class Bench:
@@ -38,15 +42,16 @@ class Bench:
         self.storage = FaultyStorage(open_storage(f"memory://snapshotting-{next(_numbers)}"))
         self.threads = ThreadPoolExecutor(8)
         self.shards = OpenShards(root)
-        self.logs = DurableLogs(self.threads, lambda url, options: self.storage)
+        self.other_storage = open_storage(f"memory://snapshotting-{next(_numbers)}")
+        self.logs = DurableLogs(NEW_THREADS, lambda url, options: self.other_storage if url == OTHER else self.storage)
         self.snapshotting = Snapshotting(self.shards, self.logs)
         self.root = root
         self._newest: dict[str, Pointer | None] = {}
 
-    def commit(self, shard: str, times: int = 1) -> Committed:
+    def commit(self, shard: str, times: int = 1, at: str = "memory://") -> Committed:
         """Commit so many versions of a shard, and return the announcement of the newest."""
         address = ShardAddress.of(self.root / "query" / "totals" / shard, "memory", {}, {"counts": COUNTS})
-        message = Committed(address, None, Pointer(0, "none"), f"totals/{shard}", "memory://", {}, SnapshotPolicy(1), 9)
+        message = Committed(address, None, Pointer(0, "none"), f"totals/{shard}", at, {}, SnapshotPolicy(1), 9)
         for _ in range(times):
             with self.logs.log_of(message) as log, self.shards.use(address) as backend:
                 accepted = self._newest.get(shard)
@@ -63,15 +68,15 @@ class Bench:
             info.key.rpartition("/")[2].rpartition("-")[0] for info in self.storage.list(f"totals/{shard}/snapshots/")
         ]
 
-    def slow(self, action: str, key: str) -> tuple[threading.Event, threading.Event]:
-        """Let the next such request wait; return what tells that it has begun, and what lets it go on."""
+    def slow(self, action: str, key: str, times: int = 1) -> tuple[threading.Event, threading.Event]:
+        """Let the next such requests wait; return what tells that one has begun, and what lets them go on."""
         begun, going_on = threading.Event(), threading.Event()
 
         def wait() -> None:
             begun.set()
             going_on.wait(20)
 
-        self.storage.faults.append(Fault("delay", action, key, wait=wait))  # type: ignore[arg-type]
+        self.storage.faults.append(Fault("delay", action, key, times=times, wait=wait))  # type: ignore[arg-type]
         return begun, going_on
 
 
@@ -90,7 +95,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     working.result(20)
     made.threads.shutdown()
     made.shards.close(1.0)
-    made.storage.close()
+    made.logs.close_unused([])
+    for storage in (made.storage, made.other_storage):
+        storage.close()
 
 
 def test_a_snapshot_that_a_worker_waits_for_holds_up_no_other_shard(bench: Bench) -> None:
@@ -108,6 +115,20 @@ def test_a_snapshot_that_a_worker_waits_for_holds_up_no_other_shard(bench: Bench
         going_on.set()
     assert writing.result(10) is True
     eventually(lambda: str(newer.committed) in bench.snapshots("a"))
+
+
+def test_a_storage_that_hangs_holds_up_no_snapshot_in_another(bench: Bench) -> None:
+    """Else the query there fails in the end, as its chains of commits become too long."""
+    elsewhere = bench.commit("c", times=4, at=OTHER)
+    begun, going_on = bench.slow("put", "totals/*/files/*", times=UPLOAD_THREADS)
+    try:
+        for shard in ("a", "b"):
+            bench.threads.submit(bench.snapshotting.write_now, bench.commit(shard, times=4))
+        assert begun.wait(10)
+        eventually(lambda: bench.storage.faults[0].hits == UPLOAD_THREADS)
+        assert bench.threads.submit(bench.snapshotting.write_now, elsewhere).result(5) is True
+    finally:
+        going_on.set()
 
 
 @pytest.mark.parametrize("in_use", [True, False], ids=["in use", "unused"])
@@ -191,12 +212,11 @@ def test_a_storage_that_does_not_close_ends_nothing(tmp_path: Path) -> None:
     root = local_dirs.private_directory(tmp_path / "executor")
     address = ShardAddress.of(root / "query" / "totals" / "a", "memory", {}, {"counts": COUNTS})
     message = Committed(address, None, Pointer(0, "none"), "totals/a", "memory://", {}, SnapshotPolicy(1), 9)
-    with ThreadPoolExecutor(1) as threads:
-        logs = DurableLogs(threads, lambda url, options: Stuck(open_storage("memory://stuck")))
-        with logs.log_of(message):
-            pass
-        logs.close_unused([])
-        assert logs.requests() == {}
+    logs = DurableLogs(NEW_THREADS, lambda url, options: Stuck(open_storage("memory://stuck")))
+    with logs.log_of(message):
+        pass
+    logs.close_unused([])
+    assert logs.requests() == {}
 
 
 def test_a_worker_does_not_wait_for_ever_for_a_snapshot_that_another_wants(
