@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -200,6 +201,16 @@ def test_a_shard_that_is_let_go_meanwhile_is_not_made_again(bench: Bench) -> Non
     assert bench.snapshotting.queue.drain(10)
     assert bench.snapshotting.counters["snapshots_missed"] == 1
     assert not Path(message.shard.directory).exists()
+
+
+def test_a_restarted_query_has_a_snapshot_of_a_shard_that_only_snapshots_open(bench: Bench) -> None:
+    """Where workers open their files themselves, the shard is open here as it was before the restart."""
+    message = bench.commit("a")
+    columns = TableSchema.of("counts", COUNTS.key, pa.schema([*COUNTS.value, ("more", pa.int64())]))
+    address = ShardAddress.of(Path(message.shard.directory), "memory", {}, {"counts": columns})
+    time.sleep(0.002)  # the clock of announcements has ticked since the shard was opened
+    bench.snapshotting.announce(Committed.decode(replace(message, shard=address).encode()))
+    eventually(lambda: bench.snapshots("a") == [str(message.committed)])
 
 
 def test_a_storage_that_does_not_close_ends_nothing(tmp_path: Path) -> None:
