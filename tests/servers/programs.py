@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import http.client
+import random
 import signal
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+_FIRST_PORT = 10_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody uses now; all are different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Return ports of the loopback that nobody uses now; all are different.
+
+    They lie below those that the system gives to connections: one of these might take the port of a server that is down
+    for a moment, and the server could not start again.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(_FIRST_PORT, max(_first_of_connections(), 2 * _FIRST_PORT))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.add(port)
+    return list(found)
+
+
+def _first_of_connections() -> int:
     try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:  # another system than Linux
+        return 32_768
 
 
 class Program:
