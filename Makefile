@@ -45,7 +45,7 @@ $(STAMP): requirements/lock.txt requirements/uv.txt pyproject.toml requirements/
 	@PYTHON='$(PYTHON)' SPARK='$(SPARK)' requirements/setup.sh $(VENV)
 	@touch $@
 
-demo: $(STAMP) ## the flights of a year through a stateful query that is killed half-way [BACKEND= CHECKPOINT= SPARK= ARGS=]
+demo: $(STAMP) ## a year of flights through a stateful query that is killed half-way [BACKEND= CHECKPOINT= SPARK= ARGS=]
 	$(BIN)/holdfast demo $(if $(BACKEND),--backend '$(BACKEND)') $(if $(CHECKPOINT),--checkpoint '$(CHECKPOINT)') $(ARGS)
 
 s3: $(STAMP) ## a local S3 to try the demo on, until Ctrl-C [ARGS=]
@@ -57,13 +57,13 @@ hdfs: $(STAMP) ## a local HDFS to try the demo on, until Ctrl-C [ARGS=]
 kafka: $(STAMP) ## a local Kafka to try the sink on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers kafka $(ARGS)
 
-postgres: $(STAMP) ## a local PostgreSQL to keep results in, until Ctrl-C [ARGS=]
+postgres: $(STAMP) ## a local PostgreSQL to try the sink on, until Ctrl-C [ARGS=]
 	@$(BIN)/python -m tests.servers postgres $(ARGS)
 
-test: $(STAMP) ## all tests, few repetitions; those of Spark alone with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
+test: $(STAMP) ## all tests, few repetitions; only the Spark tests with SPARK=4.0.5 [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(if $(SPARK),-m 'spark or cluster or smoke') $(ARGS)
 
-test-fast: $(STAMP) ## unit and contract tests without Spark, servers and anything slow [ARGS=]
+test-fast: $(STAMP) ## unit and contract tests without Spark, servers or anything slow [ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
@@ -105,7 +105,7 @@ links: $(STAMP)
 results: $(STAMP) ## RESULTS.md, the report and README's figures from benches/results, or from a new full run [RUN=]
 	$(BIN)/python -m holdfast.benches.report.published $(RUN)
 
-lock: $(STAMP) ## write requirements/*.txt anew from pyproject.toml [UPGRADE=1: newest versions]
+lock: $(STAMP) ## rewrite requirements/*.txt from pyproject.toml [UPGRADE=1: newest versions]
 	$(COMPILE) --all-extras pyproject.toml --output-file requirements/lock.txt
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	@for wanted in benches/peers/requirements/*.in; do $(COMPILE) $$wanted --output-file $${wanted%.in}.txt || exit 1; done

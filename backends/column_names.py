@@ -62,8 +62,8 @@ class ColumnChanges:
         clashes = [f"{old} → {new}" for old, new in self.rename.items() if old in names and new in names]
         if clashes:
             raise SchemaMismatchError(
-                "a state column cannot be renamed, as one of the new name is stored, too: drop that one first, in a "
-                "start that declares neither the one nor the other under this name",
+                "a state column cannot be renamed, because another is stored under the new name: drop that one "
+                "first, in a start that declares neither under this name",
                 table=table,
                 rename=clashes,
             )

@@ -115,8 +115,8 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
     changed = [*(f"key.{change}" for change in key_changes(stored, held)), *lost]
     if changed:
         raise SchemaMismatchError(
-            f"{source} holds state of another schema than the operator now declares: "
-            "declare the stored columns again, or start with a new operator name",
+            f"{source} holds state with a different schema than the operator now declares: declare the stored columns "
+            "again, or start with a new operator name",
             table=held.name,
             changed=changed,
         )

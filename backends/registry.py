@@ -77,8 +77,8 @@ def _load(name: str, point: str) -> type[Backend]:
     built_for = getattr(found, "contract_version", None)
     if built_for != CONTRACT_VERSION:
         raise InvalidArgumentError(
-            f"backend {name!r} was built for another version of the backend contract: install the release "
-            "of it that fits, and see that its class states contract_version",
+            f"backend {name!r} was built for another version of the backend contract: install a matching release, "
+            "whose class sets contract_version",
             built_for=built_for,
             wanted=CONTRACT_VERSION,
             registered=point,

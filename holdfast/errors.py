@@ -28,7 +28,7 @@ Fact = str | int | float | bool | None
 
 
 class HoldfastError(Exception):
-    """Base of all errors of holdfast.
+    """Base of all holdfast errors.
 
     Parameters
     ----------

@@ -6,9 +6,9 @@
 
     savepoints.create(spark, "/data/query", "s3://bucket/savepoints", "before-upgrade")
 
-A savepoint holds the state of all operators of holdfast after one micro-batch, timers and expiry times included, and
-where the sources were. It names nothing outside its folder, so it can be copied and moved, and outlives its query. Its
-tables are Arrow files that pyarrow, Polars and DuckDB open as they are: docs/savepoints.md.
+A savepoint holds the state of all holdfast operators after one micro-batch, including timers and expiry times, and the
+positions of the sources. It refers to nothing outside its folder, so it can be copied and moved, and outlives its
+query. Its tables are Arrow files that pyarrow and Polars open directly, and DuckDB through pyarrow: docs/savepoints.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> Savepoint:
-    """Return what a savepoint says of itself.
+    """Return a savepoint's manifest.
 
     Parameters
     ----------
@@ -82,22 +82,23 @@ def read(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS
 
 
 def listed(target: str | Path, options: Mapping[str, str] = _NO_OPTIONS) -> list[Listed]:
-    """Return the savepoints of a directory by name, unfinished and damaged ones too; see `read`."""
+    """Return a directory's savepoints by name, including unfinished and damaged ones; see `read`."""
     with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.list_savepoints(storage, threads)
 
 
 def verify(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
-    """Read a savepoint whole, and return what is damaged: nothing, if it can be restored; see `read`."""
+    """Read a whole savepoint and return what is damaged: nothing if it can be restored; see `read`."""
     with open_storage(str(target), parse_storage_options(options)) as storage, ThreadPoolExecutor(_THREADS) as threads:
         return _stored.verify_savepoint(storage, _stored.read_savepoint(storage, name), threads)
 
 
 def leftovers(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> list[str]:
-    """Return the keys of what lies in a savepoint's folder and is not part of it; see `read`.
+    """Return the keys of objects in a savepoint's folder that are not part of it; see `read`.
 
-    Tasks that Spark repeated have stored it, or others that made a savepoint of the name and gave up or were killed. It
-    harms no restore, and goes with the savepoint; who reads the folder without `read` or `load` must leave it out.
+    Tasks that Spark repeated left them, or others that made a savepoint of this name and gave up or were killed. They
+    harm no restore, and are deleted with the savepoint; if you read the folder without `read` or `load`, leave them
+    out.
     """
     with open_storage(str(target), parse_storage_options(options)) as storage:
         savepoint = _stored.read_savepoint(storage, name)
@@ -113,26 +114,26 @@ def diff(
     keys: int = 0,
     other_target: str | Path | None = None,
 ) -> tuple[list[str], list[TableDifference]]:
-    """Return how a savepoint differs from another one.
+    """Return how two savepoints differ.
 
     Parameters
     ----------
     name, other : str
-        From which, to which.
+        The earlier and the later one.
     keys : int
-        How many of the keys that differ to return, of each table and kind.
+        How many differing keys to return, per table and kind.
     other_target : str or pathlib.Path, optional
-        Where the other one lies; by default beside the first.
+        The directory of the other one; by default the first's.
 
     Returns
     -------
     tuple of list of str and list of TableDifference
-        What differs besides the state, in words; and each table of the operators that both have.
+        What differs besides the state, in words, and each table of the operators that both have.
 
     Raises
     ------
     NotFoundError, CorruptionError
-        One of them is not there, or damaged.
+        One of them is missing or damaged.
     """
     parsed = parse_storage_options(options)
     with (
@@ -147,7 +148,7 @@ def diff(
 
 
 def delete(target: str | Path, name: str, options: Mapping[str, str] = _NO_OPTIONS) -> int:
-    """Delete a savepoint, or what is left of one that was never finished; return how many objects it had.
+    """Delete a savepoint, or the remains of one that was never finished; return how many objects it had.
 
     Raises
     ------

@@ -60,7 +60,7 @@ def postgres(
     dsn: str = "",
     connections: int = 1,
 ) -> TwoPhaseSink:
-    """Return a sink that is a table of PostgreSQL; needs ``holdfast[postgres]``.
+    """Return a sink into a PostgreSQL table; needs ``holdfast[postgres]``.
 
     Parameters
     ----------
@@ -68,24 +68,24 @@ def postgres(
         Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
         libpq's names: ``host``, ``password``, ``sslmode``.
     table : str
-        As SQL has it: ``totals``, ``shop.totals``, ``shop."Totals"``.
+        As in SQL: ``totals``, ``shop.totals``, ``shop."Totals"``.
     keys : sequence of str
-        Columns of a unique key: a row takes the place of the one of the same key. Without keys, rows are appended.
+        Columns of a unique key: a row replaces the one with the same key. Without keys, rows are appended.
     create : bool
-        Make the table if it is missing, with the keys as its primary key.
+        Create the table if it is missing, with the keys as its primary key.
     schema : str, optional
         Where the sink keeps its marks and staging tables; by default beside the table.
     dsn : str
-        A libpq connection string without credentials. Options go before it.
+        A libpq connection string without credentials. Options take precedence over it.
     connections : int
-        By how many at once the driver applies a micro-batch of more than 4 MB by keys. With 1 it is visible as a whole.
-        With more, say 4, that is faster, and its parts become visible one after the other, within milliseconds; after a
-        crash between two of them, the rest with the next start.
+        How many connections the driver uses to apply a micro-batch of more than 4 MB by keys. With 1 it becomes visible
+        as a whole. More, say 4, are faster, but its parts become visible one after the other, within milliseconds;
+        after a crash between two of them, the rest with the next start.
 
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be, or the package is not installed.
+        A parameter is invalid, or the package is not installed.
     """
     with needs_extra("postgres"):
         from holdfast.spark_integration.sinks.postgres.sink import PostgresSink
@@ -93,7 +93,7 @@ def postgres(
 
 
 def kafka(name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30) -> TwoPhaseSink:
-    """Return a sink of messages to Kafka; needs ``holdfast[kafka]``.
+    """Return a sink that writes messages to Kafka; needs ``holdfast[kafka]``.
 
     Parameters
     ----------
@@ -101,16 +101,16 @@ def kafka(name: str, topic: str | None = None, *, servers: str | None = None, ti
         Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, by
         librdkafka's names: ``security.protocol``, ``sasl.password``.
     topic : str, optional
-        Where all messages go; without it, rows have a column ``topic``.
+        The topic of all messages; without it, rows need a column ``topic``.
     servers : str, optional
-        Brokers to begin with, as ``host:port,host:port``; the option ``bootstrap.servers`` goes before it.
+        Bootstrap brokers, such as ``host:port,host:port``; the option ``bootstrap.servers`` takes precedence.
     timeout_s : float
-        How long brokers that do not answer are waited for: 0.001 to 3600.
+        How long to wait for brokers to answer: 0.001 to 3600.
 
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be, or the package is not installed.
+        A parameter is invalid, or the package is not installed.
     """
     with needs_extra("kafka"):
         from holdfast.spark_integration.sinks.kafka.sink import KafkaSink
@@ -127,35 +127,35 @@ def delta(
     compression: str = "zstd",
     file_mb: int = 128,
 ) -> TwoPhaseSink:
-    """Return a sink that is a Delta table: one Delta commit each micro-batch; needs ``holdfast[delta]``.
+    """Return a sink into a Delta table, with one Delta commit per micro-batch; needs ``holdfast[delta]``.
 
     Parameters
     ----------
     name : str
         Identifies the sink: one query writes under one name, and ``spark.holdfast.sink.<name>.`` are its options, named
-        as those of ``spark.holdfast.storage.``; what only `deltalake` knows goes below ``….delta.``.
+        as those of ``spark.holdfast.storage.``; those that only `deltalake` knows go under ``….delta.``.
     url : str
-        The table's, without credentials.
+        The table's URL, without credentials.
     keys : sequence of str, optional
-        A row takes the place of the one with the same key, for update mode. Without keys, rows are appended.
+        For update mode: a row replaces the one with the same key. Without keys, rows are appended.
     partition_by : sequence of str
         The table's partition columns.
     create : bool
-        Make the table if it is missing, with the columns of the rows.
+        Create the table if it is missing, with the columns of the rows.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     file_mb : int
-        At about how many MB of rows, uncompressed, a file ends; a task holds them in memory.
+        Approximate size of a file, in MB of uncompressed rows, which a task holds in memory.
 
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be. That the package is not installed is said when a query begins.
+        A parameter is invalid. A missing package is reported when a query begins.
     """
     return DeltaSink(name, os.fspath(url), keys, partition_by, create, compression, file_mb)
 
 
 def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd", file_mb: int = 128) -> TwoPhaseSink:
-    """Return a sink of Parquet files, of which `read_parquet` reads whole micro-batches.
+    """Return a sink into Parquet files, from which `read_parquet` reads whole micro-batches.
 
     Parameters
     ----------
@@ -166,11 +166,11 @@ def parquet(name: str, url: str | os.PathLike[str], *, compression: str = "zstd"
         A folder on any storage that holdfast knows, without credentials.
     compression : {"zstd", "snappy", "gzip", "lz4", "none"}
     file_mb : int
-        At about which size a file ends and the next one begins.
+        Approximate size of a file, in MB of uncompressed rows, which a task holds in memory.
 
     Raises
     ------
     InvalidArgumentError
-        A parameter cannot be.
+        A parameter is invalid.
     """
     return ParquetSink(name, os.fspath(url), compression, file_mb)

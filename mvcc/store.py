@@ -232,8 +232,8 @@ class VersionedStore:
         except NotFoundError as missing:
             if self._log is None:
                 raise StateLostError(
-                    "the state was lost with the process that held it, or dropped for that of an operator whose output "
-                    "stands in a query twice, since no checkpoint directory is set: restart the query from the "
+                    "the state was lost with the process that held it, or dropped because a query uses the "
+                    "operator's output twice, and no checkpoint directory is set: restart the query from the "
                     "beginning, and set spark.holdfast.checkpoint.dir to keep state",
                     version=pointer.version,
                     commit=pointer.commit_id,

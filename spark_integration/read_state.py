@@ -67,17 +67,17 @@ def read_state(
         Which of the operator's state tables; or a variable of a processor, by the name that the processor gave it.
         Timers are in the table "timers".
     batchId : int, optional
-        The micro-batch, which the query must be able to return to; by default the last one that is committed.
+        The micro-batch, which the query must be able to return to; by default the last committed one.
     keys : mapping, or sequence of mappings, optional
-        Return the rows of these keys only, each a value for each column that the operator is grouped by, as
-        ``{"user": "ann"}``. Only what holds them is read, without Spark's help where it can be: see
-        `holdfast.open_query`, which needs no session.
+        Return only the rows of these keys, each with a value for every column that the operator is grouped by, such as
+        ``{"user": "ann"}``. Reads only what holds them, without Spark if possible: see `holdfast.open_query`, which
+        needs no session.
 
     Returns
     -------
     pyarrow.Table
         One row per key with state, in no particular order: the key columns, then the value columns. A value column
-        whose name is already taken by an earlier column, in whatever case, is called ``value.<name>``.
+        whose name an earlier column has taken, in whatever case, is named ``value.<name>``.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def read_state(
 
     Notes
     -----
-    The query may run meanwhile. The whole state passes through this process; `holdfast.state` returns a DataFrame
+    The query may keep running. The whole state passes through this process; `holdfast.state` returns a DataFrame
     instead, which executors read.
     """
     settings, options = configured(spark)
@@ -103,7 +103,7 @@ def read_state(
         except InvalidArgumentError as exc:
             if not isinstance(exc.__cause__, NotKnownError):
                 raise
-            _log.warning("pointers are read by Spark, and all state for them: %s", exc)
+            _log.warning("Spark reads the pointers, so all state is read: %s", exc)
     with open_storage(settings.checkpoint_dir, options) as storage:
         try:
             rows = find_pointers(spark, str(query_checkpoint), operator, batchId)
@@ -139,7 +139,7 @@ def find_pointers(spark: SparkSession, query_checkpoint: str, operator: str, bat
         There is no such query, operator or micro-batch.
     """
     if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
-        raise InvalidArgumentError("a micro-batch is a number from 0 on", batchId=batch_id)
+        raise InvalidArgumentError("a micro-batch is a number, 0 or more", batchId=batch_id)
     steps = stateful_steps(spark, query_checkpoint, batch_id)
     for step in steps:
         ours = {name: of_name for name, of_name in step.pointers.items() if operator_of(name) == operator}

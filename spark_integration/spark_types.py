@@ -71,7 +71,7 @@ def parse_struct(schema: StructType | str, what: str) -> StructType:
         raise InvalidArgumentError(f"{what} is not a DDL string: {exc}") from exc
     if not isinstance(parsed, StructType) or not parsed.fields:
         raise InvalidArgumentError(
-            f"{what} must be a StructType or a DDL string with at least one column, as 'n long, total double'",
+            f"{what} must be a StructType or a DDL string with at least one column, such as 'n long, total double'",
             given=type(schema).__name__,
         )
     return parsed
@@ -229,7 +229,7 @@ def conform_output(table: object, schema: pa.Schema, operator: str) -> pa.Record
         )
     if sorted(table.schema.names) != sorted(schema.names):
         raise SchemaMismatchError(
-            "the function returned other columns than outputStructType declares",
+            "the function returned different columns than outputStructType declares",
             operator=operator,
             missing=sorted(set(schema.names) - set(table.schema.names)),
             unexpected=sorted(set(table.schema.names) - set(schema.names)),

@@ -111,7 +111,7 @@ def require_fitting_arrow(arrow_version: str, spark_version: str = pyspark.__ver
     limit = arrow_limit(spark_version)
     if limit is not None and minor_version(arrow_version)[0] >= limit:
         raise InvalidArgumentError(
-            f"Spark {spark_version} cannot run applyInPandasWithState, on which holdfast stands, with pyarrow "
+            f"Spark {spark_version} cannot run applyInPandasWithState, which holdfast builds on, with pyarrow "
             f"{arrow_version}: install 'pyarrow<{limit}' on the driver and the executors, or a Spark from 4.0.5 or "
             "4.1.4 on"
         )
@@ -129,7 +129,7 @@ def require_protobuf() -> None:
         importlib.import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
     except Exception as exc:  # protobuf's own error has no public class
         raise InvalidArgumentError(
-            f"Spark {pyspark.__version__} cannot run transformWithState with the protobuf that is installed: install "
+            f"Spark {pyspark.__version__} cannot run transformWithState with the installed protobuf: install "
             f"'protobuf>=6.33.5,<7' on the driver and the executors ({exc})"
         ) from exc
 

@@ -187,7 +187,7 @@ def require_readable(query_checkpoint: str) -> None:
     escaped = sorted({one for one in query_checkpoint if not _is_as_it_is(one)})
     if escaped:
         raise InvalidArgumentError(
-            "Spark cannot read the state of a query whose checkpointLocation has such characters: name it by a "
+            "Spark cannot read the state of a query whose checkpointLocation has such characters: name it through a "
             "symbolic link without them, or mount the directory under another name",
             query_checkpoint=query_checkpoint,
             characters=escaped,

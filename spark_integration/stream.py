@@ -119,8 +119,8 @@ class GroupedStream:
         ----------
         func : callable
             Takes a `ShardBatch`: the shard's rows grouped by key, and the state of those keys. Returns a
-            `pyarrow.Table` of the output columns, in any order, or None. After a failure it may be called again for
-            the same micro-batch, with the same state.
+            `pyarrow.Table` of the output columns, in any order, or None. It may run again for the same micro-batch
+            after a failure, with the same state.
         outputStructType : StructType or str
             Columns that `func` returns.
         stateStructType : StructType, str, StateTable, or mapping of str to one of these
@@ -134,13 +134,13 @@ class GroupedStream:
             The clock of ``batch.timers``, as for Spark's ``transformWithState``; "None" for no timers. "EventTime" also
             drops late rows: those that are not newer than the previous micro-batch's watermark.
         stateChanges : mapping, optional
-            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``; by table where
-            there are several. May stay when it is done: docs/state-schema.md.
+            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``; by table if
+            there are several. May stay in the code afterwards: docs/state-schema.md.
 
         Returns
         -------
         pyspark.sql.DataFrame
-            Without a watermark, whatever its columns: for windows and the like behind it, use `transformWithState`.
+            Without a watermark, whatever its columns: if windows or the like follow, use `transformWithState`.
 
         Raises
         ------
@@ -210,8 +210,8 @@ class GroupedStream:
             Name of the operator, which identifies its state for good; by default the function's name. Unique
             in a query.
         stateChanges : mapping, optional
-            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. May stay when
-            it is done: docs/state-schema.md.
+            Columns of stored state to drop and to rename: ``{"drop": ["m"], "rename": {"old": "new"}}``. May stay in
+            the code afterwards: docs/state-schema.md.
 
         Returns
         -------
@@ -280,16 +280,16 @@ class GroupedStream:
         timeMode : {"None", "ProcessingTime", "EventTime"}
             The clock of its timers. TTL needs "ProcessingTime". "EventTime" also drops late rows.
         initialState : GroupedData, optional
-            A batch frame of this session, grouped by columns of the same types. Before the first micro-batch of a new
-            query ``handleInitialState`` gets each of its rows; at a restart it is not read.
+            A batch DataFrame of this session, grouped by columns of the same types. Before a new query's first
+            micro-batch ``handleInitialState`` gets each of its rows; a restart does not read it.
         eventTimeColumnName : str, optional
-            A timestamp column of the output, by which a stateful operator behind this one may have a watermark.
+            A timestamp column of the output that gives stateful operators downstream a watermark.
         name : str, optional
             Name of the operator, which identifies its state for good; by default the name of the processor's class.
             Unique in a query.
         stateChanges : mapping, optional
             By variable, columns of stored state to drop and to rename: ``{"total": {"drop": ["m"], "rename": {"old":
-            "new"}}}``. May stay when it is done: docs/state-schema.md.
+            "new"}}}``. May stay in the code afterwards: docs/state-schema.md.
 
         Returns
         -------
@@ -305,8 +305,8 @@ class GroupedStream:
 
         Notes
         -----
-        Exactly once: state is kept if and only if Spark commits the micro-batch. Where holdfast differs from Spark on
-        purpose, docs/transform-with-state.md says how and why.
+        Exactly once: state is kept if and only if Spark commits the micro-batch. docs/transform-with-state.md says
+        where and why holdfast differs from Spark on purpose.
         """
         output = declared_struct(outputStructType, "outputStructType")
         timezone = str(self.df.sparkSession.conf.get("spark.sql.session.timeZone"))
@@ -325,7 +325,7 @@ class GroupedStream:
         name: str | None = None,
         stateChanges: StateChanges | None = None,
     ) -> DataFrame:
-        """Do as `transformWithState` does, for a processor that takes and returns pandas frames."""
+        """Like `transformWithState`, for a processor that takes and returns pandas frames."""
         output = declared_struct(outputStructType, "outputStructType")
         exchange = FrameExchange(output, FrameFormat.of_session(self.df.sparkSession), rows_each(self.df))
         host = processor_host(outputMode, timeMode, eventTimeColumnName, output, self.df)

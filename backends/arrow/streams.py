@@ -100,9 +100,9 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
     batches = []
     for number, message in enumerate(ipc.MessageReader.open_stream(section)):
         if message.type != ("record batch" if number else "schema"):
-            raise ValueError(f"a message of another type: {message.type}")
+            raise ValueError(f"a message of a different type: {message.type}")
         if message.metadata_version != ipc.MetadataVersion.V5:  # before it, compression stood in another place
-            raise ValueError("a message of another format version than 5")
+            raise ValueError("a message with a format version other than 5")
         if number:
             room -= _unpacked_bytes(message)
             if room < 0:

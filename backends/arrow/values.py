@@ -42,7 +42,7 @@ def storable(column: pa.Array, field: pa.Field, table: str, shown_key: Callable[
     if given != field.type:
         if not is_same_kind(given, field.type):
             raise SchemaMismatchError(
-                f"column {field.name!r} has another type than the state table: convert it first", **facts
+                f"column {field.name!r} has a different type than in the state table: convert it first", **facts
             )
         try:
             column = cast(column, field.type)

@@ -169,7 +169,7 @@ class RocksDBBackend(Backend):
             marker = self._require_marker(staged.path, pointer)
         except SchemaMismatchError as exc:
             raise CorruptionError(
-                "another release of holdfast froze it, with rows of another format", **exc.facts
+                "another release of holdfast froze it, with rows in another format", **exc.facts
             ) from exc
         marker.require(self.tables, staged.path)
 

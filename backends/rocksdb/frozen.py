@@ -74,7 +74,7 @@ class FrozenDatabase(View):
             self._marker = Marker.decode(value, files.folder)
             label = self._marker.version
             if label is None or label.pointer != pointer:
-                raise damaged(files.folder, "it is of another version")
+                raise damaged(files.folder, "it belongs to another version")
             self._marker.require(tables, files.folder)
             self._properties = label.properties
         except BaseException:

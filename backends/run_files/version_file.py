@@ -100,7 +100,7 @@ class VersionFile:
             if not isinstance(version.properties, dict):
                 raise TypeError("properties are not an object")
         if version.pointer != pointer:
-            raise CorruptionError(f"{path} is of another version", pointer=version.pointer, wanted=pointer)
+            raise CorruptionError(f"{path} belongs to another version", pointer=version.pointer, wanted=pointer)
         return version
 
     def write(self, staged: StagedFolder) -> None:

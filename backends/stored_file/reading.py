@@ -157,7 +157,7 @@ def decode(
             sections[entry["name"]] = _DECODERS[footer["encoding"]](section, entry["plain_bytes"])
         except (OSError, RuntimeError, ValueError) as exc:
             raise CorruptionError(
-                f"{source} has a section that is no LZ4 frame: {exc}", section=_short(entry["name"])
+                f"{source} has a section that is not an LZ4 frame: {exc}", section=_short(entry["name"])
             ) from exc
     return StoredFile(kind, footer["header"], sections, len(view), digest.hex())
 
@@ -211,8 +211,8 @@ def _read_tail(view: memoryview, source: str, kind: str) -> tuple[int, bytes]:
     footer_size, flags, version = FOOTER_SIZE.unpack(view[-TAIL_BYTES : -TAIL_BYTES + FOOTER_SIZE.size])
     if version != FORMAT_VERSION or flags != 0:
         raise CorruptionError(
-            f"{source} has another format than this release of holdfast reads: "
-            "open it with the release that wrote it, or restore the file if it was altered",
+            f"{source} has a different format than this release of holdfast reads: open it with the release that "
+            "wrote it, or restore the file if it was altered",
             format_version=version,
             flags=flags,
             readable=FORMAT_VERSION,

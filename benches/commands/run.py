@@ -34,13 +34,13 @@ def _shape_options(command: Any) -> Any:
         click.option("--keys", type=click.IntRange(1), help=f"your keys in the state  [default: {_SHAPE.keys}]"),
         click.option("--rows-per-batch", "rows", type=click.IntRange(1), help=f"[default: {_SHAPE.rows}]"),
         click.option(
-            "--value-bytes", type=click.IntRange(1), help=f"of a key's state  [default: {_SHAPE.value_bytes}]"
+            "--value-bytes", type=click.IntRange(32), help=f"of a key's state  [default: {_SHAPE.value_bytes}]"
         ),
         click.option("--shards", type=click.IntRange(1), help=f"partitions of the shuffle  [default: {_SHAPE.shards}]"),
         click.option(
             "--store-latency-ms",
             type=FiniteRange(min=0),
-            help="what your object storage adds to each request: commits then go to an S3 server that is so far away  "
+            help="what your object storage adds to each request: commits then go to an S3 server with that latency  "
             "[default: local disk]",
         ),
     )
@@ -50,18 +50,18 @@ def _shape_options(command: Any) -> Any:
 
 
 @click.command("run")
-@click.option("--quick", is_flag=True, help="ten minutes, on the load that the options below describe")
+@click.option("--quick", is_flag=True, help="ten minutes, on the load that these options describe")
 @click.option("--full", is_flag=True, help="everything, the default")
 @click.option(
-    "--suite", "suites", multiple=True, metavar="NAME", help=f"only this one, can be repeated: {', '.join(SUITES)}"
+    "--suite", "suites", multiple=True, metavar="NAME", help=f"only this suite, repeatable: {', '.join(SUITES)}"
 )
 @_shape_options
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="directory for the results")
-@click.option("--fresh", is_flag=True, help="delete the results that are there, and begin anew")
+@click.option("--fresh", is_flag=True, help="delete existing results and start over")
 @click.option("--disk", type=click.Path(exists=True, file_okay=False), help="directory on the disk to measure with")
 @click.option("--seed", default=1, help="of the order in which engines take turns")
 @click.option("--turns", type=click.IntRange(1), help="of every measurement: 5 to compare by  [default: 1 to 3]")
-@click.option("--list", "listing", is_flag=True, help="show what would be measured, and how long it takes")
+@click.option("--list", "listing", is_flag=True, help="show what would be measured and how long it takes")
 def run(
     quick: bool,
     full: bool,

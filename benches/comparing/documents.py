@@ -133,7 +133,7 @@ def _both(base: Measured, new: Measured) -> list[str]:
     both = [name for name in base.documents if name in new.documents]
     if not both:
         raise InvalidArgumentError(
-            "the two have no measurement in common, so that there is nothing to compare",
+            "the two have no measurement in common, so there is nothing to compare",
             base=" ".join(base.documents),
             new=" ".join(new.documents),
         )

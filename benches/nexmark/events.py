@@ -68,7 +68,7 @@ class Mix:
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_second <= 1_000_000:
-            raise InvalidArgumentError("an event needs a microsecond of its own", per_second=self.per_second)
+            raise InvalidArgumentError("an event needs its own microsecond", per_second=self.per_second)
         if self.disorder_ms >= WATERMARK_S * 1000:
             raise InvalidArgumentError(
                 "events would be late, and dropped: choose less than the watermark's delay",

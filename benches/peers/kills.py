@@ -58,7 +58,7 @@ def survive_one(engine: PeerEngine, job: FromFiles, disk: str | None = None) -> 
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if second.least_n is None or second.least_n < half // job.keys // 10:
-        raise CorruptionError("the second run began anew", engine=engine.name, least_count=second.least_n)
+        raise CorruptionError("the second run started over", engine=engine.name, least_count=second.least_n)
     return equality(engine.name, second.totals(), input_files.totals(job.folder()))
 
 

@@ -49,7 +49,7 @@ def publish(run: Path, root: Path) -> None:
     answers = answers_of(results)
     wrong = [answer.question.id for answer in answers if not answer.equal]
     if wrong:
-        raise InvalidArgumentError("entries found different results, so that their times say nothing", questions=wrong)
+        raise InvalidArgumentError("entries found different results, so their times mean nothing", questions=wrong)
     for panel in figure.PANELS:
         panel.answer(answers)
     new = root / RESULTS.with_name("results.new")

@@ -242,7 +242,7 @@ def _storing(file: Path) -> Iterator[None]:
         yield
     except OSError as exc:
         raise UnavailableError(
-            "a result cannot be stored; what was stored before is safe, and the same command goes on from it",
+            "a result cannot be stored; earlier results are safe, and the same command continues from them",
             file=file,
             because=exc,
         ) from exc

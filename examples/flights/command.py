@@ -48,12 +48,12 @@ _END_OF_TIME_MS = 1 << 52
     type=click.Choice(list(filter(None, RESULTS))),
     help="Show results through this sink, exactly once. PostgreSQL and Kafka: `make postgres`, `make kafka` start one.",
 )
-@click.option("--lose-local", is_flag=True, help="At the kill also delete local state, as the loss of a machine would.")
+@click.option("--lose-local", is_flag=True, help="Also delete local state at the kill, as losing the machine would.")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Restarts of a query that failed."
 )
 @click.option("--work-dir", type=click.Path(path_type=Path), help="For input, output and logs [default: temporary].")
-@click.option("--keep", is_flag=True, help="Leave the work dir and the state behind.")
+@click.option("--keep", is_flag=True, help="Keep the work dir and the state.")
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of the Spark session; may be repeated.")
 def demo(
     backend: str,
@@ -74,15 +74,15 @@ def demo(
     The flights that left New York in 2013 pass through Spark as micro-batches, in time order. Running totals of each
     aircraft, carrier and route are holdfast state. Half-way the driver is killed with SIGKILL and started again; at
     the end state and output must equal what plain pandas computes from the whole file. With --savepoint the query is
-    stopped with a savepoint instead, and another one goes on from it, on another backend and with twice the shards.
-    With --sink results go to a table, topic or files, and somebody else's reader must find there, at the kill and at
-    the end, each micro-batch of the state once.
+    stopped with a savepoint instead, and another one continues from it, on another backend with twice the shards.
+    With --sink results go to a table, topic or files, where an independent reader must find each micro-batch of the
+    state once, at the kill and at the end.
     """
     if savepoint and lose_local:
         raise InvalidArgumentError("--lose-local is for a kill: with --savepoint nothing is killed")
     if savepoint and sink:
         raise InvalidArgumentError(
-            "--sink is for one query: with --savepoint another one goes on, and a sink takes that for a stranger"
+            "--sink is for one query: with --savepoint another query continues, which a sink refuses"
         )
     console = Console(highlight=False)
     settings = {BACKEND: backend, **_parse_configuration(conf)}

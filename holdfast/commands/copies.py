@@ -37,7 +37,7 @@ def rescale(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Make a new query of another one, with another number of shards.
+    """Make a new query from another, with a different number of shards.
 
     QUERY_CHECKPOINT is the checkpointLocation of the query, which may be running and is not changed. The new one begins
     at micro-batch 1, where the other one is. If the command is stopped, run it again.
@@ -62,7 +62,7 @@ def rescale(
 @checkpoint_dir_option()
 @CONF
 @click.option(
-    "--to-checkpoint-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}checkpoint.dir: another one."
+    "--to-checkpoint-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}checkpoint.dir: not the original's."
 )
 @QUERY_CHECKPOINT
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
@@ -78,9 +78,9 @@ def clone(
 ) -> None:
     """Copy a query as it is, to run a second one beside it.
 
-    QUERY_CHECKPOINT is the checkpointLocation of the query, which may be running and is not changed. The clone has an
-    id of its own, and its micro-batches go on with their numbers. State of Spark's own operators is copied, too. If
-    the command is stopped, run it again.
+    QUERY_CHECKPOINT is the checkpointLocation of the query, which may be running and is not changed. The clone has its
+    own id and continues the micro-batch numbers. State of Spark's own operators is copied, too. If the command is
+    stopped, run it again.
     """
     with started_spark(checkpoint_dir, options, conf) as spark:
         query_id = savepoints.clone(

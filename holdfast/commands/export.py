@@ -32,11 +32,17 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.argument("location")
 @click.option("--to", "target", required=True, metavar="URL", help="A new directory.")
 @click.option("--format", "kind", type=click.Choice(["parquet", "csv", "delta"]), default="parquet", show_default=True)
-@click.option("--operator", metavar="NAME", help="Needed for a query, and where a savepoint has several.")
+@click.option("--operator", metavar="NAME", help="Required for a query, and if a savepoint has several.")
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
 @checkpoint_dir_option(f"Of a query: its {PREFIX}checkpoint.dir.", required=False)
-@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Of a query: the micro-batch.")
+@click.option(
+    "--batch",
+    "batch_id",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="A query's micro-batch. Default: the last committed one.",
+)
 @CONF
 @click.pass_context
 def export(
@@ -55,9 +61,9 @@ def export(
 ) -> None:
     """Write a table of a savepoint, or of a query's state, as Parquet or CSV files, or as a Delta table.
 
-    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir, or where the variable is set
-    and no savepoint is there, it is a query's checkpointLocation; the query may be running. Starts a Spark, on this
-    machine unless --conf says otherwise.
+    LOCATION is a savepoint: its directory, a slash, and its name. With --checkpoint-dir, or if the variable is set and
+    no savepoint is there, it is a query's checkpointLocation; the query may be running. Starts Spark, on this machine
+    unless --conf says otherwise.
     """
     names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     with started_spark(checkpoint_dir, options, conf) as spark, errors_of_spark():
@@ -65,8 +71,8 @@ def export(
             frame = _saved(spark, location, operator, table, names, batch_id)
         elif operator is None:
             raise InvalidArgumentError(
-                "no savepoint, but the location of a query, as its checkpoint directory is given: name the operator by "
-                "--operator",
+                "this is a query's location, not a savepoint, because a checkpoint directory is given: name the "
+                "operator with --operator",
                 location=location,
             )
         else:
@@ -84,7 +90,9 @@ def _saved(
     batch_id: int | None,
 ) -> DataFrame:
     if batch_id is not None:
-        raise InvalidArgumentError("--batch is of a query, whose --checkpoint-dir is needed: a savepoint is one batch")
+        raise InvalidArgumentError(
+            "--batch selects a query's micro-batch, which needs --checkpoint-dir: a savepoint is one micro-batch"
+        )
     return savepoints.load(spark, *_place(location), operator, table, columns=columns)
 
 
@@ -130,7 +138,7 @@ def write(frame: DataFrame, target: str, kind: str) -> None:
         nested = [field.name for field in frame.schema if field.dataType.typeName() in _NOT_IN_CSV]
         if nested:
             raise InvalidArgumentError(
-                "a line of CSV cannot hold these columns: choose others by --columns, or --format parquet",
+                "CSV cannot hold these columns: choose others with --columns, or use --format parquet",
                 columns=", ".join(nested),
             )
     writer = frame.write.mode("errorifexists")

@@ -18,23 +18,28 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
 @click.argument("query_checkpoint")
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
-@click.option("--name", required=True, help="Of the savepoint.")
+@click.option("--name", required=True, help="The savepoint's name.")
 @click.option(
     "--operator",
     "operators",
     required=True,
     multiple=True,
     metavar="[NUMBER=]NAME",
-    help="What the operator is to be called; with Spark's number of it if there are several; repeatable.",
+    help="The operator's name in holdfast; with Spark's number for it if there are several; repeatable.",
 )
 @click.option(
     "--timeout-conf",
     type=click.Choice(["ProcessingTimeTimeout", "EventTimeTimeout"]),
-    help="Of applyInPandasWithState, if the query has timeouts.",
+    help="The query's timeoutConf, if it is an applyInPandasWithState with timeouts.",
 )
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
-@click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the query has partitions.")
-@click.option("--comment", default="", metavar="TEXT", help="To be shown with it.")
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shards per operator. Default: as many as the query has partitions.",
+)
+@click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def from_spark(
     query_checkpoint: str,
     target: str,
@@ -48,7 +53,7 @@ def from_spark(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Save a query whose state is that of Spark's own operators, to go on with holdfast's.
+    """Save a query that runs on Spark's own operators, to continue it on holdfast.
 
     QUERY_CHECKPOINT is the query's checkpointLocation, which is only read. Stop the query first. Its operators must be
     applyInPandasWithState, transformWithState or transformWithStateInPandas: docs/migrate.md.
@@ -71,7 +76,8 @@ def from_spark(
         click.echo(json.dumps({"name": name, "batch_id": made.query.batch_id, "rows": rows}))
     else:
         click.echo(
-            f"{name} is saved, after micro-batch {made.query.batch_id}: holdfast savepoint restore makes a query"
+            f"{name} is saved, as of micro-batch {made.query.batch_id}: holdfast savepoint restore makes a query from "
+            "it"
         )
 
 

@@ -71,11 +71,11 @@ def gc(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Delete what no version that a query may return to needs.
+    """Delete objects that no version a query may return to needs.
 
     URL is the checkpoint directory, as in spark.holdfast.checkpoint.dir. Running queries clean up by themselves; this
-    cleans up after queries that have ended, executors that died, and uploads that nobody finished. It is safe beside a
-    running query, and keeps what a stopped one needs to start again.
+    cleans up after queries that have ended, executors that died, and uploads that were never finished. It is safe
+    beside a running query, and keeps what a stopped one needs to start again.
     """
     grace_ms = grace_hours * _HOUR_MS
     if not math.isfinite(grace_ms):
@@ -85,7 +85,7 @@ def gc(
     with opened(url, options, operator) as target:
         if not target.listing.operators:
             raise NotFoundError(
-                "the directory holds decisions about sinks only, which queries delete by themselves",
+                "the directory holds only sink decisions, which queries delete by themselves",
                 storage=target.storage.url,
             )
         now_ms = store_time_ms(PrefixedStorage(target.storage, next(iter(target.listing.operators))))

@@ -54,8 +54,14 @@ _KEY = click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
 @_LOCATION
 @_OPERATOR
 @_KEY
-@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="After this micro-batch.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, of one table.")
+@click.option(
+    "--batch",
+    "batch_id",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Show state as of this micro-batch. Default: the last committed one.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print one table as CSV.")
 def get(
     location: str,
     operator: str,
@@ -67,7 +73,7 @@ def get(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show what a key holds: its rows in all state tables, its timers, and when they expire.
+    """Show what a key holds: its rows in all state tables, when they expire, and its timers.
 
     LOCATION is the query's checkpointLocation; the query may be running. A key is user=ann for each column that
     OPERATOR is grouped by, or JSON: '{"user": null}'. Reads only what holds the key.
@@ -87,7 +93,9 @@ def get(
 @_LOCATION
 @_OPERATOR
 @_KEY
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="So many values.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="How many values to show."
+)
 def history(
     location: str,
     operator: str,
@@ -131,15 +139,15 @@ def diff(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Show how state differs after two micro-batches, or in two savepoints.
+    """Show how state differs between two micro-batches or two savepoints.
 
     LOCATION OPERATOR BEFORE AFTER: a query's checkpointLocation, its operator, and the numbers of two micro-batches.
 
-    A B: two savepoints, each as URL/NAME; as holdfast savepoint diff, which exits with 1 if they differ.
+    A B: two savepoints, each as URL/NAME, like holdfast savepoint diff; the exit status is 1 if they differ.
     """
     if len(compared) == 2:
         if table is not None:
-            raise click.UsageError("--table chooses a table of an operator: of savepoints all tables are compared")
+            raise click.UsageError("--table selects an operator's table: for savepoints, all tables are compared")
         from holdfast.commands.savepoint import compare_savepoints  # which look-ups do without
 
         (url, name), (other_url, other) = map(_savepoint, compared)
@@ -150,7 +158,7 @@ def diff(
             "give LOCATION OPERATOR BEFORE AFTER, numbers of micro-batches; or two savepoints as URL/NAME"
         )
     if not checkpoint_dir:
-        raise click.UsageError("Missing option '--checkpoint-dir': where the state of the query lies")
+        raise click.UsageError("Missing option '--checkpoint-dir': where the query's state is")
     location, operator, before, after = compared
     with open_query(location, checkpoint_dir, options) as query:
         found = query.diff(operator, int(before), int(after), table=table, rows_each=rows)
@@ -208,7 +216,7 @@ def _pairs(values: Mapping[str, Any] | None) -> str:
 def print_csv(tables: Mapping[str, pa.Table]) -> None:
     """Print one table; raises InvalidArgumentError if there are several."""
     if len(tables) != 1:
-        raise InvalidArgumentError("CSV has one table: choose it by --table", tables=", ".join(tables))
+        raise InvalidArgumentError("CSV holds one table: choose it with --table", tables=", ".join(tables))
     out = io.StringIO()
     writer = csv.writer(out)
     for rows in tables.values():

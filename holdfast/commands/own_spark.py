@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONF = click.option(
-    "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, as for spark-submit; repeatable."
+    "--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting, as for spark-submit; repeatable."
 )
 _MASTER = "spark.master"
 

@@ -35,7 +35,7 @@ _NAME = click.argument("name")
 
 @click.group()
 def savepoint() -> None:
-    """Keep a query's state at one micro-batch, in a copy of your own."""
+    """Save a query's state after one micro-batch, in a copy of your own."""
 
 
 savepoint.add_command(from_spark)
@@ -45,7 +45,10 @@ QUERY_CHECKPOINT = click.option(
     "--query-checkpoint", required=True, metavar="URL", help="The new query's checkpointLocation."
 )
 PARTITIONS = click.option(
-    "--partitions", type=click.IntRange(min=1), metavar="N", help="Spark's. Default: --shards, else as before."
+    "--partitions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shuffle partitions. Default: --shards, else as before.",
 )
 RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give an operator another name; repeatable.")
 
@@ -56,10 +59,10 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 @checkpoint_dir_option()
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
-@click.option("--name", required=True, help="Of the savepoint.")
+@click.option("--name", required=True, help="The savepoint's name.")
 @click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
-@click.option("--without", multiple=True, metavar="OPERATOR", help="Leave an operator with state out; repeatable.")
-@click.option("--comment", default="", metavar="TEXT", help="To be shown with it.")
+@click.option("--without", multiple=True, metavar="OPERATOR", help="Leave out this operator; repeatable.")
+@click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def create(
     query_checkpoint: str,
     checkpoint_dir: str,
@@ -72,10 +75,10 @@ def create(
     options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Save the state of a query, which may be running.
+    """Save the state of a query, running or not.
 
-    QUERY_CHECKPOINT is the query's own checkpointLocation. Starts a Spark, on this machine unless --conf says
-    otherwise, which reads the pointers to the state from Spark's own.
+    QUERY_CHECKPOINT is the query's own checkpointLocation. Starts Spark, on this machine unless --conf says otherwise,
+    to read the pointers from Spark's state.
     """
     with started_spark(checkpoint_dir, options, conf) as spark:
         made = savepoints.create(
@@ -91,17 +94,24 @@ def create(
 @checkpoint_dir_option()
 @CONF
 @QUERY_CHECKPOINT
-@click.option("--shards", type=click.IntRange(min=1), metavar="N", help="Default: as many as the savepoint has.")
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shards per operator. Default: as many as in the savepoint.",
+)
 @PARTITIONS
 @RENAME
-@click.option("--skip", multiple=True, metavar="OPERATOR", help="One that the new query no longer has; repeatable.")
-@click.option("--reset", multiple=True, metavar="OPERATOR", help="One that begins without state; repeatable.")
+@click.option(
+    "--skip", multiple=True, metavar="OPERATOR", help="An operator that the new query no longer has; repeatable."
+)
+@click.option("--reset", multiple=True, metavar="OPERATOR", help="An operator that begins without state; repeatable.")
 @click.option(
     "--sources",
     type=click.Choice(["saved", "fresh"]),
     default="saved",
     show_default=True,
-    help="Where they begin: where they were, or where their own options say.",
+    help="Where sources begin: at the saved positions, or where their own options say.",
 )
 def restore(
     url: str,
@@ -120,8 +130,8 @@ def restore(
 ) -> None:
     """Make a new query's checkpointLocation and state from a savepoint.
 
-    Start the query with them, with the same operators by name. It begins at micro-batch 1, where the savepoint was
-    made; nothing of it depends on the savepoint afterwards. If the command is stopped, run it again.
+    Start the query with them, with the same operators by name. It begins with micro-batch 1 where the
+    savepoint was made, and does not depend on the savepoint afterwards. If the command is stopped, run it again.
     """
     with started_spark(checkpoint_dir, options, conf) as spark:
         query_id = savepoints.restore(
@@ -157,7 +167,7 @@ def say_new_query(
 @on_storage
 @_TARGET
 def list_(url: str, options: dict[str, str], as_json: bool) -> None:
-    """List the savepoints of a directory, unfinished and damaged ones too."""
+    """List a directory's savepoints, including unfinished and damaged ones."""
     found = savepoints.listed(url, options)
     if as_json:
         click.echo(json.dumps({"savepoints": [_listed(one) for one in found]}, indent=2))
@@ -189,9 +199,9 @@ def show(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
 @_TARGET
 @_NAME
 def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
-    """Read a savepoint whole. The exit status is 1 if something is damaged or missing.
+    """Read a whole savepoint. The exit status is 1 if something is damaged or missing.
 
-    What lies in its folder and is not part of it is named too, and is no damage.
+    Also names what lies in its folder but is not part of it; that is no damage.
     """
     damages, leftovers = savepoints.verify(url, name, options), savepoints.leftovers(url, name, options)
     if as_json:
@@ -213,7 +223,7 @@ def verify(url: str, name: str, options: dict[str, str], as_json: bool) -> None:
 @_TARGET
 @_NAME
 @click.argument("other")
-@click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="Show so many keys of each kind.")
+@click.option("--keys", type=click.IntRange(min=0), default=0, metavar="N", help="How many keys of each kind to show.")
 def diff(url: str, name: str, other: str, keys: int, options: dict[str, str], as_json: bool) -> None:
     """Show how the savepoint OTHER differs from NAME. The exit status is 1 if it does."""
     compare_savepoints(url, name, other, keys, options, as_json)
@@ -262,9 +272,9 @@ def _show_diff(facts: list[str], tables: list[TableDifference]) -> None:
 @_NAME
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(url: str, name: str, yes: bool, options: dict[str, str], as_json: bool) -> None:
-    """Delete a savepoint, or what is left of one that was never finished."""
+    """Delete a savepoint, or the remains of one that was never finished."""
     if not yes and as_json:
-        raise InvalidArgumentError("a program cannot be asked for confirmation: pass --yes to delete")
+        raise InvalidArgumentError("cannot ask for confirmation here: pass --yes to delete")
     if not yes:
         click.confirm(f"Delete the savepoint {name} in {url}?", abort=True)
     objects = savepoints.delete(url, name, options)

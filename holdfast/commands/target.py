@@ -97,8 +97,8 @@ storage_option = click.option(
     metavar="NAME=VALUE",
     callback=_with_those_of_the_variable,
     help=f"What a query sets as {STORAGE_PREFIX}NAME; repeatable. Keep secrets off the command line: put them in "
-    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option counts before the same one "
-    "of the variable.",
+    f"${_VARIABLE}, separated by spaces, or where the store's own tools look. An option wins over the same one "
+    "in the variable.",
 )
 """Gives a command the options of the storage."""
 
@@ -138,7 +138,7 @@ def retain_option(text: str) -> Callable[[_Command], _Command]:
         type=click.IntRange(min=1),
         default=None,
         metavar="N",
-        help=f"{text} Default: as the query was started, stored beside its state.",
+        help=f"{text} Default: the query's own, stored beside its state.",
     )
 
 

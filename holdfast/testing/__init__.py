@@ -1,9 +1,9 @@
 """For tests: functions and processors without Spark, and contract suites for plug-ins.
 
-`PandasWithStateTester` runs a function of ``applyInPandasWithState`` on rows and moves time by hand, `TwsTester` a
-`StatefulProcessor`. A backend, an object storage or a sink of your own is correct when it passes `BackendContract`,
-`StorageContract` or `SinkContract`, the suites that holdfast's own must pass. They need pytest and nothing else of this
-project's tests.
+`PandasWithStateTester` runs an ``applyInPandasWithState`` function on rows and moves time by hand, `TwsTester` a
+`StatefulProcessor`. Your own backend, object storage or sink is correct if it passes `BackendContract`,
+`StorageContract` or `SinkContract`, the suites that holdfast's own must pass. They need pytest, but nothing else of
+this project's tests.
 """
 
 import pytest

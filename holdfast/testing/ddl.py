@@ -141,7 +141,7 @@ class _Parser:
         del self._tokens[0]
 
     def _error(self, problem: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"the schema is not understood, give it as a StructType: {problem}", ddl=self._text)
+        return InvalidArgumentError(f"the schema cannot be parsed, pass it as a StructType: {problem}", ddl=self._text)
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -149,6 +149,6 @@ def _tokens(text: str) -> Iterator[str]:
     while place < len(text):
         found = _TOKEN.match(text, place)
         if found is None:
-            raise InvalidArgumentError("the schema is not understood, give it as a StructType", ddl=text)
+            raise InvalidArgumentError("the schema cannot be parsed, pass it as a StructType", ddl=text)
         yield found[1]
         place = found.end()

@@ -1,6 +1,6 @@
 """Tests an ``applyInPandasWithState`` function without Spark: rows in, rows out, time advanced by hand.
 
-The loop over keys is the one of a query, with its frames, states and timeouts; only Spark and the files are left out.
+It runs a query's own loop over keys, with its frames, states and timeouts; only Spark and the files are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.testing.embedded_shard import EmbeddedShard
 
 
 class PandasWithStateTester:
-    """Runs a function of ``applyInPandasWithState`` micro-batch by micro-batch, in this process.
+    """Runs an ``applyInPandasWithState`` function micro-batch by micro-batch, in this process.
 
     Method names are those of Spark's ``TwsTester``, which tests functions of ``transformWithState``.
 
@@ -40,7 +40,7 @@ class PandasWithStateTester:
     ----------
     func : callable
     groupBy : str or sequence of str
-        Names of the key columns; one that is given twice stands twice in the function's key.
+        Names of the key columns; one that is given twice appears twice in the function's key.
     inputStructType, outputStructType, stateStructType : StructType or str
         Columns of the input, of the frames that `func` returns, and of each key's state.
     timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
@@ -123,8 +123,8 @@ class PandasWithStateTester:
         Parameters
         ----------
         input : sequence of Row, tuple or dict
-            In any order, of any keys. Late rows are dropped where a query drops them: with ``EventTimeTimeout``, where
-            their event time is not after the watermark.
+            In any order, with any keys. Late rows are dropped as in a query: with ``EventTimeTimeout``, if their event
+            time is not after the watermark.
 
         Returns
         -------

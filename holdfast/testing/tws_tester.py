@@ -1,7 +1,7 @@
-"""Tests a `StatefulProcessor` without Spark, by the methods of Spark's own ``TwsTester``.
+"""Tests a `StatefulProcessor` without Spark, with the methods of Spark's own ``TwsTester``.
 
-The calls are those of a query: a new copy of the processor for each, typed state in versions, timers in their order,
-TTL. Only Spark and the files are left out, and the types of what the test does not declare.
+Calls are as in a query: a new copy of the processor for each, typed state in versions, ordered timers, TTL. Only Spark,
+the files and undeclared types are left out.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class TwsTester:
     eventTimeExtractor : callable, optional
         Returns the event time of a row in ms since 1970. "EventTime" needs it.
     keyStructType : StructType or str, optional
-        The grouping columns. By default the first key tells their types, and their names are ``_1``, ``_2``.
+        The grouping columns. By default the first key determines their types, and their names are ``_1``, ``_2``.
     inputStructType : StructType or str, optional
         Columns of the input: then rows have the types that a query gives them. By default they are passed as given.
     outputStructType : StructType or str, optional
-        Columns of the output: then it is checked and converted as in a query. By default it is returned as it is.
+        Columns of the output, which is then checked and converted as in a query. By default it is returned as it is.
     timezone : str, default "UTC"
         Of the session.
     rowsEach : int, default 10000
@@ -83,7 +83,7 @@ class TwsTester:
     Notes
     -----
     A key is a value or, for several grouping columns, a tuple. Each call is one micro-batch: if the processor fails in
-    it, nothing has changed. Schemas given as text are parsed here, without Spark. Threads: one.
+    it, nothing changes. Schemas given as text are parsed here, without Spark. Threads: one.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class TwsTester:
         Returns
         -------
         list of Row or pandas.DataFrame
-            The output, in the manner of the last call.
+            The output, in the form of the last call's.
 
         Raises
         ------

@@ -184,7 +184,7 @@ def _measured(directory: Directory, operator: OperatorSurvey, measure: Measure, 
         return measured(operator.objects, measure)
     known = directory.query_of(operator.name, patience)
     if known is None:
-        raise InvalidArgumentError("rows are known with the query's checkpoint location only: name it, too")
+        raise InvalidArgumentError("rows need the query's checkpoint location: name it, too")
     query, name = known
     with query.reading() as stored:
         return directory.rows.measured(stored, name, operator.objects)

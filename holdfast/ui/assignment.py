@@ -19,7 +19,7 @@ from holdfast.ui.inquiry import Dated, Inquiry, Patience, answers
 from holdfast.ui.named_query import NamedQuery, Pointers
 
 _POINTERS_ONLY = (
-    "This is the checkpoint location of a query, which holds pointers only: start the page with the checkpoint "
+    "This is the checkpoint location of a query, which holds only pointers: start the page with the checkpoint "
     "directory, too (spark.holdfast.checkpoint.dir)."
 )
 Join = Callable[[Directory, Directory], StoredQuery]
@@ -128,9 +128,9 @@ def _named(location: str, told: Dated[Pointers] | HoldfastError) -> Mapping[str,
     assert isinstance(told, Dated)
     found = told.found
     if found.planned is None:
-        return Awaited(location, "The query has not planned a micro-batch yet; its first commit is awaited.")
+        return Awaited(location, "The query has not planned a micro-batch yet; waiting for its first commit.")
     if not found.batches:
-        return Awaited(location, f"Micro-batch {found.planned} runs, or has failed: its commit is awaited.")
+        return Awaited(location, f"Micro-batch {found.planned} is running or has failed; waiting for its commit.")
     if not found.named:
         committed = found.batches[-1]
         return Awaited(location, f"Micro-batch {committed} is committed. No operator of holdfast's has had rows yet.")

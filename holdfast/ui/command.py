@@ -25,13 +25,19 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.command()
 @click.argument("locations", nargs=-1, required=True, metavar="LOCATION…")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="The port to listen on; 0 takes a free one.",
+)
 @click.option(
     "--allow-host",
     "also",
     multiple=True,
     metavar="NAME",
-    help="A further name under which browsers ask for it, as of a proxy; repeatable.",
+    help="Another host name that browsers may request, such as a proxy's; repeatable.",
 )
 @click.option(
     "--local-dir",
@@ -73,7 +79,7 @@ def ui(
                 local_dir=local_dir,
             )
         for one in site.awaited():
-            console.print(f"awaited: {one.location}: {one.what}", soft_wrap=True, markup=False)
+            console.print(f"waiting for {one.location}: {one.what}", soft_wrap=True, markup=False)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)
@@ -111,7 +117,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as exc:
         raise InvalidArgumentError(
-            "the page cannot be served there: where another program has the port, choose one by --port, or 0 for any",
+            "the page cannot be served there: if another program has the port, choose one with --port, or 0 for any",
             host=host,
             port=port,
             because=exc.strerror or exc,

@@ -16,7 +16,7 @@ from holdfast.ui.views.growth import GrowthReader
 from holdfast.ui.views.row_counts import RowCounter
 
 _EMPTY = (
-    "Empty, or it does not exist: check how it is written. A checkpoint directory fills when a query commits with "
+    "Empty, or it does not exist: check the spelling. A checkpoint directory fills when a query commits with "
     "spark.holdfast.checkpoint.dir set to it, and a checkpointLocation when its query starts."
 )
 

@@ -193,7 +193,7 @@ def open_site(
         named[-1].surveyor.latest(_UNLIMITED)
     elif all(one.query_id for one in surveys_of):
         raise InvalidArgumentError(
-            "these are checkpoint locations of queries, which hold pointers only: name their checkpoint directory, too "
+            "these are queries' checkpoint locations, which hold only pointers: name their checkpoint directory, too "
             "(spark.holdfast.checkpoint.dir)",
             given=", ".join(one.location for one in named),
         )

@@ -332,8 +332,8 @@ class Claims:
         newest = max(owners, key=lambda claim: claim.modified_ms, default=None)
         if newest is not None and self._lives(newest):
             raise ConflictError(
-                f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, "
-                "give this operator another name, or set spark.holdfast.checkpoint.dir to a directory of its own",
+                f"another query uses this directory, or did so within {ALIVE_MS // 60_000} minutes: stop it, give "
+                "this operator another name, or set spark.holdfast.checkpoint.dir to another directory",
                 **self._where,
                 **self._described(newest),
                 query=me.query_id,
@@ -341,8 +341,8 @@ class Claims:
         if stored is not None:
             raise ConflictError(
                 "this directory holds the state of another query, which is not running: give the operator another "
-                "name, or set spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that "
-                "query is gone for good)",
+                "name, or set spark.holdfast.checkpoint.dir to another directory (delete the old one if that query "
+                "is gone for good)",
                 **self._where,
                 owner=stored.query_id,
                 last_seen=newest and _time(newest.modified_ms),

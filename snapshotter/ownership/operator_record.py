@@ -157,8 +157,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     if stored.query_id != record.query_id:
         raise ConflictError(
             "this directory holds the state of another query: give the operator another name, or set "
-            "spark.holdfast.checkpoint.dir to a directory of its own (delete the old one if that query is "
-            "gone for good)",
+            "spark.holdfast.checkpoint.dir to another directory (delete the old one if that query is gone for good)",
             **where,
             owner=stored.query_id,
             query=record.query_id,

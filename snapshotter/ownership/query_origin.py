@@ -128,9 +128,9 @@ def take_directories(storage: ObjectStorage, origin: QueryOrigin) -> None:
         shared = origin.directories.keys() & found.directories.keys() if found else ()
         if shared:
             raise ConflictError(
-                "another query was cloned or restored into this checkpoint directory, or is just now, or was begun and "
-                "stopped: choose another directory, or finish that one first by the same command. If it is gone for "
-                f"good, and its operators' directories with it, delete {FOLDER}/{other}",
+                "another query was cloned or restored into this checkpoint directory, or that is under way or was "
+                "interrupted: choose another directory, or finish that one first with the same command. If it is "
+                f"gone for good, and its operators' directories with it, delete {FOLDER}/{other}",
                 operators=", ".join(sorted(shared)),
                 query=other,
                 storage=storage.url,

@@ -136,7 +136,7 @@ class Making:
 
     def _conflict(self, missing: str | None = None) -> ConflictError:
         return ConflictError(
-            "somebody else deletes this savepoint, or makes one of its name: make it again, under another name",
+            "somebody else is deleting this savepoint, or making one of its name: make it again, under another name",
             name=self.folder.prefix,
             missing=missing,
         )

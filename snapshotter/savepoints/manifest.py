@@ -196,7 +196,9 @@ class Savepoint:
             return with_tables[0]
         if name not in names:
             what = "no such operator" if name else "the savepoint has several operators"
-            raise NotFoundError(f"{what}: choose one by the option operator", operator=name, operators=", ".join(names))
+            raise NotFoundError(
+                f"{what}: choose one with the option operator", operator=name, operators=", ".join(names)
+            )
         return self.operators[names.index(name)]
 
     def encode(self) -> pa.Buffer:

@@ -253,7 +253,7 @@ def delete_savepoint(target: ObjectStorage, name: str) -> int:
     folder = savepoint_folder(target, name)
     keys = _ours(folder)
     if keys == [KEY] and bytes(folder.get(KEY))[-len(MAGIC) :] != MAGIC:
-        raise InvalidArgumentError("this file is no savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
+        raise InvalidArgumentError("this file is not a savepoint: delete it yourself", file=f"{folder.url}/{KEY}")
     _delete(folder, keys)
     if keys and KEY not in keys and KEY in (since := _ours(folder)):
         _delete(folder, since)

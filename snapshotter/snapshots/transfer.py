@@ -185,7 +185,7 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
     stored = {info.key: info.size_bytes for info in shard.list("files/")}
     for part in (part for file in files for part in file.missing(stored.get)):
         raise CorruptionError(
-            f"{shard.url}/{part.key} is missing, or has another size than the snapshot says",
+            f"{shard.url}/{part.key} is missing, or has a different size than the snapshot says",
             size_bytes=stored.get(part.key),
             expected=part.size_bytes,
         )

@@ -80,7 +80,7 @@ class FsspecStorage(ObjectStorage):
             fsspec.get_filesystem_class(scheme)  # its error names the package to install
         super().__init__(url.rstrip("/"))
         if self.url == f"{scheme}:":
-            raise InvalidArgumentError("storage URL must name a root, as scheme://root", scheme=scheme)
+            raise InvalidArgumentError("storage URL must name a root, such as scheme://root", scheme=scheme)
         self._secrets = secrets_of(options)
         self._renames = scheme in _RENAMES
         self._new_id = new_id
@@ -227,7 +227,9 @@ class FsspecStorage(ObjectStorage):
 
     def _check_size(self, stored: int | None, written: int) -> None:
         if stored != written:
-            raise UnavailableError("file system kept another size than was written", stored=stored, written=written)
+            raise UnavailableError(
+                "file system stored a different size than was written", stored=stored, written=written
+            )
 
 
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

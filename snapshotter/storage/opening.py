@@ -112,5 +112,5 @@ def _local_path(rest: str) -> str:
             raise InvalidArgumentError("file URL names a host: write file:///path", host=host)
         rest = slash + path
     if not rest.startswith("/") or "\x00" in rest:
-        raise InvalidArgumentError("file URL must hold an absolute path, as file:///path")
+        raise InvalidArgumentError("file URL must hold an absolute path, such as file:///path")
     return os.path.normpath("/" + rest.lstrip("/"))

@@ -309,4 +309,4 @@ def _nothing_found(storage: ObjectStorage, operator: str | None, infos: Collecti
         hint = f"one of its folders does: give {storage.url}/{below.rsplit('/', 2)[0]}"
     else:
         hint = "check that the URL is what spark.holdfast.checkpoint.dir says"
-    return NotFoundError(f"the directory holds no state of holdfast; {hint}", storage=storage.url, objects=len(infos))
+    return NotFoundError(f"the directory holds no holdfast state; {hint}", storage=storage.url, objects=len(infos))

@@ -79,7 +79,7 @@ def decode_keys(schema: TableSchema, batch: pa.RecordBatch) -> Keys:
         The columns are not those of keys of the table.
     """
     if not batch.schema.equals(key_columns(schema)) or batch.column(0).null_count:
-        raise InvalidArgumentError("a request to the state server has other keys than its table", table=schema.name)
+        raise InvalidArgumentError("a request to the state server has different keys than its table", table=schema.name)
     return Keys(batch.column(0).to_numpy(), from_columns(batch.columns[1:], schema.key, batch.num_rows))
 
 
@@ -200,7 +200,7 @@ def _copy(size: int, received: Iterable[pa.RecordBatch], sink: Any) -> None:
     missing = size
     for batch in received:
         if not batch.schema.equals(BYTES) or batch.num_rows > missing:
-            raise InvalidArgumentError("a request to the state server holds other bytes than it announced")
+            raise InvalidArgumentError("a request to the state server holds different bytes than it announced")
         sink.write(batch.column(0).to_numpy().data)
         missing -= batch.num_rows
     if missing:

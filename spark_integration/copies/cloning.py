@@ -48,20 +48,20 @@ def clone(
     to_checkpoint_dir: str | Path,
     batchId: int | None = None,
 ) -> str:
-    """Copy a query as it was after a micro-batch, with an id of its own; micro-batches go on with their numbers.
+    """Copy a query as of a micro-batch; the clone has its own id and continues the micro-batch numbers.
 
     Parameters
     ----------
     spark : SparkSession
         Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
     original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may run meanwhile; nothing of it is changed.
+        The original's ``checkpointLocation``. It may keep running and is not changed.
     query_checkpoint : str or pathlib.Path
         The clone's ``checkpointLocation``: new, or left by an attempt that was stopped.
     to_checkpoint_dir : str or pathlib.Path
-        The clone's ``spark.holdfast.checkpoint.dir``: another one than the original's.
+        The clone's ``spark.holdfast.checkpoint.dir``, not the original's.
     batchId : int, optional
-        The micro-batch; by default the last one that is committed.
+        The micro-batch; by default the last committed one.
 
     Returns
     -------
@@ -71,9 +71,9 @@ def clone(
     Raises
     ------
     ConflictError
-        The location holds something else, or the checkpoint directory has operators of these names.
+        The location is not empty, or the checkpoint directory has operators of these names.
     InvalidArgumentError
-        The original is no query with state, or its state is not durable.
+        The original is not a query with state, or its state is not durable.
     NotFoundError
         The micro-batch is not committed, or was purged.
     StateLostError, CorruptionError
@@ -83,7 +83,7 @@ def clone(
     -----
     Operators with state of Spark's own are copied, too. Numbers of shards and partitions stay. If it fails, nothing is
     left; if it is interrupted or killed, or Spark or the last step fails, the next one into the same location deletes
-    what is: run it once no task of the first one runs.
+    what is left: run it once no task of the first one runs.
     """
     settings, options = configured(spark)
     with (
@@ -109,7 +109,7 @@ def clone(
             # Who has lost the location would take it back.
             if isinstance(exc, ConflictError) or batchId is not None or batch.batch_id in query.committed():
                 raise
-            _log.warning("the query has left micro-batch %d behind; a later one is copied: %s", batch.batch_id, exc)
+            _log.warning("the query has moved past micro-batch %d; copying a later one: %s", batch.batch_id, exc)
             batch = query.batch()
             return cloned()
 
@@ -126,8 +126,8 @@ def _copy_operators(
     rows = {directory: of for step in steps for directory, of in step.pointers.items()}
     if "" in rows:
         raise InvalidArgumentError(
-            "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir: it cannot "
-            "be copied",
+            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir: it "
+            "cannot be copied",
             query=query_id,
         )
     records = {directory: read_operator(storage, directory) for directory in sorted(rows)}
@@ -137,8 +137,7 @@ def _copy_operators(
     taken = [directory for directory in records if new.storage.list(f"{directory}/")]
     if taken:
         raise ConflictError(
-            "the checkpoint directory of a clone must be its own, and this one has operators of these names: choose "
-            "another one",
+            "a clone needs its own checkpoint directory, and this one has operators of these names: choose another",
             operators=", ".join(taken),
             storage=new.storage.url,
         )

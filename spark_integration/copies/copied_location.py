@@ -59,7 +59,7 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     # What Spark deletes meanwhile is older than what it keeps, as long as it keeps the micro-batch.
     if vanished & needed or batch.batch_id not in query.committed():
         raise UnavailableError(
-            "the query has left the micro-batch behind: try again", batch_id=batch.batch_id, location=source.url
+            "the query has moved past the micro-batch: try again", batch_id=batch.batch_id, location=source.url
         )
 
 

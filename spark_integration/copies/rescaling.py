@@ -28,20 +28,20 @@ def rescale(
     rename: Mapping[str, str] | None = None,
     to_checkpoint_dir: str | Path | None = None,
 ) -> str:
-    """Make a new query that goes on where another one is, with another number of shards.
+    """Make a new query that continues from another, with a different number of shards.
 
     Parameters
     ----------
     spark : SparkSession
         Its ``spark.holdfast.checkpoint.dir`` must be the original query's.
     original : str or pathlib.Path
-        The original's ``checkpointLocation``. It may run meanwhile; nothing of it is changed.
+        The original's ``checkpointLocation``. It may keep running and is not changed.
     query_checkpoint : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by an attempt that was stopped.
     shards : int
-        Of each operator.
+        Shards per operator.
     partitions, rename
-        As of `holdfast.savepoints.restore`.
+        As in `holdfast.savepoints.restore`.
     to_checkpoint_dir : str or pathlib.Path, optional
         The new query's ``spark.holdfast.checkpoint.dir``; by default the original's.
 
@@ -53,9 +53,9 @@ def rescale(
     Raises
     ------
     ConflictError
-        The location holds something else, or another attempt writes the same state.
+        The location is not empty, or another attempt writes the same state.
     InvalidArgumentError
-        The original is no query, has operators with state of Spark's own, or an argument is wrong.
+        The original is not a query, has operators whose state is Spark's own, or an argument is wrong.
     NotFoundError
         The original has not committed a micro-batch, or has no operator to rename.
     StateLostError, CorruptionError
@@ -63,7 +63,7 @@ def rescale(
 
     Notes
     -----
-    Cost: the state is read and written twice, since it is sorted anew between: once into a savepoint in the new
+    Cost: the state is read and written twice, because it is sorted in between: once into a savepoint in the new
     checkpoint directory, which is deleted before the query can start, and once out of it.
     """
     changes = Changes(shards, partitions, dict(rename or {}))

@@ -109,7 +109,8 @@ def temporary_directory() -> Path:
         return Path(tempfile.gettempdir())
     except OSError as exc:
         raise UnavailableError(
-            f"no temporary directory can be written, where the state server has its log: set TMPDIR ({exc.strerror})"
+            "no temporary directory is writable, and the state server needs one for its log: set TMPDIR "
+            f"({exc.strerror})"
         ) from exc
 
 

@@ -35,7 +35,7 @@ class Shards:
         found = [_STRETCH.fullmatch(part.strip()) for part in text.split(",") if part.strip()]
         stretches = tuple((int(one[1]), int(one[2] or one[1])) for one in found if one)
         if not all(found) or (text.strip() and not found) or any(last < first for first, last in stretches):
-            raise InvalidArgumentError("the option shards is as 0,3-5", shards=text[:200])
+            raise InvalidArgumentError("the option shards looks like 0,3-5", shards=text[:200])
         return cls(stretches)
 
     def __contains__(self, shard: int) -> bool:
@@ -57,7 +57,7 @@ def shards_option(shards: object) -> str:
     """
     found = None if isinstance(shards, str) or not isinstance(shards, Iterable) else list(shards)
     if found is None or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in found):
-        raise InvalidArgumentError("shards is a list of numbers from 0 on, left out for all shards", shards=shards)
+        raise InvalidArgumentError("shards is a list of numbers, 0 or more; leave it out for all shards", shards=shards)
     return ",".join(str(int(shard)) for shard in found)
 
 
@@ -70,7 +70,7 @@ def key_option(key: object) -> str:
         This is no key, or a value has a type that cannot be looked up.
     """
     if not isinstance(key, Mapping) or any(not isinstance(name, str) for name in key):
-        raise InvalidArgumentError('a key has its columns by name, as {"user": "ann"}', key=key)
+        raise InvalidArgumentError('a key names its columns, such as {"user": "ann"}', key=key)
     return json.dumps({name: _as_json(name, value) for name, value in key.items()})
 
 
@@ -95,7 +95,7 @@ def parse_key(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         key = None
     if not isinstance(key, dict) or not key:
-        raise InvalidArgumentError('the option key is as {"user": "ann"}', key=text[:200])
+        raise InvalidArgumentError('the option key looks like {"user": "ann"}', key=text[:200])
     return key
 
 
@@ -179,7 +179,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not (name and separator) or name in key:
-            raise InvalidArgumentError('a key is given as user=ann, each column once, or as {"user": null}', given=pair)
+            raise InvalidArgumentError('write a key as user=ann, each column once, or as {"user": null}', given=pair)
         key[name] = value
     return key
 

@@ -140,6 +140,6 @@ def _reading(location: str) -> Iterator[None]:
         yield
     except NotKnownError as exc:
         raise InvalidArgumentError(
-            f"this state of Spark's cannot be read without Spark, as holdfast.read_state does it: {exc}",
+            f"only Spark can read this state; use holdfast.read_state: {exc}",
             location=location,
         ) from exc

@@ -51,7 +51,7 @@ _Gone = (NotFoundError, StateLostError, CorruptionError)
 
 
 class StoredQuery:
-    """See the module; made by `open_query`, and to be closed, best by a ``with`` statement.
+    """A query's stored state, read from outside; made by `open_query`. Close it, best with a ``with`` statement.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ class StoredQuery:
 
     Notes
     -----
-    Threads: many; they take turns at a shard. What was read of immutable objects is kept, within a budget, so that a
-    history costs little more than one look-up.
+    Threads: many; they take turns at a shard. Immutable objects are cached within a budget, so a history costs little
+    more than one look-up.
     """
 
     def __init__(self, location: ObjectStorage, storage: ObjectStorage, executor: ThreadPoolExecutor) -> None:
@@ -90,14 +90,14 @@ class StoredQuery:
         return self._pointers.log.committed()
 
     def operators(self, batch_id: int | None = None) -> list[StoredOperator]:
-        """Return the operators of holdfast's after a micro-batch, by default the last one that is committed.
+        """Return the holdfast operators after a micro-batch, by default the last committed one.
 
         Raises
         ------
         InvalidArgumentError
             This is not the checkpoint location of a query, or its state cannot be read without Spark.
         NotFoundError
-            The micro-batch is not committed, or was purged; says which is the oldest one that can be read.
+            The micro-batch is not committed, or was purged; names the oldest one that can be read.
         """
         return self._operators.all(self._batch(batch_id).batch_id)
 
@@ -128,12 +128,13 @@ class StoredQuery:
         table : str, optional
             One of the operator's tables, a variable of a processor, or "timers"; by default all that users see.
         batch_id : int, optional
-            By default the last micro-batch that is committed.
+            By default the last committed micro-batch.
 
         Returns
         -------
         dict of str to pyarrow.Table
-            By table the key columns and the value columns, as of `holdfast.read_state`; no rows where a key holds none.
+            By table, the key columns and the value columns, as in `holdfast.read_state`; no rows for a key that holds
+            none.
 
         Raises
         ------
@@ -158,7 +159,7 @@ class StoredQuery:
     def history(
         self, operator: str, key: Key, *, table: str | None = None, batch_id: int | None = None
     ) -> Iterator[KeyVersion]:
-        """Yield what a key held, newest first, as far as micro-batches are retained; raises as `get`.
+        """Yield what a key held, newest first, as far back as micro-batches are retained; raises as `get`.
 
         Parameters
         ----------
@@ -196,12 +197,12 @@ class StoredQuery:
         Parameters
         ----------
         after : str, optional
-            Of the page before.
+            The previous page's `Page.after`.
         limit : int
             How many rows at most.
         """
         if type(limit) is not int or not 0 < limit <= _PAGE_ROWS_MAX:
-            raise InvalidArgumentError("a page has some rows", limit=limit, most=_PAGE_ROWS_MAX)
+            raise InvalidArgumentError("a page needs a positive number of rows", limit=limit, most=_PAGE_ROWS_MAX)
         number = self._batch(batch_id).batch_id
         found = self.operator(operator, number)
         if type(shard) is not int or not 0 <= shard < found.shards:
@@ -222,12 +223,12 @@ class StoredQuery:
     def row_count(
         self, operator: str, table: str, shard: int, *, batch_id: int | None = None, read: int = 1_000
     ) -> int:
-        """Return how many rows a shard has: counted where they are few, else about so many; raises as `get`.
+        """Return how many rows a shard has: counted if there are few, else estimated; raises as `get`.
 
         Parameters
         ----------
         read : int
-            How many rows to read. Hashes are even: where the first ones end tells how many follow.
+            How many rows to read. Hashes are uniform: where the first ones end tells how many follow.
         """
         found = self.operator(operator, self._batch(batch_id).batch_id)
         directory, row = found.places.get(shard, ("", None))
@@ -246,7 +247,7 @@ class StoredQuery:
     def diff(
         self, operator: str, before: int, after: int, *, table: str | None = None, rows_each: int = 20
     ) -> list[TableChanges]:
-        """Return how the state of an operator differs after two micro-batches.
+        """Return how an operator's state differs between two micro-batches.
 
         Parameters
         ----------
@@ -255,7 +256,7 @@ class StoredQuery:
         table : str, optional
             As of `get`.
         rows_each : int
-            How many keys that differ to return, of each table.
+            How many differing keys to return, per table.
 
         Raises
         ------
@@ -264,8 +265,8 @@ class StoredQuery:
 
         Notes
         -----
-        Cost: where the later micro-batch builds on the earlier one, what was written between them, and these keys;
-        else the shards that differ, one after the other.
+        Cost: if the later micro-batch builds on the earlier one, what was written between them, and these keys; else
+        the shards that differ, one after the other.
         """
         one, other = (self._with_oldest(n, lambda at: self.operator(operator, at)) for n in (before, after))
         names = [name for name in other.tables if table is None or name == find_shown(other.tables, table)]
@@ -297,7 +298,7 @@ class StoredQuery:
 
     def _batch(self, batch_id: int | None) -> LoggedBatch:
         if batch_id is not None and (type(batch_id) is not int or batch_id < 0):
-            raise InvalidArgumentError("a micro-batch is a number from 0 on", batch_id=batch_id)
+            raise InvalidArgumentError("a micro-batch is a number, 0 or more", batch_id=batch_id)
         _ = self.query_id  # a clearer error where this is none
         return self._pointers.batch(batch_id)
 
@@ -335,7 +336,7 @@ class StoredQuery:
             if oldest is None:
                 raise
             raise NotFoundError(
-                "the state after this micro-batch is not retained any more", batch_id=batch_id, oldest=oldest
+                "the state after this micro-batch is no longer retained", batch_id=batch_id, oldest=oldest
             ) from exc
 
     def _can(self, read: Callable[[int], object], batch_id: int) -> bool:
@@ -350,7 +351,7 @@ def sequence_of(keys: Key | Sequence[Key]) -> Sequence[Key]:
     """Return some keys as a list; raises InvalidArgumentError if they are none, or too many."""
     found = [keys] if isinstance(keys, Mapping) or not isinstance(keys, Iterable) else list(keys)
     if len(found) > KEYS_MAX or not all(isinstance(key, Mapping) for key in found):
-        raise InvalidArgumentError('keys are as {"user": "ann"}, one or a list', most=KEYS_MAX)
+        raise InvalidArgumentError('pass one key such as {"user": "ann"}, or a list of keys', most=KEYS_MAX)
     return found
 
 
@@ -376,7 +377,7 @@ def open_query(
     Returns
     -------
     StoredQuery
-        To be closed, best by a ``with`` statement.
+        Close it, best with a ``with`` statement.
 
     Raises
     ------

@@ -114,7 +114,7 @@ class Definition:
         if stored.problem is not None:
             # Which state it goes on with, only the checkpoint location of its query will say.
             warnings.warn(
-                f"this definition of {self.name!r} cannot go on with the state of query {stored.query}, which would "
+                f"this definition of {self.name!r} cannot continue the state of query {stored.query}, which would "
                 f"fail in its first micro-batch: {stored.problem}",
                 stacklevel=3,
             )

@@ -73,7 +73,7 @@ def resolve_keys(df: DataFrame, keys: Sequence[object]) -> Grouping:
     columns = [_as_column(names, key) for key in by_name]
     fields = df.select(*map(quoted, distinct), *columns).schema.fields[len(distinct) :]
     if len(fields) != len(columns):
-        raise InvalidArgumentError("a key must be one column: name each, instead of giving a '*'")
+        raise InvalidArgumentError("a key must be one column: name each instead of passing '*'")
     found: dict[str, Key] = {}
     given = []
     for i, (column, field) in enumerate(zip(columns, fields, strict=True)):

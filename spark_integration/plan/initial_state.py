@@ -39,14 +39,14 @@ def initial_rows(given: GroupedData, df: DataFrame, grouping: Grouping) -> tuple
     frame: DataFrame = given._df  # noqa: SLF001  # Spark's own method reads it, and there is no other way
     if frame.isStreaming:
         raise InvalidArgumentError(
-            "initialState must be a batch frame, not a stream: it is read once, in the first micro-batch"
+            "initialState must be a batch DataFrame, not a stream: it is read once, in the first micro-batch"
         )
     found = resolve_keys(frame, _columns_of(given, frame))
     # Without what may be null: it does not change the hash.
     ours, theirs = ([g.keys[i].field.dataType.simpleString() for i in g.given] for g in (grouping, found))
     if ours != theirs or grouping.given != found.given:
         raise InvalidArgumentError(
-            f"initialState is grouped by other keys than the stream: {_REMEDY}",
+            f"initialState is grouped by different keys than the stream: {_REMEDY}",
             stream=ours,
             initial_state=theirs,
         )

@@ -113,8 +113,8 @@ def require_event_time(column: str, output: StructType, time_mode: TimeMode, df:
         )
     if time_mode == "ProcessingTime":
         raise InvalidArgumentError(
-            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', whose operator hands on no watermark: "
-            "what stands behind would never emit anything. Use 'EventTime' or 'None'",
+            "eventTimeColumnName has no effect with timeMode 'ProcessingTime', whose operator passes no watermark "
+            "on: operators behind it would never emit anything. Use 'EventTime' or 'None'",
             column=column,
         )
     if not df.isStreaming and event_time_of(df) is None:

@@ -38,8 +38,8 @@ def checked_settings(df: DataFrame, stacklevel: int) -> Settings:
     _check_storage(settings, configuration, is_remote=is_remote)
     if settings.checkpoint_dir is None and df.isStreaming:
         warnings.warn(
-            "the state of this query is not durable: when an executor is lost, its state is too, and the query fails; "
-            "set spark.holdfast.checkpoint.dir to a directory that all executors reach",
+            "this query's state is not durable: losing an executor loses its state, and the query fails; set "
+            "spark.holdfast.checkpoint.dir to a directory that all executors reach",
             stacklevel=stacklevel + 1,
         )
     return settings

@@ -90,7 +90,7 @@ def _changes(given: Any, table: str, declared: Collection[str]) -> ColumnChanges
 
 def _refuse(why: str, **facts: object) -> NoReturn:
     raise InvalidArgumentError(
-        "stateChanges is like {'drop': ['m'], 'rename': {'old': 'new'}}, or such a mapping by state table or by a "
-        f"processor's variable: {why}",
+        "stateChanges looks like {'drop': ['m'], 'rename': {'old': 'new'}}, or maps state tables or a "
+        f"processor's variables to that: {why}",
         **facts,
     )

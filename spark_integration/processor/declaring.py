@@ -40,8 +40,8 @@ class PickledProcessor:
             self._pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
         except Exception as exc:  # whatever an attribute's own methods raise
             raise InvalidArgumentError(
-                f"the {type(processor).__name__} cannot be pickled, which it must be to reach the workers: {exc}. Make "
-                "what cannot travel, such as connections and locks, in init"
+                f"the {type(processor).__name__} cannot be pickled to reach the workers: {exc}. Create what cannot "
+                "travel, such as connections and locks, in init"
             ) from exc
 
     def unpickled(self) -> StatefulProcessor:

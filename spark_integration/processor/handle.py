@@ -156,7 +156,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         if schema not in self._schemas:
             if self.phase != PRE_INIT:
                 raise InvalidArgumentError(
-                    f"init declares {what} with another schema here than when the operator was defined: it must "
+                    f"init declares {what} with a different schema here than when the operator was defined: it must "
                     "declare the same everywhere",
                     schema=schema,
                 )
@@ -182,7 +182,7 @@ class ProcessorHandle(StatefulProcessorHandle):
             )
         if ttl_ms > LONGEST_TTL_MS:
             raise InvalidArgumentError(
-                "ttlDurationMs must be at most 10,000 years: leave it out for ever", state=name, given=ttl_ms
+                "ttlDurationMs must be at most 10,000 years: leave it out for no expiry", state=name, given=ttl_ms
             )
         return ttl_ms
 

@@ -206,8 +206,8 @@ class _Calls:
         self._attributes.begin()
         if self._handle.variables != {variable.name: variable for variable in step.declared.variables}:
             raise InvalidArgumentError(
-                "init declares other state variables here than when the operator was defined: it must declare the same "
-                "everywhere",
+                "init declares different state variables here than when the operator was defined: it must declare "
+                "the same everywhere",
                 operator=self._operator,
                 here=list(self._handle.variables),
                 defined=[variable.name for variable in step.declared.variables],

@@ -48,7 +48,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.sources not in get_args(Sources):
-            raise InvalidArgumentError("sources is saved or fresh", sources=self.sources)
+            raise InvalidArgumentError("sources must be 'saved' or 'fresh'", sources=self.sources)
         require_counts(shards=self.shards, partitions=self.partitions)
         twice = self.skip & (self.reset | self.rename.keys() | self.migrate.keys())
         if twice:
@@ -66,7 +66,7 @@ def require_counts(**counts: int | None) -> None:
     for what, count in counts.items():
         most = MOST_SHARDS if what == "shards" else SHARDS_LIMIT - 1
         if count is not None and (type(count) is not int or not 1 <= count <= most):
-            raise InvalidArgumentError(f"{what} is a whole number from 1 on, at most {most}", given=count)
+            raise InvalidArgumentError(f"{what} must be a whole number from 1 to {most}", given=count)
 
 
 def require_comment(comment: object) -> None:
@@ -78,7 +78,7 @@ def require_comment(comment: object) -> None:
         It is no text that every reader takes: a command line may pass on bytes that are no characters.
     """
     if not isinstance(comment, str) or _NO_CHARACTER.search(comment):
-        raise InvalidArgumentError("comment is a text", comment=ascii(comment))
+        raise InvalidArgumentError("comment must be a string of valid characters", comment=ascii(comment))
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     nameless = [operator.name for operator in kept if operator.is_unnamed and operator.name not in changes.rename]
     if nameless:
         raise InvalidArgumentError(
-            "an operator of the query had had no rows when it was saved, so that nothing told its name: say what the "
-            f"query calls it, as in --rename {nameless[0]}=alerts, or skip it if the new query does not have it",
+            "an operator had had no rows when the query was saved, so its name is unknown: name it, as in --rename "
+            f"{nameless[0]}=alerts, or skip it if the new query does not have it",
             operators=", ".join(nameless),
         )
     for operator in kept:
@@ -165,7 +165,7 @@ def plans_of(savepoint: Savepoint, changes: Changes) -> list[Plan]:
     new_names = [plan.name for plan in plans]
     for new in new_names:
         if not NAME.fullmatch(new) or new_names.count(new) > 1:
-            raise InvalidArgumentError("each operator needs a name of its own, as in a query", name=new)
+            raise InvalidArgumentError("each operator needs its own name, as in a query", name=new)
     return plans
 
 
@@ -175,10 +175,10 @@ def _require_whole(savepoint: Savepoint, changes: Changes) -> None:
     in_the_way = sorted(set(savepoint.left_out) - changes.skip)
     if in_the_way:
         raise InvalidArgumentError(
-            "the query of the savepoint had other operators with state, which a restored location cannot begin anew: "
-            "skip them if the new query does not have them",
+            "the saved query had other stateful operators, which cannot start fresh in a restored location: skip "
+            "them if the new query does not have them",
             left_out=", ".join(in_the_way),
         )
     numbers = [operator.number for operator in operators]
     if numbers != (sorted(set(numbers)) if savepoint.left_out else list(range(len(numbers)))):
-        raise CorruptionError("the savepoint numbers its operators as Spark does not", numbers=str(numbers))
+        raise CorruptionError("the savepoint numbers its operators differently from Spark", numbers=str(numbers))

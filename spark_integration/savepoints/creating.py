@@ -83,13 +83,13 @@ def create(
     target : str or pathlib.Path
         The directory for savepoints: any storage that ``spark.holdfast.checkpoint.dir`` may be.
     name : str
-        Of the savepoint: up to 100 letters, digits, dots, dashes and underscores.
+        The savepoint's name: up to 100 letters, digits, dots, dashes and underscores.
     batchId : int, optional
-        The micro-batch; by default the last one that is committed.
+        The micro-batch; by default the last committed one.
     without : collection of str
-        Operators with state to leave out: holdfast's by name, Spark's own by what ``state-metadata`` calls them.
+        Stateful operators to leave out: holdfast's by name, Spark's own by their name in ``state-metadata``.
     comment : str
-        To be shown with it.
+        A comment to show with the savepoint.
 
     Returns
     -------
@@ -99,20 +99,20 @@ def create(
     Raises
     ------
     InvalidArgumentError
-        The name cannot be, the location is none, or the query has operators with state of Spark's own.
+        The name is invalid, the location is not a query's, or the query has operators whose state is Spark's own.
     ConflictError
         There is a savepoint of this name, or somebody else has begun one since.
     NotFoundError
         The micro-batch is not committed, or was purged; the query has no such operator.
     UnavailableError
-        The query goes on faster than its state is saved: it left a second micro-batch behind.
+        The query moves on faster than its state is saved: it passed a second micro-batch.
     StateLostError, CorruptionError
-        An object of the state is missing or damaged. Nothing counts that was stored; ``holdfast savepoint delete``
+        An object of the state is missing or damaged. Whatever was stored does not count; ``holdfast savepoint delete``
         removes it.
 
     Notes
     -----
-    The query may run meanwhile; nothing of it is changed. A task holds the rows of one shard, up to three times.
+    The query may keep running and is not changed. A task holds the rows of one shard, up to three times.
     """
     settings, options = _checked(spark, without, comment)
     with (
@@ -139,18 +139,18 @@ def stop(
     without: Collection[str] = (),
     comment: str = "",
 ) -> Savepoint:
-    """Stop a query, and save it as it was after its last committed micro-batch.
+    """Stop a query and save it as of its last committed micro-batch.
 
-    A micro-batch that was under way is not saved: a query that is restored reads its input again. A sink that is not
-    idempotent may have seen it.
+    A micro-batch in progress is not saved: a restored query reads its input again. A sink that is not idempotent may
+    have seen it.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery
     spark, query_checkpoint, target, name, without, comment
-        As of `create`, which see for what it returns and raises. Before the query is stopped, all is found that does
-        not depend on its last micro-batch: a name that is taken, a target that cannot be written, a location that is
-        another query's, an operator that cannot be saved, one of `without` that the query does not have.
+        As in `create`, which also says what is returned and raised. Before it stops the query, it checks everything
+        that does not depend on the last micro-batch: a name that is taken, a target that cannot be written, another
+        query's location, an operator that cannot be saved, one in `without` that the query does not have.
     """
     settings, options = _checked(spark, without, comment)
     with open_storage(str(target), options) as targets, open_storage(str(query_checkpoint), options) as logs:
@@ -159,7 +159,7 @@ def stop(
         query_id = of.location.query_id()
         if query_id != str(query.id):
             raise InvalidArgumentError(
-                "this is the checkpoint location of another query: the query goes on",
+                "this is another query's checkpoint location: the query keeps running",
                 query_checkpoint=query_checkpoint,
                 query=query.id,
                 of=query_id,
@@ -173,7 +173,7 @@ def stop(
 def _checked(spark: SparkSession, without: Collection[str], comment: str) -> tuple[Settings, dict[str, object]]:
     """Return the session's settings and the options of its storage; raise where the arguments cannot be."""
     if isinstance(without, str):
-        raise InvalidArgumentError("without is a list of names", without=without)
+        raise InvalidArgumentError("without must be a list of names", without=without)
     require_comment(comment)
     return configured(spark)
 
@@ -204,7 +204,7 @@ class _Saving:
         except HoldfastError as exc:
             if batch_id is not None or not self._has_left(batch, exc):
                 raise
-            _log.warning("the query has left micro-batch %d behind; a later one is saved: %s", batch.batch_id, exc)
+            _log.warning("the query has moved past micro-batch %d; saving a later one: %s", batch.batch_id, exc)
         batch = self.location.batch()
         try:
             return batch, found(batch)
@@ -212,8 +212,8 @@ class _Saving:
             if not self._has_left(batch, exc):
                 raise
             raise UnavailableError(
-                "the query goes on faster than its state is read, and has left two micro-batches behind meanwhile: "
-                "stop it first, or restart it with a higher spark.sql.streaming.minBatchesToRetain",
+                "the query moved past two micro-batches while its state was read: stop it first, or restart it with "
+                "a higher spark.sql.streaming.minBatchesToRetain",
                 batch_id=batch.batch_id,
                 query_checkpoint=self.query_checkpoint,
             ) from exc
@@ -270,9 +270,8 @@ class _Saving:
                     found[name] = step
                 else:
                     raise InvalidArgumentError(
-                        "the query has an operator with state of Spark's own: name it in `without` for a savepoint "
-                        "that can be read, and restored for a query that does without it; or clone the query, which "
-                        "takes all state along",
+                        "an operator's state is Spark's own: name it in `without` for a savepoint that can be read, "
+                        "and restored for a query without that operator; or clone the query, which copies all state",
                         operator=name,
                         number=step.number,
                     )
@@ -281,7 +280,7 @@ class _Saving:
             raise NotFoundError("the query has no operator with state of this name", operator=min(unknown))
         if not found:
             raise NotFoundError(
-                "the query has no state of holdfast to save after this micro-batch",
+                "the query has no holdfast state to save after this micro-batch",
                 batch_id=batch_id,
                 query_checkpoint=self.query_checkpoint,
             )
@@ -364,8 +363,8 @@ class _Known:
 def _without_rows(name: str, step: StatefulStep, batch: LoggedBatch) -> _Known:
     """Return an operator that has had no rows yet: it is saved as empty, without a name of its own."""
     _log.warning(
-        "operator %d of the query has had no rows, so that nothing tells its name: it is saved as %r, without state, "
-        "and a restore asks for its name",
+        "operator %d of the query has had no rows, so its name is unknown: it is saved as %r, without state, and a "
+        "restore asks for its name",
         step.number,
         name,
     )
@@ -389,8 +388,8 @@ def _names_of(step: StatefulStep) -> list[str]:
         return [step.host]
     if "" in step.pointers:
         raise InvalidArgumentError(
-            "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir: a savepoint "
-            "cannot hold it",
+            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir: a "
+            "savepoint cannot hold it",
             number=step.number,
         )
     return sorted({name for directory in step.pointers if (name := operator_of(directory))})

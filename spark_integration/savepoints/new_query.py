@@ -167,7 +167,7 @@ def new_query(
                     _remove(new)
             except HoldfastError as failed:
                 _log.warning(
-                    f"what was stored of the new query is not all deleted: {_AGAIN}; {_WHOLE}: %s", url, failed
+                    f"not everything that was stored of the new query is deleted: {_AGAIN}; {_WHOLE}: %s", url, failed
                 )
             raise
 
@@ -187,8 +187,8 @@ def _withdraw(new: NewQuery) -> None:
     if seeding.is_mine(new.location, new.query_id):  # else it is finished, or somebody else's by now
         seeding.withdraw(new.location)
         _log.warning(
-            f"what was stored of the new query is left, since tasks of Spark's may still write to it, and no query "
-            f"starts from it: once they have ended, {_AGAIN}",
+            "what was stored of the new query stays, because Spark's tasks may still write to it; no query can start "
+            f"from it: once they have ended, {_AGAIN}",
             new.url,
         )
 

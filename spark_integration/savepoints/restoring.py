@@ -75,7 +75,7 @@ def restore(
     sources: Sources = "saved",
     migrate: Mapping[str, Migrate | Mapping[str, Migrate]] | None = None,
 ) -> str:
-    """Make a checkpoint location from which a query goes on where a savepoint was made, and its state.
+    """Make a checkpoint location, and state, from which a query continues where a savepoint was made.
 
     Parameters
     ----------
@@ -83,25 +83,25 @@ def restore(
         Its ``spark.holdfast.checkpoint.dir`` is where the state goes, and must be the new query's.
     target : str or pathlib.Path
     name : str
-        Of the savepoint in that directory.
+        The savepoint's name in that directory.
     query_checkpoint : str or pathlib.Path
         The new query's ``checkpointLocation``: new, or left by a restore that was stopped.
     shards : int, optional
-        Of each operator; by default as many as the savepoint has.
+        Shards per operator; by default as many as in the savepoint.
     partitions : int, optional
-        Spark's shuffle partitions, which the query keeps for good; by default as many as before, or, with `shards`, as
-        many as shards.
+        Spark's shuffle partitions, which the query keeps for good; by default as many as `shards`; without that, as
+        before.
     rename : mapping of str to str, optional
-        New names of operators, by their old ones.
+        New names of operators by their old ones.
     skip : collection of str
         Operators that the new query no longer has, and those that the savepoint leaves out: their state stays behind.
     reset : collection of str
-        Operators whose state stays behind, too, but not their place in the query: there one of the same kind begins
-        without state.
+        Operators whose state stays behind, too, but whose place in the query remains: an operator of the same kind
+        begins there without state.
     sources : {"saved", "fresh"}
-        Where sources begin: where they were, or where their own options say.
+        Where sources begin: at the saved positions, or where their own options say.
     migrate : mapping of str to callable, optional
-        By operator a function that gives its state other columns, or such functions by table: docs/state-schema.md.
+        By operator, a function that gives its state other columns, or such functions by table: docs/state-schema.md.
 
     Returns
     -------
@@ -113,17 +113,17 @@ def restore(
     NotFoundError
         There is no such savepoint, or no operator or table to rename, skip, reset or migrate.
     ConflictError
-        The location holds something else, or another restore writes the same state.
+        The location is not empty, or another restore writes the same state.
     InvalidArgumentError
-        The savepoint cannot be restored whole: its query had state of Spark's own. A function that migrates is wrong.
+        The savepoint cannot be restored whole: its query had state of Spark's own. Or a migrating function is wrong.
     CorruptionError
         A part of the savepoint is damaged.
 
     Notes
     -----
-    A task holds the rows of one shard, up to three times, and in addition the timers of the shard of the savepoint that
-    it is part of. If it fails, nothing is left; if it is interrupted or killed, or Spark or the last step fails, the
-    next one into the same location deletes what is: run it once no task of the first one runs.
+    A task holds the rows of one shard, up to three times, plus the timers of the savepoint's shard that it is part of.
+    If the restore fails, nothing is left; if it is interrupted or killed, or Spark or the last step fails, the next one
+    into the same location deletes what is left: run it once no task of the first one runs.
     """
     if isinstance(skip, str) or isinstance(reset, str):
         raise InvalidArgumentError("skip and reset are lists of names", skip=skip, reset=reset)

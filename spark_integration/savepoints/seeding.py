@@ -179,7 +179,9 @@ def partitions_of(batch: LoggedBatch) -> int:
     """
     text = str(json.loads(batch.batch)["conf"].get(PARTITIONS, 1))
     if not _COUNT.fullmatch(text) or int(text) >= SHARDS_LIMIT:
-        raise CorruptionError("the query's log pins partitions that cannot be", batch_id=batch.batch_id, pinned=text)
+        raise CorruptionError(
+            "the query's log pins an impossible number of partitions", batch_id=batch.batch_id, pinned=text
+        )
     return int(text)
 
 
@@ -282,7 +284,7 @@ def _moved(value: Any, key: str, location: str) -> Any:
     below = _BELOW.fullmatch(value)
     if below is None:
         raise InvalidArgumentError(
-            "metadata of Spark's state names a file that is not below the checkpoint location, so it cannot be copied",
+            "metadata of Spark's state names a file outside the checkpoint location, so it cannot be copied",
             key=key,
             path=value,
         )

@@ -296,4 +296,4 @@ def _close(slot: _Slot) -> None:
         try:
             backend.close()
         except HoldfastError:
-            _log.exception("a shard did not close well; what it has lost is restored", stacklevel=2)
+            _log.exception("a shard did not close cleanly; what it lost is restored", stacklevel=2)

@@ -283,7 +283,9 @@ class Snapshotting:
         try:
             before = log.snapshots.cleaned_at(lineage)
         except CorruptionError as exc:
-            _log.warning("%s cleans up, since the record of its last clean-up cannot be read: %s", message.prefix, exc)
+            _log.warning(
+                "%s cleans up, because the record of its last clean-up cannot be read: %s", message.prefix, exc
+            )
             before = CleanedUp(snapshots_since=CLEAN_UP_EVERY_SNAPSHOTS)
         below = None
         # Failed attempts leave objects too, and may never lead to a snapshot.

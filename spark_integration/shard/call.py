@@ -216,8 +216,8 @@ def require_number_of_shards(operator: Operator, streaming: StreamingTask) -> No
     settings, pinned = operator.settings, streaming.partitions
     if settings.shards is None and settings.checkpoint_dir is None and pinned not in (None, operator.shards):
         raise SchemaMismatchError(
-            "the query began with another number of shuffle partitions, and so of shards: set spark.holdfast.shards "
-            f"to {pinned}, or set spark.holdfast.checkpoint.dir, which remembers the number",
+            "the query began with a different number of shuffle partitions, and so of shards: set "
+            f"spark.holdfast.shards to {pinned}, or set spark.holdfast.checkpoint.dir, which remembers the number",
             operator=operator.name,
             began_with=pinned,
             defined_for=operator.shards,

@@ -64,8 +64,8 @@ def require_restored(origin: QueryOrigin, operator: str, allowed: Collection[str
     restored = ", ".join(sorted(origin.operators)) or "none"
     if operator not in allowed:
         raise SchemaMismatchError(
-            "this query was restored, and has no state of this operator: give it the name of the restored operator "
-            "that it goes on with. If it is to begin without state, set spark.holdfast.restore.allowNew to its name",
+            "this query was restored without state for this operator: give it the name of the restored operator that "
+            "it continues. If it should begin without state, set spark.holdfast.restore.allowNew to its name",
             operator=operator,
             restored=restored,
         )

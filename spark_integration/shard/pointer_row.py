@@ -102,8 +102,8 @@ class PointerRow(NamedTuple):
         """
         if self.shards != shards:
             raise SchemaMismatchError(
-                f"the state was written with another number of shards: set spark.holdfast.shards to {self.shards}, or "
-                "begin with a new checkpoint location and a new operator name",
+                "the state was written with a different number of shards: set spark.holdfast.shards to "
+                f"{self.shards}, or begin with a new checkpoint location and a new operator name",
                 operator=operator,
                 stored=self.shards,
                 asked=shards,

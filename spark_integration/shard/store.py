@@ -205,9 +205,9 @@ def require_kept_shards(stored: OperatorRecord | None, operator: str, shards: in
     """
     if stored is None or stored.shards != shards:
         raise InvalidArgumentError(
-            "nothing would keep the number of shards, as Spark does not tell this task its query: set "
+            "the number of shards would not be remembered, because Spark does not tell this task its query: set "
             "spark.holdfast.shards and never change it, or evaluate the micro-batch in Spark's own thread first. "
-            "foreachBatch needs this over Connect before Spark 4.3, in threads on 4.0, and where one evaluates an RDD",
+            "foreachBatch needs this over Connect before Spark 4.3, in threads on 4.0, and when it evaluates an RDD",
             operator=operator,
             shards=shards,
             stored=None if stored is None else stored.shards,

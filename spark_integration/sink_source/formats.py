@@ -35,7 +35,7 @@ class _Source(SinkSource):
     def _flag(self, option: str) -> bool:
         value = self.options.get(option, "false").lower()
         if value not in ("true", "false"):
-            raise InvalidArgumentError(f"the option {option} is true or false", given=value)
+            raise InvalidArgumentError(f"the option {option} must be true or false", given=value)
         return value == "true"
 
     def _number(self, option: str, default: int) -> int:
@@ -47,7 +47,9 @@ class _Source(SinkSource):
     def _seconds(self, option: str, default: float) -> float:
         value = self.options.get(option, str(default))
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
-            raise InvalidArgumentError(f"the option {option} is a number of seconds, as 30 or 0.5", given=value)
+            raise InvalidArgumentError(
+                f"the option {option} must be a number of seconds, such as 30 or 0.5", given=value
+            )
         return float(value)
 
     def _with_files(self, sink: _FileSink) -> _FileSink:

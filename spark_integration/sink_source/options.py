@@ -79,8 +79,8 @@ class SourceOptions:
             )
         if not directory:
             raise InvalidArgumentError(
-                f"a sink needs a place for its decisions: give the option {CHECKPOINT_DIR}, best with all others by "
-                ".options(**holdfast.sinks.source_options(spark, sink))",
+                f"a sink needs a place for its decisions: give the option {CHECKPOINT_DIR}, best with all others "
+                "through .options(**holdfast.sinks.source_options(spark, sink))",
                 sink=sink.name,
             )
         settings = {CHECKPOINT_DIR: directory}
@@ -128,11 +128,10 @@ def _own(values: Mapping[str, str], sink: TwoPhaseSink) -> dict[str, str]:
 
 
 def source_options(spark: SparkSession, sink: TwoPhaseSink) -> dict[str, str]:
-    """Return what a session has set for a sink, as options of a stream: ``.options(**source_options(spark, sink))``.
+    """Return a session's settings for a sink as options of a stream: ``.options(**source_options(spark, sink))``.
 
-    Spark shows a data source no settings, on the driver: they are options there, and with them how many decisions are
-    kept, ``spark.sql.streaming.minBatchesToRetain``. Workers read credentials from the session all the same, so set
-    them there.
+    On the driver, Spark shows a data source no settings, so they become options, including how many decisions to keep,
+    ``spark.sql.streaming.minBatchesToRetain``. Workers still read credentials from the session, so set them there.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ _SparksWriter: Any = stream_arrow_writer()
 
 
 class SinkSource(DataSource):
-    """A data source that writes to a `TwoPhaseSink`; a subclass says which, and under what name.
+    """A data source that writes to a `TwoPhaseSink`; a subclass makes the sink and names the format.
 
     ::
 
@@ -66,7 +66,7 @@ class SinkSource(DataSource):
     Attributes
     ----------
     arguments : sequence of str
-        Names of the options of which `sink` makes the sink; all others are options of the sink.
+        Names of the options from which `sink` makes the sink; all others are options of the sink.
     """
 
     arguments: ClassVar[Sequence[str]] = ()

@@ -81,10 +81,10 @@ class Coordinator:
     def __init__(self, sink: TwoPhaseSink, query: SinkQuery, storage: ObjectStorage, retained: int) -> None:
         checked_sink(query.sink)
         if not QUERY_ID.fullmatch(query.query_id):
-            raise InvalidArgumentError("Spark gave no id of the query", query=query.query_id)
+            raise InvalidArgumentError("Spark gave no query id", query=query.query_id)
         if query.replaces is not None and not QUERY_ID.fullmatch(query.replaces):
             raise InvalidArgumentError(
-                "replaces must be the id of the other query, as Spark tells it: StreamingQuery.id",
+                "replaces must be the other query's id, Spark's StreamingQuery.id",
                 sink=query.sink,
                 replaces=query.replaces,
             )
@@ -150,9 +150,9 @@ class Coordinator:
         assert self._newest is not None
         if rows != self._newest.rows:
             _log.warning(
-                "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are dropped. "
-                "If the query gives the same rows each time, Spark's checkpoint location was turned back, or one "
-                "micro-batch calls this sink twice: give it their union",
+                "sink %r: micro-batch %d was decided with %d rows, which are shown; now it has %d, which are "
+                "dropped. If the query gives the same rows each time, Spark's checkpoint location was rolled back, "
+                "or one micro-batch calls this sink twice: give it their union",
                 self._query.sink,
                 self._newest.batch_id,
                 self._newest.rows,
@@ -260,7 +260,7 @@ class Coordinator:
         other = min(filter(None, others), default=None)
         if other is not None:
             raise ConflictError(
-                "another query writes to this sink, or did: give the sink another name; or, if this query goes on with "
+                "another query writes to this sink, or did: give the sink another name or, if this query continues "
                 "the other one's results and the other one has ended for good, name it: replaces=<its id>",
                 sink=self._query.sink,
                 query=self._query.query_id,
@@ -296,18 +296,17 @@ class Coordinator:
         facts = {"sink": self._query.sink, "query": self._query.query_id, "batch": batch_id, "decided": newest}
         if batch_id < newest:
             raise ConflictError(
-                "Spark goes back to a micro-batch before the last one that was decided: its checkpoint location was "
-                "turned back, or is an older copy, and what it repeats may differ from what the sink shows. "
-                f"{_ANOTHER_NAME}",
+                "Spark goes back to a micro-batch before the last decided one: its checkpoint location was rolled "
+                f"back, or is an older copy, and what it repeats may differ from what the sink shows. {_ANOTHER_NAME}",
                 **facts,
             )
         if shown is None:
             return
         if shown > newest and batch_id <= shown:
             raise StateLostError(
-                "the target shows a micro-batch that this checkpoint directory knows nothing of, and Spark is about to "
-                "repeat it: the directory is another than before, or what it held was deleted. Set "
-                f"spark.holdfast.checkpoint.dir to where it was. {_ANOTHER_NAME}",
+                "the target shows a micro-batch that this checkpoint directory does not know, and Spark is about to "
+                "repeat it: the directory is not the one used before, or its contents were deleted. Set "
+                f"spark.holdfast.checkpoint.dir to the original directory. {_ANOTHER_NAME}",
                 **facts,
                 shown=shown,
             )
@@ -315,8 +314,8 @@ class Coordinator:
         # swallowed the error of its commit. What came before it was visible.
         if shown < (batches[-2] if len(batches) > 1 else -1):
             raise StateLostError(
-                "the target does not show what was committed to it: it was emptied, made anew, or restored from a "
-                f"backup. Bring it back as it was. {_ANOTHER_NAME}",
+                "the target does not show what was committed to it: it was emptied, recreated, or restored from a "
+                f"backup. Restore it as it was. {_ANOTHER_NAME}",
                 **facts,
                 shown=shown,
             )
@@ -338,7 +337,7 @@ class Coordinator:
             # Read after them: another driver of the query may have decided some of them meanwhile.
             left = _but(left, _newest(self._decisions))
         if left:
-            _log.info("sink %r: %d parts of attempts that did not count are given up", self._query.sink, len(left))
+            _log.info("sink %r: aborted %d parts of attempts that did not count", self._query.sink, len(left))
             self._sink.abort(self._query, left)
 
 

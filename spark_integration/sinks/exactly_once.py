@@ -52,37 +52,36 @@ def exactly_once(sink: TwoPhaseSink, *, replaces: str | None = None, query_name:
     sink : TwoPhaseSink
         One of `holdfast.sinks`, or your own.
     replaces : str, optional
-        The id of another query (``StreamingQuery.id``), which has ended for good, and whose results in the target this
-        one goes on with. May stay after the first start.
+        The id (``StreamingQuery.id``) of a query that has ended for good, and whose results in the target this one
+        continues. May stay after the first start.
     query_name : str, optional
-        Over Spark Connect only, where nothing tells the function its query: a name that no other query with this sink
-        has, and that stays over restarts; a new checkpoint location needs another one. Letters, digits and ``-``, at
-        most 59.
+        Only over Spark Connect, where nothing tells the function its query: a name that no other query with this sink
+        has, and that stays the same across restarts; a new checkpoint location needs a new name. Letters, digits and
+        ``-``, at most 59.
 
     Returns
     -------
     callable
         Takes a DataFrame and the number of the micro-batch. It raises what `TwoPhaseSink` and the coordinator raise,
-        and then the query ends; its next start goes on.
+        which ends the query; its next start continues.
 
     Raises
     ------
     InvalidArgumentError
-        Not a sink, or a name that cannot be.
+        Not a sink, or an invalid name.
 
     Notes
     -----
     Exactly once: a micro-batch is visible if and only if its decision is stored in ``spark.holdfast.checkpoint.dir``,
-    which is needed. The rows of a decided micro-batch are those of the attempt that was decided, whatever a repeated
-    attempt computes.
+    which must be set. A decided micro-batch has the rows of the decided attempt, whatever a repeated attempt computes.
 
     Threads: as Spark calls it; queries may share one function.
     """
     if not isinstance(sink, TwoPhaseSink):
-        raise InvalidArgumentError("give one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
+        raise InvalidArgumentError("pass one of holdfast.sinks, or a TwoPhaseSink", given=type(sink).__name__)
     _defined.add(checked_sink(getattr(sink, "name", None)))
     if query_name is not None and not _NAME.fullmatch(query_name):
-        raise InvalidArgumentError("query_name has letters, digits and -, at most 59", query_name=query_name)
+        raise InvalidArgumentError("query_name must be letters, digits and -, at most 59", query_name=query_name)
     return ExactlyOnce(sink, replaces, query_name)
 
 
@@ -102,8 +101,8 @@ class ExactlyOnce:
         run = self._runs.get(query_id)
         if run_id is not None and _decided.get((self._sink.name, query_id)) == (run_id, batch_id):
             raise InvalidArgumentError(
-                "this sink was called twice in one micro-batch, which is decided with the rows of the first call: give "
-                "it the union of both, or each a sink of its own",
+                "this sink was called twice in one micro-batch, which is decided with the rows of the first call: "
+                "pass it the union of both, or use a sink for each",
                 sink=self._sink.name,
                 batch=batch_id,
             )
@@ -130,8 +129,8 @@ class ExactlyOnce:
         query_id = session.sparkContext.getLocalProperty(QUERY_PROPERTY) if is_classic(session) else None
         if not query_id:
             raise InvalidArgumentError(
-                "nothing tells which query this micro-batch is of: call the function in the thread in which Spark "
-                "calls foreachBatch; over Spark Connect name the query: exactly_once(sink, query_name='…')",
+                "it is unknown which query this micro-batch belongs to: call the function in the thread in which "
+                "Spark calls foreachBatch; over Spark Connect name the query: exactly_once(sink, query_name='…')",
                 sink=self._sink.name,
             )
         return str(query_id)
@@ -234,7 +233,7 @@ def tell_of_other_sinks(configuration: Mapping[str, str], sink: str) -> None:
         others = [name for name in others if nearest_name(name.lower(), [sink.lower()])]
     for name in others:
         _log.warning(
-            "%s%s.* is set, but no sink of this name is defined so far: misspelt for %r? Nothing reads it until one is",
+            "%s%s.* is set, but no sink of this name is defined so far: did you mean %r? Nothing reads it until one is",
             SINK_PREFIX,
             name,
             sink,

@@ -54,7 +54,7 @@ class SinkQuery:
     query_id : str
         Spark's id of the query: the same after every restart of it.
     replaces : str or None
-        The id of the query whose results are in the target, which this one goes on with by the user's consent.
+        The id of the query whose results are in the target and which this one continues, with the user's consent.
     options : mapping of str to str
         What is set below ``spark.holdfast.sink.<name>.``: credentials are here, and nowhere else.
     has_decided : bool
@@ -82,8 +82,8 @@ class SinkAttempt:
     attempt_id : str
         Unique among all attempts, of all runs: 32 hexadecimal digits.
     spare : Handle or None
-        What this run has committed, and will not commit again: the attempt may take over its name, in a target that
-        remembers names for long. No other attempt ever is given it. Often there is none.
+        What this run has committed, and will not commit again: in a target that remembers names for long, the attempt
+        may take over its name. No other attempt ever gets it. Often there is none.
     """
 
     query: SinkQuery
@@ -108,13 +108,13 @@ class SinkTransaction(ABC):
 
     @abstractmethod
     def prepare(self) -> Handle:
-        """Make what was written durable but invisible, and release this process's hold on it.
+        """Make the writes durable but invisible, and release this process's hold on them.
 
         Returns
         -------
         Handle
-            Finds the transaction again from any process. Plain JSON without credentials; some KB at most, as the driver
-            stores those of all partitions in one object.
+            Finds the transaction again from any process. Plain JSON without credentials; a few KB at most, because the
+            driver stores those of all partitions in one object.
         """
 
     @abstractmethod
@@ -134,8 +134,8 @@ class TwoPhaseSink(ABC):
         Identifies the sink's decisions in the checkpoint directory, and its marks in the target: letters, digits, ``_``
         and ``-``. One query writes under one name.
     credentials : sequence of str
-        Names of options that hold credentials. Spark Connect leaves such settings out of its lists, so they are asked
-        for by name.
+        Names of options that hold credentials. Spark Connect omits such settings from its lists, so they are fetched by
+        name.
     """
 
     name: str
@@ -143,7 +143,7 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
-        """Check the target on the driver, before anything of a run is written; may make what is missing.
+        """Check the target on the driver, before a run writes anything; may create what is missing.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class TwoPhaseSink(ABC):
         Raises
         ------
         UnavailableError
-            Something is gone: the micro-batch fails, and its repeat writes anew.
+            Something is gone: the micro-batch fails, and its repeat writes again.
         """
 
     @abstractmethod
@@ -199,14 +199,14 @@ class TwoPhaseSink(ABC):
 
     @abstractmethod
     def abort(self, query: SinkQuery, handles: Sequence[Handle]) -> None:
-        """End what was prepared and not decided, on the driver; handles that are gone are no error."""
+        """End what was prepared but not decided, on the driver; a handle that is gone is not an error."""
 
     @abstractmethod
     def leftovers(self, query: SinkQuery) -> Sequence[Handle]:
         """Return what attempts of the query have prepared and nobody has ended, each equal to what `prepare` returned.
 
-        Called on the driver when a run begins, and after the tasks of a micro-batch of which some were repeated: so no
-        task that still counts is at work. Decided ones may be among them.
+        Called on the driver when a run begins, and after the tasks of a micro-batch if some were repeated, so no task
+        that still counts is at work. Decided ones may be among them.
         """
 
 
@@ -214,7 +214,7 @@ def tell_of_two_drivers(query: SinkQuery, batch_id: int) -> None:
     """Warn that parts of a micro-batch are given up, as the target shows it already: another driver was faster."""
     _log.warning(
         "sink %s shows micro-batch %d already: two drivers of query %s run at once, and what this one prepared is "
-        "given up",
+        "dropped",
         query.sink,
         batch_id,
         query.query_id,

@@ -67,7 +67,7 @@ def _lz4_blocks(data: memoryview, source: str) -> Iterator[bytes]:
         at += _HEADER.size
         method = token & 0xF0
         if magic != _MAGIC or not (0 <= size <= len(data) - at and 0 <= plain_size <= _BLOCK_BYTES_MAX):
-            raise CorruptionError(f"{source} is no stream of LZ4 blocks, or is cut off", offset=at)
+            raise CorruptionError(f"{source} is not a stream of LZ4 blocks, or is cut off", offset=at)
         if plain_size == 0:
             return
         block = data[at : at + size]
@@ -87,4 +87,4 @@ def _pieces(data: memoryview, codec: str, source: str) -> Iterator[bytes]:
             while piece := stream.read(_PIECE_BYTES):
                 yield piece
     except (OSError, pa.ArrowException) as exc:
-        raise CorruptionError(f"{source} is no stream of {codec}, or is cut off: {exc}") from exc
+        raise CorruptionError(f"{source} is not a {codec} stream, or is cut off: {exc}") from exc

@@ -81,7 +81,7 @@ def cut(data: bytes | memoryview, name: str, source: str) -> bytes:
     try:
         version, *lines = bytes(data).decode().split("\n")
     except UnicodeDecodeError as exc:
-        raise CorruptionError(f"{source} is no text: it is damaged") from exc
+        raise CorruptionError(f"{source} is not text: it is damaged") from exc
     if not _VERSION.fullmatch(version):
         raise CorruptionError(f"{source} does not begin with a version: it is damaged")
     kept, found = [version], set[int]()
@@ -102,5 +102,5 @@ def _number_of_line(line: str, source: str) -> int:
     except (ValueError, TypeError, KeyError, RecursionError):
         number = None
     if type(number) is not int:
-        raise CorruptionError(f"{source} has a line that is no file of the source: it is damaged")
+        raise CorruptionError(f"{source} has a line that is not a file of the source: it is damaged")
     return number

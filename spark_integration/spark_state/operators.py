@@ -118,12 +118,12 @@ def _read(location: ObjectStorage, key: str, number: int) -> StateOperator:
     text = bytes(location.get(key, _FILE_BYTES_MAX))
     version, _, document = text.partition(b"\n")
     if version not in (b"v1", b"v2"):
-        raise NotKnownError(f"{source} has another format than v1 and v2")
+        raise NotKnownError(f"{source} has a format other than v1 and v2")
     try:
         found = json.loads(document)
         operator, stores = found["operatorInfo"], found["stateStoreInfo"]
         if operator["operatorId"] != number or not isinstance(operator["operatorName"], str):
-            raise ValueError("it is of another operator")
+            raise ValueError("it belongs to another operator")
         partitions = [_partitions(store["numPartitions"]) for store in stores]
         is_hosts = [store["storeName"] for store in stores] == [_STORE]
         variables = json.loads(found.get("operatorPropertiesJson") or "{}").get("stateVariables", [])
@@ -156,7 +156,7 @@ def holds_pointers(location: ObjectStorage, operator: StateOperator) -> bool:
     try:
         version, at = _text(data, 0)
         if version != "v2":
-            raise NotKnownError(f"{source} has another format than v2")
+            raise NotKnownError(f"{source} has a format other than v2")
         _, at = _texts(data, at)
         values, _ = _texts(data, at)
         columns = json.loads(values)["fields"]

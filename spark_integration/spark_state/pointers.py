@@ -122,7 +122,7 @@ class StateStores:
             return delta_files.read_rows(folder, at, self.codec, limit_bytes)
         rows = rocksdb_files.read_rows(folder, at, self.codec, family, limit_bytes)
         if any(row[:1] != _ENCODING for pair in rows.items() for row in pair):
-            raise NotKnownError(f"rows of another encoding in {folder.url}")
+            raise NotKnownError(f"rows with another encoding in {folder.url}")
         return {key[1:]: value[1:] for key, value in rows.items()}
 
 

@@ -122,7 +122,7 @@ class QueryLocation:
             )
         if batch_id is not None and batch_id not in committed:
             raise NotFoundError(
-                "this micro-batch is not committed, or Spark has purged it: choose one that is there",
+                "this micro-batch is not committed, or Spark has purged it: choose one that is available",
                 batch_id=batch_id,
                 first=committed[0],
                 last=committed[-1],

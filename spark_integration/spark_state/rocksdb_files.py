@@ -169,7 +169,7 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
                     (folder / info.filename).write_bytes(archive.read(info))
             text = archive.read(_METADATA)
         if not text.startswith(_METADATA_BEGIN):
-            raise ValueError("its metadata has another format than v1")
+            raise ValueError("its metadata has a format other than v1")
         metadata = json.loads(text.removeprefix(_METADATA_BEGIN))
         tables = {
             _checked(_TABLE, file["localFileName"]): _checked(_STORED_TABLE, file["dfsSstFileName"])
@@ -179,7 +179,7 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
             raise ValueError("it names a table twice")
         return tables, {str(name): _number(number) for name, number in metadata.get("columnFamilyMapping", {}).items()}
     except _NO_ARCHIVE as exc:
-        raise CorruptionError(f"{source} is no database of Spark's: {exc!r}") from exc
+        raise CorruptionError(f"{source} is not one of Spark's databases: {exc!r}") from exc
 
 
 def _checked(name: re.Pattern[str], text: Any) -> str:

@@ -81,7 +81,7 @@ class RowStream:
             return
         while (kind := self._bytes(1)[0]) != _END:
             if kind not in (_PUT, _DELETE):  # pointers are put, never appended to
-                raise CorruptionError(f"{self._source} holds a change that is no row's", kind=kind, offset=self._at)
+                raise CorruptionError(f"{self._source} holds a change to no row", kind=kind, offset=self._at)
             self._apply_row(rows, self._bytes(self._size()))
 
     def lineage(self) -> list[Named]:

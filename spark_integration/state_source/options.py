@@ -146,7 +146,8 @@ def _unknown(name: str) -> InvalidArgumentError:
         )
     near = nearest_name(name, list(_AS_GIVEN))
     return InvalidArgumentError(
-        f"no such option; there are {', '.join(NAMES[1:])}, and {STORAGE}<name>, as spark.holdfast.storage.<name>",
+        f"no such option; the options are {', '.join(NAMES[1:])}, and {STORAGE}<name> for "
+        "spark.holdfast.storage.<name>",
         option=name,
         near=_AS_GIVEN.get(near) if near else None,
     )
@@ -214,7 +215,7 @@ def _columns(text: str) -> tuple[str, ...]:
 def _flag(values: Mapping[str, str], name: str) -> bool:
     text = values.get(name.lower(), "false").lower()
     if text not in _FLAGS:
-        raise InvalidArgumentError(f"the option {name} is true or false", given=text)
+        raise InvalidArgumentError(f"the option {name} must be true or false", given=text)
     return _FLAGS[text]
 
 

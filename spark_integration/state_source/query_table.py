@@ -188,8 +188,8 @@ def cleaned_up(at: ReadShard, first: int) -> NotFoundError:
         The first micro-batch with which it may begin.
     """
     return NotFoundError(
-        "the change feed begins before the oldest commit that is kept, as the query cleans up what it does not need: "
-        f"begin with micro-batch {first} or a later one",
+        "the change feed begins before the oldest commit that is kept, because the query deletes what it no longer "
+        f"needs: begin with micro-batch {first} or a later one",
         operator=at.directory,
         shard=at.shard,
         first=first,

@@ -60,21 +60,21 @@ def state(
     columns : sequence of str, optional
         Show only these, in this order.
     key : mapping of str to object, optional
-        Return the rows of this key only: a value for each column that the operator is grouped by. Only its shard is
-        read. A filter on the DataFrame finds the same, but reads all shards.
+        Return only the rows of this key: a value for each column that the operator is grouped by. Reads only its shard.
+        A filter on the DataFrame finds the same rows, but reads all shards.
     shards : collection of int, optional
-        Read these only; no rows if there are none.
+        Read only these; no rows if it is empty.
     batchId : int, optional
-        The micro-batch; by default the last one that is committed.
+        The micro-batch; by default the last committed one.
     readChangeFeed : bool, default False
-        Return what changed from `changeStartBatchId` to `changeEndBatchId`, both included, by default the last
-        micro-batch that is committed.
+        Return what changed from `changeStartBatchId` to `changeEndBatchId`, both included; by default the last
+        committed micro-batch.
 
     Returns
     -------
     DataFrame
         One row per key: the key columns, the value columns, and ``shard``. A value column whose name is already taken
-        is called ``value.<name>``. A change feed has the columns ``batch_id`` and ``change_type`` besides, "update" or
+        is named ``value.<name>``. A change feed has the columns ``batch_id`` and ``change_type`` besides, "update" or
         "delete", and a row for each key and commit; a deleted row has no values.
 
     Raises
@@ -88,7 +88,7 @@ def state(
 
     Notes
     -----
-    The query may run meanwhile. The DataFrame stays at its micro-batch. It can be read for as long as the query could
+    The query may keep running. The DataFrame stays at its micro-batch. It can be read for as long as the query could
     return there (``minBatchesToRetain``), and for a day at most. Executors read it, a shard in each task.
 
     Small commits travel together, and what several micro-batches wrote in one is their net change: it has the
@@ -126,9 +126,9 @@ def load(
     name : str
         Of the savepoint.
     operator : str, optional
-        Needed where it has several.
+        Required if it has several.
     table, columns, key, shards
-        As of `holdfast.state`, which see for what is returned.
+        As in `holdfast.state`, which also describes what is returned.
 
     Raises
     ------
@@ -223,9 +223,9 @@ def _range(batch_id: int | None, is_feed: bool, first: int | None, last: int | N
     if batch_id is not None:
         raise InvalidArgumentError("a change feed has changeStartBatchId and changeEndBatchId instead of batchId")
     if type(first) is not int or first < 0:
-        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number from 0 on", given=first)
+        raise InvalidArgumentError("readChangeFeed needs changeStartBatchId, a number, 0 or more", given=first)
     if last is not None and type(last) is not int:
-        raise InvalidArgumentError("changeEndBatchId is a number from 0 on", given=last)
+        raise InvalidArgumentError("changeEndBatchId is a number, 0 or more", given=last)
     if last is not None and last < first:
         raise InvalidArgumentError("the change feed ends before it begins", first=first, last=last)
     return first, last
@@ -236,7 +236,7 @@ def _read_of(storage: ObjectStorage, operator: str, pointers: Pointers) -> Store
     # An operator that never had rows has no pointers, but may have a record of its own.
     if "" in pointers:
         raise InvalidArgumentError(
-            "the query has state that is not durable, since it runs without spark.holdfast.checkpoint.dir",
+            "the query has state that is not durable, because it runs without spark.holdfast.checkpoint.dir",
             operator=operator,
         )
     directories, shards = {}, []

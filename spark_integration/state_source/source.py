@@ -69,7 +69,7 @@ class StateSource(DataSource):
         (table, shown), options = self._table, self._parsed
         if schema != shown.struct:
             raise InvalidArgumentError(
-                "state knows its columns: leave .schema(…) out, and choose some by the option columns",
+                "state knows its columns: leave .schema(…) out, and select some with the option columns",
                 columns=", ".join(shown.wanted),
             )
         # Where the session does not allow it, Spark refuses a reader that can take filters.

@@ -28,7 +28,7 @@ class ShardBatch:
     rows : pyarrow.Table
         The input rows with all their columns, in no particular order.
     keys : pyarrow.Table
-        The distinct keys of these rows, one row each; after them, keys without rows whose timer is due.
+        The distinct keys of these rows, one row each, followed by keys without rows whose timer is due.
     groups : Groups
         Which row belongs to which key, and reductions over each key's rows.
     states : mapping of str to ShardState
@@ -36,8 +36,8 @@ class ShardBatch:
     shard : int
         Number of the shard.
     batch_id : int or None
-        Spark's micro-batch; None in a batch query, and where Spark does not tell: in ``foreachBatch`` over Spark
-        Connect, and in jobs started there by a thread of the user's own.
+        Spark's micro-batch; None in a batch query, and where Spark does not reveal it: in ``foreachBatch`` over Spark
+        Connect, and in jobs started there from a thread of the user's.
     watermark_ms : int or None
         Event-time watermark in ms since 1970; None if the input has none.
     processing_ms : int

@@ -32,13 +32,13 @@ class ShardState:
         Raises
         ------
         InvalidArgumentError
-            One column has more than 2 GiB of text, bytes or elements, which is more than one of Arrow's holds.
+            One column has more than 2 GiB of text, bytes or elements, more than an Arrow array holds.
         """
         values = self._rows.get().values
         return pa.table([_seen(*pair) for pair in zip(values.columns, self._schema, strict=True)], schema=self._schema)
 
     def exists(self) -> pa.Array:
-        """Return for each key whether it has state, be it all null."""
+        """Return for each key whether it has state, even if it is all null."""
         return pa.array(self._rows.get().exists)
 
     def put(self, table: pa.Table | None = None, /, *, where: object = None, **columns: object) -> None:
@@ -51,7 +51,7 @@ class ShardState:
         where : array of bool, shape (keys,), optional
             Keys whose state to set; null counts as false.
         **columns : array, shape (keys,)
-            Every state column, by name; one called ``where`` can only be passed in a table.
+            Every state column, by name; one named ``where`` can only be passed in a table.
 
         Raises
         ------
@@ -99,8 +99,8 @@ def _seen(column: pa.Array, field: pa.Field) -> pa.Array:
         return column.cast(field.type)
     except pa.ArrowInvalid as exc:
         raise InvalidArgumentError(
-            f"state column {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in "
-            "it. Let micro-batches have fewer rows, or rescale to more shards (holdfast rescale)",
+            f"state column {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in it. "
+            "Use smaller micro-batches, or rescale to more shards (holdfast rescale)",
             keys=len(column),
             bytes=column.nbytes,
         ) from exc

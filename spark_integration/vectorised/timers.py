@@ -18,11 +18,11 @@ _TO_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
 class ShardTimers:
-    """Timers of the micro-batch's keys, at most one for each, read and set for all of them at once.
+    """Timers of the micro-batch's keys, at most one per key, read and set for all of them at once.
 
-    Rows stand in the order of `ShardBatch.keys`. A timer is due once its time has passed: in event time, the watermark
-    is later; in processing time, the micro-batch was planned later. A timer that is due brings its key into the
-    micro-batch, with or without rows, and is gone: only one that is set again brings the key back.
+    Rows are in the order of `ShardBatch.keys`. A timer is due once its time has passed: in event time, the watermark is
+    later; in processing time, the micro-batch was planned later. A due timer brings its key into the micro-batch, with
+    or without rows, and is gone: set it again to bring the key back.
 
     Times are in ms since 1970, as in `ShardBatch.watermark_ms`.
     """
@@ -38,7 +38,7 @@ class ShardTimers:
         return _shown(self._due_ms)
 
     def get(self) -> pa.Array:
-        """Return when each key's timer is due; null where it has none, as after it was due; int64, (keys,)."""
+        """Return when each key's timer is due; null if it has none left; int64, (keys,)."""
         return _shown(self._timers.get(self._keys))
 
     def set(self, times: object, where: object = None) -> None:

@@ -130,7 +130,7 @@ def test_a_short_write_is_not_moved(url: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "size", lambda self, path: 0)
     with open_storage(url) as storage:
-        with pytest.raises(UnavailableError, match=r"another size.*stored=0 written=3"):
+        with pytest.raises(UnavailableError, match=r"a different size.*stored=0 written=3"):
             storage.put("a/b", b"123")
         with pytest.raises(NotFoundError):
             storage.get("a/b")
@@ -141,7 +141,7 @@ def test_a_short_move_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(storage_fsspec, "_RENAMES", {"memory"})
     kind = fsspec.get_filesystem_class("memory")
     monkeypatch.setattr(kind, "mv", lambda self, _path, to: self.pipe_file(to, b"1"))
-    with open_storage(url) as storage, pytest.raises(UnavailableError, match=r"another size.*stored=1 written=3"):
+    with open_storage(url) as storage, pytest.raises(UnavailableError, match=r"a different size.*stored=1 written=3"):
         storage.put("a/b", b"123")
 
 

@@ -364,7 +364,7 @@ def test_a_snapshot_of_another_format_is_refused_as_one_that_is_damaged(shard: P
         ({"counts": COUNTS}, "does not declare.*pairs"),
         (
             {**TABLES, "counts": TableSchema("counts", COUNTS.key, PAIRS.value)},
-            r"another schema.*counts.*value\.n: int64",
+            r"a different schema.*counts.*value\.n: int64",
         ),
     ],
 )

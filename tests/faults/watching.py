@@ -70,7 +70,7 @@ class Watcher:
                 self._count_page("", answer.status_code, answer.text)
                 # What the page knows is some seconds old: views are there once the overview leads to the operator and
                 # awaits its query no more, and stay.
-                is_linked = is_linked or (f"/0/{OPERATOR}/" in answer.text and "Awaited" not in answer.text)
+                is_linked = is_linked or (f"/0/{OPERATOR}/" in answer.text and "Waiting for" not in answer.text)
                 if (folder / "query/commits/0").exists():
                     self._look_up(query)
                 if is_linked:

@@ -20,8 +20,8 @@ import click
 
 from tests.servers import downloads, hdfs, kafka, postgres, s3
 
-_outage_every = click.option("--outage-every", type=click.FloatRange(min=1), metavar="S", help="Kill it so often.")
-_outage = click.option("--outage", default=5.0, show_default=True, metavar="S", help="How long it is away then.")
+_outage_every = click.option("--outage-every", type=click.FloatRange(min=1), metavar="S", help="Seconds between kills.")
+_outage = click.option("--outage", default=5.0, show_default=True, metavar="S", help="Seconds until it is back.")
 
 
 @click.group()

@@ -98,7 +98,7 @@ def read_file(
         stop = min(start + PIECE_BYTES, size)
         data[start:stop] = reader.read_range(begin + start, stop - start)
     if len(data) != size:
-        raise UnavailableError("HDFS returned another size than it announced", received=len(data), size=size)
+        raise UnavailableError("HDFS returned a different size than it announced", received=len(data), size=size)
     return memoryview(data).toreadonly()
 
 

@@ -277,7 +277,9 @@ class HdfsStorage(ObjectStorage):
             writer.close()
             stored = client.get_file_info(temporary).length
             if stored != view.nbytes:
-                raise UnavailableError("HDFS kept another size than was written", stored=stored, written=view.nbytes)
+                raise UnavailableError(
+                    "HDFS stored a different size than was written", stored=stored, written=view.nbytes
+                )
             attempt.check()
             self._move(client, attempt, temporary, path, view)
         except BaseException:

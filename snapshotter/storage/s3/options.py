@@ -55,8 +55,8 @@ def _check_credentials(given: set[str], options: Mapping[str, object]) -> None:
     ways = [*sorted(given), *(name for name in ("anon", "profile") if options.get(name))]
     if ("anon" in ways or "profile" in ways) and len(ways) > 1:
         raise InvalidArgumentError(
-            "options contradict each other: credentials, a profile and anon are three ways to say who one is; "
-            "set one of them",
+            "options contradict each other: credentials, a profile and anon are three ways to authenticate; set one "
+            "of them",
             options=" ".join(ways),
         )
 

@@ -42,7 +42,7 @@ def renumbered(run: Run, versions: int) -> Run:
     """
     place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
     if run.batch.column(place).type != pa.int64():
-        raise CorruptionError("a table that is called as one of elements numbers none", table=run.schema.name)
+        raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
     numbers = pc.subtract(run.batch.column(place), first_number(versions))
     return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 
@@ -124,7 +124,7 @@ class ProcessorListState(ListState):
         """Iterate over what the list holds at the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
-                "an iterator over a list was kept beyond the call of its key: read it while that runs",
+                "a list's iterator was kept beyond its key's call: read it during the call",
                 state=self._name,
             )
         at = self._slab.current("getting list state")

@@ -192,7 +192,7 @@ class ProcessorMapState(MapState):
         """Iterate over what the map holds at the first step."""
         if self._slab.call != call:
             raise InvalidArgumentError(
-                "an iterator over a map was kept beyond the call of its key: read it while that runs", state=self._name
+                "a map's iterator was kept beyond its key's call: read it during the call", state=self._name
             )
         at = self._slab.current("getting map state")
         changed = dict(self._changed.get(at, {}))

@@ -64,8 +64,8 @@ class Slab:
         """
         if self._thread != get_ident():
             raise InvalidArgumentError(
-                "a thread of the processor's own uses its state: use it in the thread that calls the processor, or "
-                "the state of another key could be read and written"
+                "a thread that the processor started uses its state: use it only in the thread that calls the "
+                "processor, or another key's state could be read and written"
             )
         if self._at == _NONE:
             raise invalid_handle_state(doing, doing.replace(" ", "_"), self.phase)

@@ -56,8 +56,8 @@ def find_shown(tables: Mapping[str, TableSchema], name: str) -> str:
         if table in shown:
             return table
     if not shown:
-        raise NotFoundError("the operator has no tables: it had had no rows", table=name)
-    raise NotFoundError("no such table: choose one by the option table", table=name, tables=", ".join(shown))
+        raise NotFoundError("the operator has no tables, because it has had no rows", table=name)
+    raise NotFoundError("no such table: choose one with the option table", table=name, tables=", ".join(shown))
 
 
 def grouping_columns(tables: Mapping[str, TableSchema], name: str) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class StateVariable:
         if self.ttl_ms is None:
             return {self.table: TableSchema.of(self.table, keys, values)}
         if EXPIRES in values.names:
-            raise InvalidArgumentError(f"{self.what}: with a TTL, {EXPIRES!r} is a column of holdfast's own: rename it")
+            raise InvalidArgumentError(f"{self.what}: with a TTL, {EXPIRES!r} is holdfast's own column: rename yours")
         return expiring_tables(self.table, keys, values)
 
     def _own_key_types(self, key_types: pa.Schema) -> pa.Schema:

@@ -78,10 +78,10 @@ def from_spark(
     shards: int | None = None,
     comment: str = "",
 ) -> Savepoint:
-    """Save a query whose state is that of Spark's own Python operators, for holdfast's.
+    """Save a query that runs on Spark's own Python operators, to continue it on holdfast.
 
     Reads ``applyInPandasWithState``, ``transformWithState`` and ``transformWithStateInPandas``: state, timeouts,
-    timers, expiry. `restore` makes a location of it from which the same function or processor goes on with holdfast.
+    timers, expiry. From it `restore` makes a location from which the same function or processor continues on holdfast.
 
     Parameters
     ----------
@@ -91,17 +91,17 @@ def from_spark(
     target : str or pathlib.Path
         The directory for savepoints.
     name : str
-        Of the savepoint.
+        The savepoint's name.
     operators : str, or mapping of int to str
-        What the operator is to be called; if the query has several, by their numbers in ``state-metadata``.
+        The operator's name in holdfast; if the query has several, names by their numbers in ``state-metadata``.
     timeoutConf : {"ProcessingTimeTimeout", "EventTimeTimeout"}, optional
-        Of ``applyInPandasWithState``, if the query has timeouts: Spark does not keep it.
+        The query's, if it is an ``applyInPandasWithState`` with timeouts: Spark does not keep it.
     batchId : int, optional
-        The micro-batch; by default the last one that is committed.
+        The micro-batch; by default the last committed one.
     shards : int, optional
         By default as many as the query has partitions.
     comment : str
-        To be shown with it.
+        A comment to show with the savepoint.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def from_spark(
     Raises
     ------
     InvalidArgumentError
-        The location is none, the state is holdfast's already or another operator's, or an argument is wrong.
+        The location is not a query's, the state is holdfast's already or another operator's, or an argument is wrong.
     ConflictError
         There is a savepoint of this name, or somebody else has begun one since.
     NotFoundError
@@ -118,7 +118,7 @@ def from_spark(
 
     Notes
     -----
-    Nothing of the query is changed. The order of a list's elements is kept.
+    The query is not changed. A list's elements keep their order.
     """
     require_comment(comment)
     require_counts(shards=shards)
@@ -210,8 +210,8 @@ def _steps(spark: SparkSession, location: str, batch: LoggedBatch) -> list[_Step
     for step in steps:
         if step.host != GROUP_STATE and step.host not in _PROCESSORS:
             raise InvalidArgumentError(
-                "the query has an operator with state that holdfast has no like of: only applyInPandasWithState and "
-                "transformWithState in Python can be taken over",
+                "the query has a stateful operator without a counterpart in holdfast: only applyInPandasWithState "
+                "and transformWithState in Python can be migrated",
                 operator=step.host,
                 number=step.number,
             )
@@ -230,7 +230,7 @@ def _named(steps: list[_Step], operators: str | Mapping[int, str]) -> list[tuple
         )
     found = [(operator_name(None, names[step.number]), step) for step in steps]
     if len({name for name, _ in found}) < len(found):
-        raise InvalidArgumentError("each operator needs a name of its own", given=operators)
+        raise InvalidArgumentError("each operator needs its own name", given=operators)
     return found
 
 
@@ -258,7 +258,7 @@ def _group_state(step: _Step, timeout_conf: TimeoutConf | None) -> tuple[list[Ta
     has_timeout = "timeoutTimestamp" in value.names
     if timeout_conf not in (*DUE, "NoTimeout", None) or has_timeout != (timeout_conf in DUE):
         raise InvalidArgumentError(
-            "the query has timeouts: pass the timeoutConf that it has, which Spark does not keep"
+            "the query has timeouts: pass its timeoutConf, which Spark does not keep"
             if has_timeout
             else "the query has no timeouts: leave timeoutConf out",
             timeoutConf=timeout_conf,

@@ -108,7 +108,7 @@ def tables_of_frames(
             found.append(_state(name, frame, grouping, expires=name in expiring))
     unknown = set(expiring) - (frames.keys() - {TIMERS})
     if unknown:
-        raise InvalidArgumentError("there is no such table whose rows could expire", table=min(unknown))
+        raise InvalidArgumentError("expiring names a table that is not written", table=min(unknown))
     if time_mode != "None" and TIMERS not in frames:
         found.append(_no_timers(found[0], time_mode))
     return found
@@ -203,7 +203,9 @@ def _require_same_keys(table: TableSchema, frame: DataFrame) -> None:
         if own.type != other.type
     ]
     if differ:
-        raise InvalidArgumentError("the keys have other types than the stored ones", table=table.name, changed=differ)
+        raise InvalidArgumentError(
+            "the keys have different types than the stored ones", table=table.name, changed=differ
+        )
 
 
 def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int:
@@ -222,7 +224,7 @@ def grouping_width(table: TableSchema, tables: Mapping[str, TableSchema]) -> int
     width = next(place for place, name in enumerate(table.key.names) if is_of_entry(name))
     if not width:
         raise InvalidArgumentError(
-            "nothing says which of the key columns the operator groups by: rename those that begin with 'entry.'",
+            "it is not clear which of the key columns the operator groups by: rename those that begin with 'entry.'",
             table=table.name,
             keys=table.key.names,
         )

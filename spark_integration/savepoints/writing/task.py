@@ -200,7 +200,7 @@ def run_of(schema: TableSchema, hashes: HashArray, rows: pa.Table) -> Run:
     if len(run) < len(keys):
         order = order_rows(keys.hashes, keys.columns)
         twice = keys.shown(int(order.rows[~order.first][0]))
-        raise InvalidArgumentError("a key stands twice: give each one row", table=schema.name, key=twice)
+        raise InvalidArgumentError("a key occurs twice: give each key one row", table=schema.name, key=twice)
     return run
 
 

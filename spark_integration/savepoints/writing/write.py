@@ -60,20 +60,20 @@ def write(
     sources: int | Sequence[str] = 1,
     comment: str = "",
 ) -> Savepoint:
-    """Make a savepoint of state that DataFrames hold: the initial state of a new query.
+    """Make a savepoint from DataFrames: the initial state of a new query.
 
-    The query has one operator, of ``applyInArrowWithState`` or ``applyInPandasWithState``; a processor has
+    The query has one stateful operator, ``applyInArrowWithState`` or ``applyInPandasWithState``; a processor has
     ``initialState`` instead. Its sources begin where their own options say.
 
     Parameters
     ----------
     tables : DataFrame, or mapping of str to DataFrame
-        One row for each key: the key columns, and those of the state. One DataFrame is the table "state". In "timers" a
-        column ``due_ms`` (of timers in processing time ``due_processing_ms``) has the time in ms since 1970.
+        One row per key: the key columns and the state's. A single DataFrame is the table "state". In "timers" a column
+        ``due_ms`` (of timers in processing time ``due_processing_ms``) has the time in ms since 1970.
     target : str or pathlib.Path
         The directory of savepoints.
     name : str
-        Of the savepoint.
+        The savepoint's name.
     operator : str
         Its name in the query.
     keys : str, Column, or sequence of these
@@ -81,14 +81,14 @@ def write(
     timeMode : {"None", "ProcessingTime", "EventTime"}
         The clock of its timers, or of its timeouts.
     expiring : collection of str
-        Tables with a time to live: in a bigint column ``expires_ms`` they say when a row expires, in ms since 1970;
-        null for never.
+        Tables with a time to live: their bigint column ``expires_ms`` says when a row expires, in ms since 1970; null
+        for never.
     shards : int, optional
         By default ``spark.holdfast.shards``, or as many as Spark has shuffle partitions.
     sources : int or sequence of str
-        How many sources the query reads; or their names, if it names them.
+        How many sources the query reads, or their names, if it names them.
     comment : str
-        To be shown with it.
+        A comment to show with the savepoint.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def write(
     Raises
     ------
     InvalidArgumentError
-        An argument, a column or a type is wrong; a key stands twice.
+        An argument, a column or a type is wrong; a key occurs twice.
     SchemaMismatchError
         A value cannot be stored without loss.
     ConflictError
@@ -105,7 +105,7 @@ def write(
 
     Notes
     -----
-    A task holds the rows of one shard, up to three times. Spark may compute a DataFrame more than once: it should give
+    A task holds the rows of one shard, up to three times. Spark may compute a DataFrame more than once: it should yield
     the same rows.
     """
     require_comment(comment)
@@ -130,23 +130,23 @@ def edit(
     *,
     comment: str = "",
 ) -> Savepoint:
-    """Make a savepoint that is another one, but for some tables of an operator.
+    """Make a copy of a savepoint in which some tables of an operator differ.
 
     Parameters
     ----------
     tables : DataFrame, or mapping of str to DataFrame
         By table all of its rows, with the columns that `holdfast.savepoints.load` shows; a DataFrame is the table
-        "state". What the table is also kept by, such as the order in which timers are due, follows from it.
+        "state". Its indexes, such as the order in which timers are due, are derived from it.
     target : str or pathlib.Path
         The directory of both savepoints.
     base : str
-        The savepoint from which the rest is copied, the positions of sources too.
+        The savepoint from which the rest is copied, including the positions of sources.
     name : str
-        Of the new savepoint.
+        The new savepoint's name.
     operator : str, optional
-        Needed where the base has several.
+        Required if the base has several.
     comment : str
-        To be shown with it.
+        A comment to show with the savepoint.
 
     Returns
     -------

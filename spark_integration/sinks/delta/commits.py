@@ -249,9 +249,7 @@ class TableCommits:
 
     def _created(self, schema: pa.Schema, *, create: bool) -> DeltaTable:
         if not create:
-            raise InvalidArgumentError(
-                "there is no Delta table: make it, or let the sink make it: create=True", table=self._url
-            )
+            raise InvalidArgumentError("there is no Delta table: create it, or pass create=True", table=self._url)
         try:
             with self._kept.translated("create"):
                 DeltaTable.create(
@@ -273,7 +271,7 @@ class TableCommits:
         for name in schema.names if self._keys else ():
             # What `deltalake` cannot merge would be found after the decision, which stands for good.
             if "`" in name or name.lower().startswith("__delta_rs_"):
-                raise SchemaMismatchError("an upsert takes no column of such a name: rename it", column=name)
+                raise SchemaMismatchError("an upsert cannot have a column with this name: rename it", column=name)
         for name in self._keys:
             if name not in schema.names:
                 raise InvalidArgumentError("the rows lack a key column", column=name)

@@ -93,7 +93,7 @@ def _require_new(table: KeptTable, storage: ObjectStorage) -> None:
     held = next((info.key for info in storage.list("")), None)
     if held is not None:
         raise ConflictError(
-            "an exported table needs a new directory, and this one holds something: choose another one",
+            "an exported table needs a new directory, and this one is not empty: choose another",
             table=table.url,
             holds=held,
         )

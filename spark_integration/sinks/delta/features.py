@@ -103,7 +103,7 @@ def check_schema(table: DeltaTable, schema: pa.Schema, partition_by: Iterable[st
     found = table.metadata().partition_columns
     if found != list(partition_by):
         raise InvalidArgumentError(
-            "the Delta table is partitioned by other columns: say the same ones as partition_by",
+            "the Delta table is partitioned by other columns: pass the same ones as partition_by",
             table=table.table_uri,
             partitioned_by=", ".join(found) or "nothing",
             given=", ".join(partition_by) or "nothing",

@@ -140,8 +140,8 @@ class KeptTable:
             found = self.open()
         except NotFoundError as exc:
             raise StateLostError(
-                "the Delta table was dropped or moved while the query was running: bring it back as it was, or give "
-                "the sink another name to begin anew",
+                "the Delta table was dropped or moved while the query was running: restore it as it was, or give the "
+                "sink another name to start afresh",
                 table=self.url,
             ) from exc
         is_another = found.metadata().id != known
@@ -151,7 +151,7 @@ class KeptTable:
             what = "dropped, and another one was made in its place" if is_another else "set back to an older version"
             raise StateLostError(
                 f"while the query was running the Delta table was {what}, which does not show what was committed: "
-                "bring the first one back, or give the sink another name to begin anew",
+                "restore the original, or give the sink another name to start afresh",
                 table=self.url,
                 was=f"{known} at {version}",
                 there=f"{found.metadata().id} at {found.version()}",
@@ -204,8 +204,8 @@ def _require_literal(url: str) -> None:
     found = _ESCAPE.search(url) or ("://" in url and _FRAGMENT.search(url))
     if found:
         raise InvalidArgumentError(
-            "deltalake takes this for the URL of another place, so that the table's log would not be where its files "
-            "are: choose another name for the folder",
+            "deltalake would take this for another URL, with the table's log elsewhere than its files: choose another "
+            "name for the folder",
             table=url,
             part=found[0],
         )
@@ -256,8 +256,8 @@ def storage_options(url: str, options: Mapping[str, str]) -> dict[str, str]:
         for name, (default, needed) in _S3_SAID_TWICE.items():
             if options.get(name, default).lower() != default and needed not in theirs:
                 raise InvalidArgumentError(
-                    f"deltalake, by which a Delta table on S3 is written, does not know this option: "
-                    f"set {DELTA_PREFIX}{needed} too",
+                    "deltalake, which writes Delta tables on S3, does not know this option: set "
+                    f"{DELTA_PREFIX}{needed} too",
                     option=name,
                 )
     return theirs

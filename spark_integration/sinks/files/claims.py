@@ -77,7 +77,7 @@ def _refuse_others(
     facts = {"sink": query.sink, "query": query.query_id, "storage": storage.url}
     if alone and (others := claims.keys() - {query.sink}):
         raise ConflictError(
-            "a sink of another name writes to this URL: give each a URL of its own", **facts, other_sink=min(others)
+            "a sink with another name writes to this URL: give each its own URL", **facts, other_sink=min(others)
         )
     mine = claims.get(query.sink, {})
     replaced = set(mine.values())
@@ -87,7 +87,7 @@ def _refuse_others(
     owners = mine.keys() - replaced - {query.query_id, query.replaces}
     if owners:
         raise ConflictError(
-            "another query writes under this name, or did: give the sink another name; or, if this query goes on with "
+            "another query writes under this name, or did: give the sink another name or, if this query continues "
             "the other one's results and the other one has ended for good, name it: replaces=<its id>",
             **facts,
             other_query=min(owners),

@@ -34,9 +34,7 @@ def check_columns(schema: pa.Schema) -> None:
     names = [field.name.lower() for field in schema]
     for field in schema:
         if names.count(field.name.lower()) > 1:
-            raise SchemaMismatchError(
-                "two columns have one name, as many readers see it: rename one", column=field.name
-            )
+            raise SchemaMismatchError("two columns have the same name for many readers: rename one", column=field.name)
         problem = _problem(field.type)
         if problem:
             raise SchemaMismatchError(f"a column has a type that {problem}", column=field.name, type=str(field.type))
@@ -104,7 +102,7 @@ def compare(given: pa.Schema, there: pa.Schema, **facts: str) -> None:
         mine, theirs = plain_type(field.type), plain_type(there.field(field.name).type)
         if mine != theirs:
             raise SchemaMismatchError(
-                "a column has another type than in the target: cast it",
+                "a column has a different type than in the target: cast it",
                 column=field.name,
                 type=mine,
                 there=theirs,

@@ -19,7 +19,7 @@ _WRONG = {
     KafkaError._UNKNOWN_TOPIC: "there is no such topic; create it",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "there is no such topic or partition; create it",
     KafkaError._UNKNOWN_PARTITION: "the topic has no such partition; correct the column partition",
-    KafkaError.TOPIC_EXCEPTION: "this is no name of a topic; correct it",
+    KafkaError.TOPIC_EXCEPTION: "this is not a topic name; correct it",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the user has no right to write to the topic",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "the user has no right to write transactional ids that begin "
     "with holdfast.<name of the sink>.",

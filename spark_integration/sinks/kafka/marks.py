@@ -49,8 +49,8 @@ class Marks:
             return mark.offset - 1
         if mark is not None and mark.text != query.replaces:
             raise ConflictError(
-                "another query writes to Kafka under this name, or did: give the sink another name; or, if this query "
-                "goes on with the other one's results, name it: replaces=<its id>",
+                "another query writes to Kafka under this name, or did: give the sink another name or, if this query "
+                "continues the other one's results, name it: replaces=<its id>",
                 sink=self._sink,
                 query=query.query_id,
                 other_query=mark.text,

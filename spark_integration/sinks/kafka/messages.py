@@ -67,14 +67,14 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
     for field in schema:
         if field.name not in _EXPECTED:
             raise SchemaMismatchError(
-                f"a Kafka message has no such column; it has {', '.join(_EXPECTED)}: put the rest into value, as by "
+                f"a Kafka message has no such column; it has {', '.join(_EXPECTED)}: put the rest into value, as with "
                 "to_json(struct(*)), or drop it",
                 column=field.name,
             )
         wanted, fits = _EXPECTED[field.name]
         if not fits(field.type):
             raise SchemaMismatchError(
-                "a column has another type than Spark's Kafka sink expects; cast it",
+                "a column has a different type than Spark's Kafka sink expects; cast it",
                 column=field.name,
                 type=field.type,
                 expected=wanted,

@@ -81,7 +81,9 @@ class ClientOptions:
         if value is None:
             return None
         if not value.isdecimal() or not 1000 <= int(value) < 1 << 31:
-            raise InvalidArgumentError("transaction.timeout.ms is a number of milliseconds, from 1000 on", value=value)
+            raise InvalidArgumentError(
+                "transaction.timeout.ms must be a number of milliseconds, at least 1000", value=value
+            )
         return int(value)
 
     def for_producer(self, transactional_id: str, timeout_ms: int) -> dict[str, object]:
@@ -102,7 +104,7 @@ class ClientOptions:
         """
         protocol = self.values.get("security.protocol", "plaintext").lower()
         if protocol not in ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"):
-            raise InvalidArgumentError("security.protocol is plaintext, ssl, sasl_plaintext or sasl_ssl")
+            raise InvalidArgumentError("security.protocol must be plaintext, ssl, sasl_plaintext or sasl_ssl")
         tls = self._tls() if protocol.endswith("ssl") else None
         return Security(tls, self._login() if protocol.startswith("sasl") else None)
 
@@ -117,7 +119,7 @@ class ClientOptions:
         mechanism = (self.values.get("sasl.mechanism") or self.values.get("sasl.mechanisms") or "GSSAPI").upper()
         if mechanism not in sasl.MECHANISMS:
             raise InvalidArgumentError(
-                f"the Kafka sink logs in with {', '.join(sasl.MECHANISMS)}; choose one by sasl.mechanism",
+                f"the Kafka sink logs in with {', '.join(sasl.MECHANISMS)}; choose one with sasl.mechanism",
                 mechanism=mechanism,
             )
         user, password = self.values.get("sasl.username"), self.values.get("sasl.password")
@@ -164,5 +166,5 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or place.endswith("]"):
         host, port = place, "9092"
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise InvalidArgumentError("bootstrap.servers is a list of host:port, with commas")
+        raise InvalidArgumentError("bootstrap.servers must be a list of host:port, separated by commas")
     return host.strip("[]"), int(port)

@@ -72,7 +72,7 @@ class KafkaSink(TwoPhaseSink):
         self, name: str, topic: str | None = None, *, servers: str | None = None, timeout_s: float = 30
     ) -> None:
         if topic is not None and (not re.fullmatch(r"[A-Za-z0-9_.-]{1,249}", topic) or topic in (".", "..")):
-            raise InvalidArgumentError("this is no name of a topic", topic=topic)
+            raise InvalidArgumentError("this is not a topic name", topic=topic)
         if not 0.001 <= timeout_s <= 3600:
             raise InvalidArgumentError("timeout_s must be from 0.001 to 3600", sink=name, timeout_s=timeout_s)
         self.name = checked_sink(name)
@@ -118,8 +118,8 @@ class KafkaSink(TwoPhaseSink):
         gone = [one for one in wanted if not one.is_open(known.get(one.transactional_id))]
         if gone:
             raise UnavailableError(
-                "transactions ended before they were decided: they took longer than transaction.timeout.ms allows, or "
-                "somebody aborted them; the micro-batch is written anew",
+                "transactions ended before they were decided: they took longer than transaction.timeout.ms allows, "
+                "or somebody aborted them; the micro-batch is written again",
                 batch=batch_id,
                 gone=len(gone),
                 of=len(wanted),

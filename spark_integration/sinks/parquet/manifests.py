@@ -95,7 +95,7 @@ def found(infos: Iterable[ObjectInfo]) -> list[Manifest]:
         if match and folder.endswith("/batches"):
             level, first, last = map(int, match.groups())
             if first > last or (level == 0 and first != last):
-                raise CorruptionError("a manifest has a name that cannot be", key=info.key)
+                raise CorruptionError("a manifest has an impossible name", key=info.key)
             manifests.append(Manifest(level, first, last, info.size_bytes))
     return sorted(manifests, key=lambda manifest: (manifest.first, -manifest.level))
 

@@ -32,7 +32,7 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> pa.Table:
-    """Return the rows of all micro-batches that are committed in a Parquet sink.
+    """Return the rows of all committed micro-batches of a Parquet sink.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ def read_parquet(
 
 
 def parquet_files(url: str | os.PathLike[str], *, options: Mapping[str, str] | None = None) -> list[str]:
-    """Return the URLs of the files that are committed in a Parquet sink, for any reader of Parquet.
+    """Return the URLs of a Parquet sink's committed files, for any Parquet reader.
 
-    A local sink's are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
+    For a local sink they are paths. ``spark.read.parquet(*files)``, ``duckdb.read_parquet(files)`` and
     ``pyarrow.dataset.dataset(files)`` take them.
 
     Parameters
@@ -161,7 +161,7 @@ def _rows_of(storage: ObjectStorage, entry: Mapping[str, object], columns: Seque
         # partitioning=None: the file alone says what its columns are.
         table = pq.read_table(pa.BufferReader(data), columns=list(columns), partitioning=None)
     except (pa.ArrowException, OSError) as exc:
-        raise CorruptionError(f"a committed file is no Parquet: {exc}", key=key, storage=storage.url) from exc
+        raise CorruptionError(f"a committed file is not Parquet: {exc}", key=key, storage=storage.url) from exc
     if table.num_rows != entry["rows"]:
         raise CorruptionError("a committed file has another number of rows", key=key, storage=storage.url)
     return table

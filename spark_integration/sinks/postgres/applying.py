@@ -181,7 +181,7 @@ def _lent(helpers: Helpers) -> Iterator[Link]:
             link = stack.enter_context(helpers.lend())
         except UnavailableError as exc:
             # The server, or the user's role, may have no room for more. If it is away, the link will say so.
-            raise _HeldUpError(f"there is no further connection ({exc})") from exc
+            raise _HeldUpError(f"no further connection is available ({exc})") from exc
         yield link
 
 

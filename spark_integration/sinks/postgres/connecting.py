@@ -68,7 +68,7 @@ def checked_dsn(dsn: str) -> dict[str, str]:
     secret = sorted(SECRETS & options.keys())
     if secret:
         raise InvalidArgumentError(
-            "no credentials in a sink, which is pickled with the query's plan; set "
+            "a sink must hold no credentials, because it is pickled with the query's plan; set "
             f"spark.holdfast.sink.<name>.{secret[0]} instead, or PGPASSWORD or a password file on every machine"
         )
     return options

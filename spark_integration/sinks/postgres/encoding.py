@@ -88,8 +88,8 @@ def _escaped(text: pa.Array) -> pa.Array:
 def _refuse_nul(text: pa.Array, name: str) -> None:
     if pc.any(pc.match_substring(text, "\0")).as_py():
         raise SchemaMismatchError(
-            "a text holds a NUL byte, which no text of PostgreSQL can; replace it in the query, or write the column as "
-            "binary into bytea",
+            "a string holds a NUL byte, which PostgreSQL's text cannot; replace it in the query, or write the column "
+            "as binary into bytea",
             column=name,
         )
 

@@ -184,7 +184,7 @@ def _terminate_workers(link: Link, application: str) -> None:
     link.run(f"SELECT pg_terminate_backend(pid, {_PATIENCE_MS}) {_BACKENDS}", [application])
     if link.run(f"SELECT {_BACKENDS}", [application]):
         raise UnavailableError(
-            "a connection of an earlier run's worker does not end, so that it could still prepare; end it by "
+            "an earlier run's worker connection does not end and could still prepare; end it with "
             "pg_terminate_backend, and start the query again",
             application_name=application,
         )

@@ -82,7 +82,7 @@ def _ours(exc: psycopg.Error, doing: str, facts: dict[str, object]) -> HoldfastE
     if _is_away(exc, state, said):
         return UnavailableError(f"PostgreSQL did not answer while {doing}: {said}", **facts)
     if state[:2] == "22" or state in _DOES_NOT_FIT:
-        return SchemaMismatchError(f"PostgreSQL does not take a value while {doing}: {said}", **facts)
+        return SchemaMismatchError(f"PostgreSQL does not accept a value while {doing}: {said}", **facts)
     if state[:2] == "23":
         return InvalidArgumentError(
             f"a constraint of the table refuses a row while {doing}: {said}; correct the query, or the constraint",

@@ -98,8 +98,8 @@ class Marks:
         if not may_create[0][0] and (staging or not complete):
             what = "staging tables" if complete else f"the tables {SINKS} and {ATTEMPTS}"
             raise InvalidArgumentError(
-                f"no right to make {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink a schema of its "
-                "own: sinks.postgres(…, schema=…)",
+                f"no right to create {what}; GRANT CREATE ON SCHEMA to the sink's user, or give the sink its own "
+                "schema: sinks.postgres(…, schema=…)",
                 schema=self.schema,
             )
         for name, usable in rights.items():
@@ -157,10 +157,9 @@ class Marks:
         )
         if link.run(self._sql(_IS_SAME), [name, query.sink, query.query_id]) in ([(False,)], [(None,)]):
             raise StateLostError(
-                "the table is not the one that the query wrote to: it was dropped, and perhaps made anew, or another "
-                "one has its name now, so that what was committed may be gone. Bring the first one back, or give the "
-                "sink another name to begin anew. If the one that is there has all its rows: "
-                f"{update.as_string()}",
+                "the table is not the one that the query wrote to: it was dropped, and perhaps recreated, or another "
+                "one has its name now, so what was committed may be gone. Restore the original, or give the sink "
+                f"another name to start afresh. If the present table has all its rows: {update.as_string()}",
                 sink=query.sink, table=name,
             )  # fmt: skip
 
@@ -175,7 +174,7 @@ class Marks:
     def conflict(self, query: SinkQuery, owner: str | None) -> ConflictError:
         """Return the error for a name that is another query's."""
         return ConflictError(
-            "another query writes to this sink, or did: give the sink another name; or, if this query goes on with the "
+            "another query writes to this sink, or did: give the sink another name or, if this query continues the "
             "other one's results and the other one has ended for good, name it: replaces=<its id>",
             sink=query.sink, query=query.query_id, other_query=owner,
         )  # fmt: skip

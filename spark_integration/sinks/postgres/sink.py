@@ -97,11 +97,11 @@ class PostgresSink(TwoPhaseSink):
         object.__setattr__(self, "keys", tuple(self.keys))
         checked_sink(self.name)
         if not self.table:
-            raise InvalidArgumentError("a sink of PostgreSQL needs a table", sink=self.name)
+            raise InvalidArgumentError("a PostgreSQL sink needs a table", sink=self.name)
         if len(set(self.keys)) != len(self.keys) or not all(self.keys):
             raise InvalidArgumentError("a key is empty, or named twice", keys=", ".join(self.keys))
         if type(self.connections) is not int or self.connections < 1:
-            raise InvalidArgumentError("connections must be a whole number from 1 on", connections=self.connections)
+            raise InvalidArgumentError("connections must be a whole number, at least 1", connections=self.connections)
         connecting.checked_dsn(self.dsn)
 
     def open(self, query: SinkQuery, schema: pa.Schema) -> int:

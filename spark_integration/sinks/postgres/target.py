@@ -259,8 +259,8 @@ def check(target: Target, schema: pa.Schema, keys: Sequence[str]) -> None:
     for column in target.columns.values():
         if column.name not in schema.names and column.not_null and not _fills_itself(column):
             raise SchemaMismatchError(
-                "the table needs a value that the query does not give; add the column to the query, or a default to "
-                "the table",
+                "the table needs a value that the query does not provide; add the column to the query, or a default "
+                "to the table",
                 column=column.name, type=column.declared, table=shown,
             )  # fmt: skip
     _check_keys(target, schema, keys, shown)
@@ -293,12 +293,12 @@ def _check_column(target: Target, field: pa.Field, shown: str) -> None:
 def _check_keys(target: Target, schema: pa.Schema, keys: Sequence[str], shown: str) -> None:
     for key in keys:
         if key not in schema.names:
-            raise SchemaMismatchError("a key is no column of the query", column=key, table=shown)
+            raise SchemaMismatchError("a key is not a column of the query", column=key, table=shown)
     if keys and target.key_index(keys) is None:
         listed = ", ".join(keys)
         raise InvalidArgumentError(
-            "the keys are no unique key of the table: rows could not be updated by them; "
-            f"ALTER TABLE {shown} ADD PRIMARY KEY ({listed}), or name the keys that it has",
+            f"the keys are not a unique key of the table, so rows cannot be updated by them; ALTER TABLE {shown} ADD "
+            f"PRIMARY KEY ({listed}), or name the keys that the table has",
             keys=listed,
             unique="; ".join(", ".join(index.columns) for index in target.unique if index.plain) or "none",
         )

@@ -76,7 +76,7 @@ def returns(make: Callable[[holdfast.ShardBatch], Any]) -> Callable[[holdfast.Sh
 
 
 WRONG = [
-    (lambda b: b.keys, r"SchemaMismatchError.*other columns than outputStructType.*missing.*n.*total"),
+    (lambda b: b.keys, r"SchemaMismatchError.*different columns than outputStructType.*missing.*n.*total"),
     (lambda b: count_and_sum(b).append_column("more", b.keys["key"]), r"SchemaMismatchError.*unexpected.*more"),
     (lambda b: count_and_sum(b).set_column(1, "n", b.keys["key"]), r"SchemaMismatchError.*'n'.*declared=int64"),
     (lambda b: count_and_sum(b).to_pandas(), r"SchemaMismatchError.*must return a pyarrow.Table.*DataFrame"),
@@ -112,7 +112,7 @@ def test_the_state_of_another_query_is_left_alone(lab: Lab) -> None:
     assert lab.state() == AFTER_FIRST
 
 
-@pytest.mark.filterwarnings("ignore:this definition of .* cannot go on with the state")
+@pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state")
 @pytest.mark.parametrize("local_state_survives", sample([True, False]))
 def test_another_state_schema_is_refused(lab: Lab, local_state_survives: bool) -> None:
     begun(lab)

@@ -247,12 +247,12 @@ def test_n6_n7_what_is_no_initial_state(run_on: Open) -> None:
         of_texts = on.session.createDataFrame([("a", 10)], SCHEMA)
         wrong = [
             (of_numbers.groupBy("k"), r"stream=\['string'\] initial_state=\['int'\]"),
-            (of_texts.groupBy("k", "n"), "grouped by other keys"),
+            (of_texts.groupBy("k", "n"), "grouped by different keys"),
             (of_texts, "must be a grouped DataFrame"),
             (of_texts.groupBy(), "must be grouped by columns"),
             (of_texts.groupBy(F.upper("k")), "must be grouped by columns"),
             (of_texts.groupBy(F.upper("k").alias("k")), "must be grouped by columns"),
-            (on.source(SCHEMA, delay=None).groupBy("k"), "must be a batch frame"),
+            (on.source(SCHEMA, delay=None).groupBy("k"), "must be a batch DataFrame"),
         ]
         for given, text in wrong:
             with pytest.raises(InvalidArgumentError, match=text):

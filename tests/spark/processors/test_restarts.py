@@ -35,7 +35,7 @@ from tests.spark.processors.showing import SHOWN, as_output, text_of
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow(10),
-    pytest.mark.filterwarnings("ignore:this definition of .* cannot go on with the state"),
+    pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state"),
 ]
 
 _AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}

@@ -159,7 +159,7 @@ def test_job_b_means_the_same_to_holdfast_and_to_spark(spark: SparkSession, tmp_
     states = {}
     for name, query in (("here", queries.with_state), ("there", queries.spark_aggregation)):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the state of this query is not durable")
+            warnings.filterwarnings("ignore", message="this query's state is not durable")
             frame = query(job.source(spark), job)
         writer = frame.writeStream.format("memory").queryName(name).outputMode("update")
         started = writer.option("checkpointLocation", str(tmp_path / name)).start()

@@ -66,13 +66,13 @@ def threads_only(rows: DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]
     yield "its rdd, in a thread", in_thread(lambda: sorted(tuple(row) for row in rows.rdd.collect()))
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.filterwarnings("ignore:this query's state is not durable")
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "local"])
 def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> None:
     """Each evaluation begins at the same state, and one of them is kept: all of this works with Spark's own."""
     if not durable:
         lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
-        warnings.filterwarnings("ignore", "the state of this query is not durable")
+        warnings.filterwarnings("ignore", "this query's state is not durable")
     for _ in range(2):
         lab.feed([("a", 1), ("b", 2)])
     seen = run(lab, lab.totals(), use_it) if durable else []
@@ -94,7 +94,7 @@ def test_a_micro_batch_may_be_evaluated_in_any_way(lab: Lab, durable: bool) -> N
             assert lab.state(operator, query) == {"a": (3, 3), "b": (2, 4), "c": (1, 5)}
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.filterwarnings("ignore:this query's state is not durable")
 def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
     """For a write, say: on Spark 4.0 that hides the number that the query began with, which its shards have too."""
     lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
@@ -115,7 +115,7 @@ def test_other_partitions_may_be_set_where_nothing_is_durable(lab: Lab) -> None:
     assert batches[1:] == [dict.fromkeys(("before", "after"), rows) for rows in (second, third)]
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.filterwarnings("ignore:this query's state is not durable")
 @pytest.mark.parametrize("durable", sample([True, False]), ids=str)
 def test_one_data_frame_may_be_started_as_two_queries(lab: Lab, durable: bool) -> None:
     """Each has its checkpoint location, so each has its state; both go on, at once and after a restart."""

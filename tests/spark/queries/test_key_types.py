@@ -59,7 +59,7 @@ def canonical(value: Any) -> Any:
 
 def counted(table: pa.Table) -> Counter[Any]:
     rows = [tuple(canonical(v) for v in row.values()) for row in table.to_pylist()]
-    assert len({row[:-1] for row in rows}) == len(rows), "a key stands twice"
+    assert len({row[:-1] for row in rows}) == len(rows), "a key occurs twice"
     return Counter(rows)
 
 

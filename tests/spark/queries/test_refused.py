@@ -239,7 +239,7 @@ def test_state_of_a_newer_release(lab: Lab) -> None:
     record.write_bytes(newer)
     before = {path: path.read_bytes() for path in (lab.folder / "durable").rglob("*") if path.is_file()}
     lab.feed([("a", 1)])
-    with pytest.raises(StreamingQueryException, match=r"(?s)totals/operator has another format.*format_version=2"):
+    with pytest.raises(StreamingQueryException, match=r"(?s)totals/operator has a different format.*format_version=2"):
         lab.run(lab.totals(func=never_called))
     assert {path: path.read_bytes() for path in (lab.folder / "durable").rglob("*") if path.is_file()} == before
 

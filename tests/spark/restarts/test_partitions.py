@@ -51,7 +51,7 @@ class Case:
             lab.configure({"shards": str(self.shards)})
         if not self.durable:
             lab.spark.conf.unset("spark.holdfast.checkpoint.dir")
-            warnings.filterwarnings("ignore", "the state of this query is not durable")
+            warnings.filterwarnings("ignore", "this query's state is not durable")
 
 
 SHRINKING, GROWING = Case(8, 4, 4, durable=True), Case(3, 8, None, durable=True)
@@ -80,7 +80,7 @@ def partitions_stay(lab: Lab) -> object:
     lab.spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable", "ignore:this session has 20")
+@pytest.mark.filterwarnings("ignore:this query's state is not durable", "ignore:this session has 20")
 @pytest.mark.parametrize("case", parameters())
 def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -> None:
     """Else 16 of 40 keys counted from 1 (4 shards, 8 partitions, then 4), or 15 of 16 shards began empty."""
@@ -101,7 +101,7 @@ def test_a_restart_with_other_partitions_keeps_all_state(lab: Lab, case: Case) -
         assert lab.state() == dict.fromkeys(KEYS, (4, 4))
 
 
-@pytest.mark.filterwarnings("ignore:the state of this query is not durable")
+@pytest.mark.filterwarnings("ignore:this query's state is not durable")
 @pytest.mark.parametrize(("first", "then"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_where_nothing_durable_tells_the_number_of_shards_it_must_be_set(lab: Lab, first: int, then: int) -> None:
     """No key counts from 1 meanwhile, and with the number that the error names the query goes on."""

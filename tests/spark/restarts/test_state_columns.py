@@ -29,7 +29,7 @@ from tests.spark.conftest import Lab
 from tests.spark.parity.engines import configured
 from tests.spark.processors.engines import NEEDED
 
-_REFUSED = "this definition of .* cannot go on with the state"
+_REFUSED = "this definition of .* cannot continue the state"
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20), pytest.mark.filterwarnings(f"ignore:{_REFUSED}")]
 
 OUT = "key string, n long, seen string"

@@ -22,7 +22,7 @@ from tests.spark.conftest import Lab
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow(20),
-    pytest.mark.filterwarnings("ignore:this definition of .* cannot go on with the state"),
+    pytest.mark.filterwarnings("ignore:this definition of .* cannot continue the state"),
 ]
 
 OUT = "key string, due_ms long, n long"

@@ -75,7 +75,7 @@ def test_each_savepoint_is_the_state_after_one_micro_batch(lab: Lab) -> None:
             try:
                 made = create(lab, f"round-{number}")
             except HoldfastError as exc:
-                assert any(words in str(exc) for words in ("left two", "try again")), exc  # noqa: PT017
+                assert any(words in str(exc) for words in ("moved past two", "try again")), exc  # noqa: PT017
                 assert all(
                     found.savepoint is None
                     for found in savepoints.listed(lab.folder / "savepoints")
@@ -109,7 +109,7 @@ def test_a_micro_batch_is_purged_meanwhile(lab: Lab, monkeypatch: pytest.MonkeyP
             assert create(lab, "one").query.batch_id == last + 5
             assert saved(lab)
             return
-        with pytest.raises(UnavailableError, match="left two micro-batches behind"):
+        with pytest.raises(UnavailableError, match="moved past two micro-batches"):
             create(lab, "one")
         purges = iter(range(1))
         with pytest.raises(NotFoundError, match="purged"):

@@ -206,11 +206,11 @@ def test_what_cannot_be_copied(lab: Lab) -> None:
     refused(lab, NotFoundError, "holds no operator of this name", durable="elsewhere")
     lab.configure({"checkpoint.dir": str(lab.folder / "durable")})
     where: Mapping[str, Any] = {"to_checkpoint_dir": lab.folder / "durable"}
-    with pytest.raises(ConflictError, match=r"must be its own.*operators=totals"):
+    with pytest.raises(ConflictError, match=r"needs its own checkpoint directory.*operators=totals"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "again", **where)
     with pytest.raises(ConflictError, match="must be new"):
         savepoints.clone(lab.spark, lab.folder / "query", lab.folder / "query", **where)
-    with pytest.raises(InvalidArgumentError, match="is a whole number from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="must be a whole number from 1 to"):
         rescale(lab, 0)
     with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
         savepoints.rescale(lab.spark, lab.folder / "nowhere", lab.folder / "again", shards=2)

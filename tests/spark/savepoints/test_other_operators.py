@@ -41,7 +41,7 @@ def test_an_operator_that_nobody_named_does_not_begin_without_state(lab: Lab) ->
     (later, *_) = saved(lab, ONE)
     lab.feed(later)
     restored(lab, reset=["totals"])
-    with pytest.raises(StreamingQueryException, match=r"no state of this operator.*operator=totls restored=none"):
+    with pytest.raises(StreamingQueryException, match=r"without state for this operator.*operator=totls restored=none"):
         lab.run(totals(lab.source(ONE.schema), "totls"), "again")
     lab.configure({"restore.allowNew": "other, totls"})
     (batch,) = lab.run(totals(lab.source(ONE.schema), "totls"), "again")
@@ -155,7 +155,9 @@ def test_an_operator_without_rows_is_saved_as_empty(lab: Lab, kind: str, caplog:
         assert {row["carrier"] for row in batch} == set(files[2]["carrier"].to_pylist())
         assert sum(n_of(lab, "again", "pairs")) == sum(file.num_rows for file in files)
         restored(lab, "misspelt", rename={"unnamed-0": "alarms"})
-        with pytest.raises(StreamingQueryException, match=r"no state of this operator.*operator=alerts restored=pairs"):
+        with pytest.raises(
+            StreamingQueryException, match=r"without state for this operator.*operator=alerts restored=pairs"
+        ):
             lab.run(query(lab.source(schema), "n > 0"), "misspelt")
 
 
@@ -184,8 +186,8 @@ def test_what_cannot_be_is_said_before_anything_is_written(lab: Lab) -> None:
         (InvalidArgumentError, "no operator is left", {"skip": ["totals"]}),
         (InvalidArgumentError, "skipped is not in the new query", {"skip": ["totals"], "reset": ["totals"]}),
         (InvalidArgumentError, "lists of names", {"skip": "totals"}),
-        (InvalidArgumentError, "is a whole number from 1 on", {"shards": True}),
-        (InvalidArgumentError, "is a whole number from 1 on", {"partitions": 0}),
+        (InvalidArgumentError, "must be a whole number from 1 to", {"shards": True}),
+        (InvalidArgumentError, "must be a whole number from 1 to", {"partitions": 0}),
     ):
         with pytest.raises(error, match=said):
             restored(lab, **options)

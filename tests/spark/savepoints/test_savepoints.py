@@ -210,11 +210,11 @@ def test_state_of_sparks_own_must_be_left_out_by_name(lab: Lab) -> None:
     lab.feed(case.files()[0])
     with configured(lab.spark, UNCHECKED):
         run(lab, case)
-    with pytest.raises(InvalidArgumentError, match=r"state of Spark's own.*operator=dedupe"):
+    with pytest.raises(InvalidArgumentError, match=r"state is Spark's own.*operator=dedupe"):
         savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one")
     made = savepoints.create(lab.spark, lab.folder / "query", lab.folder / "savepoints", "one", without=["dedupe"])
     assert made.left_out == ("dedupe",)
-    with pytest.raises(InvalidArgumentError, match="cannot begin anew"):
+    with pytest.raises(InvalidArgumentError, match="cannot start fresh"):
         restored(lab)
     assert not (lab.folder / "again").exists() or not list(Path(lab.folder / "again").iterdir())
 

@@ -94,7 +94,7 @@ def test_written_timers_fire(lab: Lab) -> None:
 def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
     """The error names the key; no savepoint is left."""
     twice = carriers(lab, {"AA": 1}).union(carriers(lab, {"AA": 2}))
-    with pytest.raises(InvalidArgumentError, match=r"a key stands twice.*carrier=.*AA"):
+    with pytest.raises(InvalidArgumentError, match=r"a key occurs twice.*carrier=.*AA"):
         written(lab, twice)
     timer = lab.spark.createDataFrame([("AA", None)], "carrier string, due_ms long")
     with pytest.raises(InvalidArgumentError, match="a timer has no time"):
@@ -113,7 +113,7 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
         ({"sources": ["../x"]}, "list of names"),
         ({"shards": 0}, "shards is a whole number"),
         ({"shards": "3"}, "shards is a whole number"),
-        ({"comment": 7}, "comment is a text"),
+        ({"comment": 7}, "comment must be a string"),
     ]:
         with pytest.raises(InvalidArgumentError, match=problem):
             written(lab, carriers(lab, {"AA": 1}), **wrong)
@@ -207,7 +207,7 @@ def test_what_does_not_fit_the_base_is_refused(lab: Lab) -> None:
     for frame, problem in [
         (stored.drop("n"), "not those of the stored table"),
         (stored.withColumn("m", F.lit(1)), "not those of the stored table"),
-        (stored.withColumn("carrier", F.lit(1)), r"other types than the stored ones.*carrier"),
+        (stored.withColumn("carrier", F.lit(1)), r"different types than the stored ones.*carrier"),
     ]:
         with pytest.raises(InvalidArgumentError, match=problem):
             savepoints.edit(frame, target, "one", "edited")
@@ -384,7 +384,7 @@ def test_what_is_not_sparks_python_state_is_refused(lab: Lab) -> None:
     with pytest.raises(InvalidArgumentError, match="holdfast's already"):
         savepoints.from_spark(lab.spark, lab.folder / "query", target, "one", "totals")
     lab.run(lab.source(TOTALS.schema).groupBy("carrier").count(), "counts")
-    with pytest.raises(InvalidArgumentError, match=r"has no like of.*operator=stateStoreSave"):
+    with pytest.raises(InvalidArgumentError, match=r"without a counterpart in holdfast.*operator=stateStoreSave"):
         savepoints.from_spark(lab.spark, lab.folder / "counts", target, "one", "totals")
     with pytest.raises(InvalidArgumentError, match="not the checkpoint location of a query"):
         savepoints.from_spark(lab.spark, lab.folder / "nowhere", target, "one", "totals")

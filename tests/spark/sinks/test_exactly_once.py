@@ -273,7 +273,7 @@ def test_an_emptied_target_and_a_deleted_directory_are_errors(shown: Shown) -> N
     shown.run()
     shutil.rmtree(shown.folder)
     shown.feed(FED[2])
-    with pytest.raises(StreamingQueryException, match="was emptied, made anew, or restored"):
+    with pytest.raises(StreamingQueryException, match="was emptied, recreated, or restored"):
         shown.restart()
 
 
@@ -284,7 +284,7 @@ def test_a_deleted_directory_of_decisions(shown: Shown) -> None:
     shown.run()
     shown.forget_the_last_end()
     shutil.rmtree(shown.lab.folder / "durable")
-    with pytest.raises(StreamingQueryException, match=r"knows nothing of.*shown=1"):
+    with pytest.raises(StreamingQueryException, match=r"does not know.*shown=1"):
         shown.restart()
 
 

@@ -94,7 +94,7 @@ def test_a_missing_option_is_named(source: type[SinkSource]) -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(InvalidArgumentError, match="the option create is true or false"):
+    with pytest.raises(InvalidArgumentError, match="the option create must be true or false"):
         PostgresSource({"name": "n", "table": "t", "create": "yes"}).sink()
     for number in ("two", "1.5", "-1", "9" * 5000):
         with pytest.raises(InvalidArgumentError, match="the option connections is a whole number"):

@@ -42,7 +42,7 @@ def test_parquet_and_csv_hold_the_state(lab: Lab) -> None:
 
 
 def test_a_delta_table_holds_the_state(lab: Lab) -> None:
-    """In one transaction, with what lets readers pass over files; a directory that holds something is left alone."""
+    """In one transaction, with what lets readers pass over files; a directory that is not empty is left alone."""
     lab.feed([("a,b", 1), ("two\nlines", -3), (None, 4)])
     lab.run(lab.totals())
     state = holdfast.state(lab.spark, lab.folder / "query", "totals")
@@ -57,7 +57,7 @@ def test_a_delta_table_holds_the_state(lab: Lab) -> None:
     assert sum(file["num_records"] for file in described) == 3
     assert min(file["min.n"] for file in described) == 1
     before = sorted(where.rglob("*"))
-    with pytest.raises(ConflictError, match="holds something"):
+    with pytest.raises(ConflictError, match="is not empty"):
         write(state, str(where), "delta")
     assert sorted(where.rglob("*")) == before
 

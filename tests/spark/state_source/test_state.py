@@ -115,7 +115,7 @@ def test_what_cannot_be_is_said(lab: Lab) -> None:
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (NotFoundError, "no operator of this name", {"operator": "total"}),
         (NotFoundError, "may have purged", {"batchId": 7}),
-        (InvalidArgumentError, "a number from 0 on", {"batchId": -1}),
+        (InvalidArgumentError, "a number, 0 or more", {"batchId": -1}),
         (InvalidArgumentError, "need readChangeFeed", {"changeStartBatchId": 1}),
         (InvalidArgumentError, "needs changeStartBatchId", {"readChangeFeed": True}),
         (InvalidArgumentError, "instead of batchId", {"readChangeFeed": True, "changeStartBatchId": 0, "batchId": 0}),

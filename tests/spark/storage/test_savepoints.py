@@ -123,7 +123,7 @@ def test_a_delta_table_is_exported_to_s3(lab: Lab, versitygw: Versitygw) -> None
     given = {name.removeprefix("storage."): value for name, value in settings.items()}
     table = DeltaTable(url, storage_options=storage_options(url, given))
     assert sorted(pa.table(table.to_pyarrow_table())["id"].to_pylist()) == [0, 1, 2, 3, 4]
-    with pytest.raises(ConflictError, match="holds something"):
+    with pytest.raises(ConflictError, match="is not empty"):
         write(lab.spark.range(5), url, "delta")
     lab.configure({"storage.secret": "wrong"})
     with pytest.raises(InvalidArgumentError) as denied:

@@ -135,7 +135,7 @@ def test_tables_come_and_stay() -> None:
 def test_stored_rows_may_not_have_more_than_the_table_holds() -> None:
     """They would lose it in the next merge."""
     for stored in (table(a=INT, b=TEXT), table(a=pa.float32()), table(a=pa.struct([("x", INT)]))):
-        with pytest.raises(SchemaMismatchError, match="it holds state of another schema"):
+        with pytest.raises(SchemaMismatchError, match="it holds state with a different schema"):
             require_readable(stored, table(a=INT), source="it")
     for stored in (table(), table(a=pa.int8())):
         require_readable(stored, table(a=INT), source="it")
@@ -149,7 +149,7 @@ def test_fields_stand_in_any_order() -> None:
     require_readable(written, held, source="it")
     rows = project(values_of(written, [([{"a": 1, "c": 2}],)]), held.value)
     assert rows.to_pylist() == [{"p": [{"a": 1, "b": None, "c": 2}]}]
-    with pytest.raises(SchemaMismatchError, match="it holds state of another schema"):
+    with pytest.raises(SchemaMismatchError, match="it holds state with a different schema"):
         require_readable(held, written, source="it")
 
 

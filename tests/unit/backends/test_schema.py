@@ -25,7 +25,7 @@ def test_what_a_table_cannot_be() -> None:
     [
         (pa.table({"m": [1]}), "do not fit"),
         (pa.table({"n": [1], "m": [1]}), "do not fit"),
-        (pa.table({"n": ["12"]}), r"another type.*given=string"),
+        (pa.table({"n": ["12"]}), r"a different type.*given=string"),
         (pa.table({"n": [1.5]}), "cannot be stored"),
         (pa.table({"n": pa.array([2**63], pa.uint64())}), "cannot be stored"),
         (pa.table([pa.array([1]), pa.array([1])], names=["n", "n"]), "do not fit"),

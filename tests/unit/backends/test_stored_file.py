@@ -122,7 +122,7 @@ def test_another_format_version_says_what_to_do() -> None:
     data = encoded("version")
     footer = {"kind": "version", "encoding": "plain", "header": {}, "sections": []}
     for changed in (reseal(data, footer, version=2), reseal(data, footer, flags=1)):
-        with pytest.raises(CorruptionError, match=r"another format than this release.*release that wrote it"):
+        with pytest.raises(CorruptionError, match=r"a different format than this release.*release that wrote it"):
             stored_file.decode(changed, source="x", kind="version")
     assert stored_file.decode(reseal(data, footer), source="x", kind="version").header == {}
 
@@ -337,7 +337,7 @@ def test_a_frame_holds_exactly_what_the_footer_says(
         found = stored_file.decode(data, source="it", kind="part")
         assert found.section("data", "it").to_pybytes() == plain
         return
-    with pytest.raises(CorruptionError, match="no LZ4 frame"):
+    with pytest.raises(CorruptionError, match="not an LZ4 frame"):
         stored_file.decode(data, source="it", kind="part")
 
 

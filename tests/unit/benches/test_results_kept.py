@@ -116,7 +116,7 @@ def test_a_disk_that_is_full_loses_nothing_and_says_so(
 
     with monkeypatch.context() as context:
         context.setattr(Path, "write_text", full)
-        with pytest.raises(UnavailableError, match="the same command goes on"):
+        with pytest.raises(UnavailableError, match="the same command continues"):
             directory.set_state(TWO, FAILED)
     assert (tmp_path / RUN).read_text() == before
     engines.stops_at = None

@@ -144,5 +144,5 @@ def test_two_states_of_one_place_are_told_from_one_that_was_lost(store: Versione
         put(transaction, 0, 10, 2)
         other = transaction.commit()
     assert store.prune(one) == [other]
-    with pytest.raises(StateLostError, match="whose output stands in a query twice"):
+    with pytest.raises(StateLostError, match="a query uses the operator's output twice"):
         store.begin(other)

@@ -171,9 +171,9 @@ GOOD = {"n": [1], "name": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC"))}
     [
         ("text", "must return a pyarrow.Table.*returned=str"),
         ([1], "must return a pyarrow.Table.*returned=list"),
-        (pa.table({"n": [1]}), "other columns than outputStructType declares.*missing=.*at.*name"),
+        (pa.table({"n": [1]}), "different columns than outputStructType declares.*missing=.*at.*name"),
         (pa.table({**GOOD, "more": [1]}), "unexpected=.*more"),
-        (pa.table(list(GOOD.values()), ["n", "name", "name"]), "other columns"),
+        (pa.table(list(GOOD.values()), ["n", "name", "name"]), "different columns"),
         (
             pa.table({**GOOD, "n": ["1"]}),
             "'n' in a type that does not fit: convert it first.*returned=string declared=int64",

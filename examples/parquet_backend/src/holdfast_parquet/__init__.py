@@ -197,7 +197,7 @@ class ParquetBackend(Backend):
     def _read_version(self, folder: Path, pointer: Pointer) -> Mapping[str, Any]:
         version = local_files.read_header(folder / _VERSION, _VERSION_KIND)
         if version["pointer"] != str(pointer):
-            raise CorruptionError(f"{folder / _VERSION} is of another version", pointer=version["pointer"])
+            raise CorruptionError(f"{folder / _VERSION} belongs to another version", pointer=version["pointer"])
         require_declared(version["files"], self.tables)
         return version
 

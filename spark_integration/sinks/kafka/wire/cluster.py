@@ -135,7 +135,7 @@ class Cluster:
             except MalformedAnswerError as exc:
                 self._forget()
                 raise UnavailableError(
-                    "the broker does not answer as Kafka does: is security.protocol the listener's, is it the port?",
+                    "the broker does not answer as Kafka does: do security.protocol and the port match the listener's?",
                     request=name,
                     reason=str(exc),
                     servers=self._shown(),

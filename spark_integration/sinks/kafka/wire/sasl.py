@@ -49,7 +49,7 @@ def _scram(login: Login, send: Callable[[bytes], bytes], nonce: str) -> None:
     facts = _attributes(challenge)
     salt, iterations = _decoded(facts.get("s", "")), facts.get("i", "")
     if not facts.get("r", "").startswith(nonce) or len(facts["r"]) == len(nonce):
-        raise MalformedAnswerError("the server's nonce does not go on with ours")
+        raise MalformedAnswerError("the server's nonce does not continue ours")
     if not iterations.isdecimal() or not _ITERATIONS_MIN <= int(iterations[:9]) <= _ITERATIONS_MAX:
         raise MalformedAnswerError("the server asks for too few or too many iterations")
 

@@ -39,7 +39,7 @@ def test_one_operator_of_several(root: Path, shard: ShardHistory, storage: Objec
     ("keys", "said"),
     [
         ([], "empty or does not exist"),
-        (["notes.txt"], "holds no state of holdfast; check"),
+        (["notes.txt"], "holds no holdfast state; check"),
         (["operator", "shard-0001/commits/1-aa"], "this is the directory of one operator"),
         (["a/b/totals/operator"], "give .*/a/b"),
     ],

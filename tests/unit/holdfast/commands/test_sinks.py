@@ -58,5 +58,5 @@ def test_gc_leaves_decisions_to_their_query(root: Path, shard: ShardHistory, dec
 def test_gc_of_decisions_only_says_so(root: Path, decisions: Decisions) -> None:
     refused = run("gc", root, "--yes").exception
     assert isinstance(refused, NotFoundError)
-    assert "decisions about sinks only" in str(refused)
+    assert "only sink decisions" in str(refused)
     assert decisions

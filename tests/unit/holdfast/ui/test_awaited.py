@@ -54,9 +54,11 @@ def test_what_is_empty_may_become_anything(tmp_path: Path) -> None:
         assert 'data-follow="5"' in text
         assert 'data-follow="0"' in page.get(f"{FIRST}?follow=0").text
         begin(location)
-        assert "The query has not planned a micro-batch yet; its first commit is awaited." in said(page.get(FIRST).text)
+        assert "The query has not planned a micro-batch yet; waiting for its first commit." in said(
+            page.get(FIRST).text
+        )
         plan(location)
-        assert "Micro-batch 0 runs, or has failed: its commit is awaited." in said(page.get(FIRST).text)
+        assert "Micro-batch 0 is running or has failed; waiting for its commit." in said(page.get(FIRST).text)
         with open_storage(str(state)) as storage:
             put_record(storage)
         text = page.get(FIRST).text
@@ -76,7 +78,7 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
     with opened(tmp_path / "query", checkpoint_dir=tmp_path / "state") as page:
         assert said(page.get(FIRST).text).count("Empty, or it does not exist") == 2
         begin(tmp_path / "query")
-        assert "first commit is awaited" in said(page.get(FIRST).text)
+        assert "waiting for its first commit" in said(page.get(FIRST).text)
         with open_storage(str(tmp_path / "state")) as storage:
             put_record(storage)
         assert ">totals</a>" in page.get(FIRST).text
@@ -85,7 +87,7 @@ def test_a_query_alone_is_shown_with_its_directory(tmp_path: Path) -> None:
 def test_a_directory_that_is_a_query(tmp_path: Path) -> None:
     """Of two locations of queries none is the other's checkpoint directory."""
     one, other = begin(tmp_path / "one"), begin(tmp_path / "other")
-    with pytest.raises(NotFoundError, match="holds pointers only"), opened(one, checkpoint_dir=other):
+    with pytest.raises(NotFoundError, match="holds only pointers"), opened(one, checkpoint_dir=other):
         pass
 
 
@@ -132,7 +134,7 @@ def test_a_directory_that_is_emptied(tmp_path: Path, sample: Path) -> None:
         assert ">mine</a>" in page.get(FIRST).text
         (tmp_path / "state/mine/operator").unlink()
         text = said(page.get(FIRST).text)
-        assert "Awaited" in text
+        assert "Waiting for" in text
         assert "mine" not in text
         assert page.get(f"{FIRST}0/mine/").status_code == 404
 
@@ -154,5 +156,5 @@ def test_the_directory_comes_from_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOLDFAST_CHECKPOINT_DIR", str(tmp_path / "state"))
     result = run("ui", begin(tmp_path / "query"), "--port", "0")
     assert result.exit_code == 0
-    assert f"awaited: {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr
-    assert f"awaited: {tmp_path}/state: Empty" in result.stderr
+    assert f"waiting for {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr
+    assert f"waiting for {tmp_path}/state: Empty" in result.stderr

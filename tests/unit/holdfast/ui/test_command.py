@@ -58,7 +58,7 @@ def test_each_start_has_a_token_of_its_own(sample: Path, monkeypatch: pytest.Mon
 def test_a_directory_that_is_none(tmp_path: Path) -> None:
     """Before it serves, it says what is wrong with a location."""
     (tmp_path / "file").write_text("hello")
-    assert "holds no state of holdfast" in said(tmp_path)
+    assert "holds no holdfast state" in said(tmp_path)
     assert "this is a file: give a directory" in said(tmp_path / "file")
 
 
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken(sample: Path) -> None:
         port = taken.getsockname()[1]
         text = said(sample, "--port", port)
     assert f"port={port}" in text
-    assert "choose one by --port" in text
+    assert "choose one with --port" in text
 
 
 def test_an_address_that_this_machine_does_not_have(sample: Path) -> None:

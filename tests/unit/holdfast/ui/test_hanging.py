@@ -72,7 +72,7 @@ def test_a_directory_that_hangs_holds_up_no_awaited_query(
     places = [location(tmp_path / "query"), hangs, directory(tmp_path / "state")]
     page = page_of(site_of(places, lambda _query, _home: Stored()))
     assert f"{tmp_path}/query" in shown(page)
-    assert "Awaited" not in shown(page)
+    assert "Waiting for" not in shown(page)
 
 
 def test_an_awaited_query_that_hangs_holds_up_no_view(
@@ -96,7 +96,7 @@ def test_an_awaited_query_that_hangs_holds_up_no_view(
         assert f"{tmp_path}/query 0" in text
         assert "totals" in shown(page, "2/totals/")
     answers.set()
-    wait_until(lambda: "Micro-batch 0 runs, or has failed: its commit is awaited." in shown(page), list)
+    wait_until(lambda: "Micro-batch 0 is running or has failed; waiting for its commit." in shown(page), list)
 
 
 def test_known_queries_are_not_waited_for(tmp_path: Path, site_of: SiteOf, answers: threading.Event) -> None:

@@ -101,7 +101,7 @@ def test_a_directory_of_foreign_files(open_page: Callable[..., FlaskClient], tmp
         (tmp_path / name).write_bytes(b"\x00" * 100)
     answer = open_page(tmp_path).get(f"/{TOKEN}/")
     assert answer.status_code == 200
-    assert "holds no state of holdfast" in answer.text
+    assert "holds no holdfast state" in answer.text
     with pytest.raises(HoldfastError), opened(tmp_path):
         pass
 

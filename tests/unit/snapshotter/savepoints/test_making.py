@@ -118,7 +118,7 @@ def test_a_savepoint_that_is_deleted_meanwhile_is_not_finished(target: TimedStor
             made, operators=(replace(made.operators[0], pieces=()),), query=replace(made.query, sources=())
         )
         delete_savepoint(target, "one")
-        with pytest.raises(ConflictError, match="somebody else deletes"):
+        with pytest.raises(ConflictError, match="somebody else is deleting"):
             new.finish(nothing)
     assert find_savepoint(target, "one") is None
 

@@ -239,7 +239,7 @@ def test_what_a_check_of_the_directory_has_left_is_known(target: ObjectStorage, 
 
 def test_a_foreign_file_is_not_deleted(target: ObjectStorage) -> None:
     target.put("mine/savepoint", b"for my holidays")
-    with pytest.raises(InvalidArgumentError, match="is no savepoint"):
+    with pytest.raises(InvalidArgumentError, match="is not a savepoint"):
         delete_savepoint(target, "mine")
     assert bytes(target.get("mine/savepoint")) == b"for my holidays"
 

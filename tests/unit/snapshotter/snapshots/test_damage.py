@@ -122,7 +122,7 @@ def test_where_nothing_stands_in_for_a_snapshot_that_cannot_be_opened_it_is_name
     storage.delete([f"{SHARD}/commits/{base}"])
     other = shard_of()
     for _ in range(2):
-        with pytest.raises(CorruptionError, match=f"{entry.key} cannot be used: .*another format") as caught:
+        with pytest.raises(CorruptionError, match=f"{entry.key} cannot be used: .*a different format") as caught:
             other.store.begin(last)
         assert f"commits/{base}" in "".join(caught.value.__notes__)
     assert other.backend.versions() == []

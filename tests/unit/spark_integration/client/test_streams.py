@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_gives_no_run(tmp_path: Path, monkeypatch: pyte
 
     with pytest.raises(UnavailableError, match="broke"):
         receive(received[:-1])
-    with pytest.raises(InvalidArgumentError, match="other bytes"):
+    with pytest.raises(InvalidArgumentError, match="different bytes"):
         receive([*received, *received])
     with pytest.raises(UnavailableError, match=r"spark\.holdfast\.local\.dir"):
         state_streams.receive_runs(sizes, received, {"t": TABLE}, tmp_path / "gone")

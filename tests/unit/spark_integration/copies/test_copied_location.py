@@ -83,6 +83,6 @@ def test_a_micro_batch_that_is_purged_meanwhile_is_not_copied(source: ObjectStor
     (tmp_path / "source" / lost).unlink()
     with (
         open_storage(str(tmp_path / "target")) as target,
-        pytest.raises(UnavailableError, match="left the micro-batch"),
+        pytest.raises(UnavailableError, match="moved past the micro-batch"),
     ):
         copy_location(source, target, query, batch)

@@ -51,7 +51,7 @@ def test_changes_by_table_and_by_variable() -> None:
     ids=str,
 )
 def test_what_is_no_change(given: Any, words: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="stateChanges is like") as caught:
+    with pytest.raises(InvalidArgumentError, match="stateChanges looks like") as caught:
         changes_of_tables(given, ONE)
     assert words in str(caught.value)
 

@@ -220,7 +220,7 @@ def test_an_iterator_kept_into_the_next_key_is_an_error(shard: ProcessorShard) -
         kept.append(states[1].get())
         return None
 
-    with pytest.raises(InvalidArgumentError, match="kept beyond the call") as caught:
+    with pytest.raises(InvalidArgumentError, match="kept beyond its key's call") as caught:
         shard.each(["a", "b"], keep)
     assert "for key ('b',)" in caught.value.__notes__[0]
 
@@ -282,7 +282,7 @@ def test_state_is_for_the_thread_that_calls_the_processor(shard: ProcessorShard)
         thread = threading.Thread(target=use)
         thread.start()
         thread.join()
-        return len(caught), "thread of the processor's own" in caught[0]
+        return len(caught), "thread that the processor started" in caught[0]
 
     assert shard.each(["a"], from_a_thread) == {"a": repr((1, True))}
 

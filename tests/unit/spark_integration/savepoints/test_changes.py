@@ -42,7 +42,7 @@ def test_a_name_is_asked_for(quiet: Savepoint) -> None:
     for changes in ({}, {"rename": {"totals": "alerts"}}, {"reset": frozenset({"unnamed-1"})}):
         with pytest.raises(InvalidArgumentError, match=r"--rename unnamed-1=alerts.*operators=unnamed-1"):
             plans_of(quiet, Changes(**changes))  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="a name of its own"):
+    with pytest.raises(InvalidArgumentError, match="its own name"):
         planned(quiet, rename={"unnamed-1": "totals"})
     with pytest.raises(NotFoundError, match=r"no operator of this name to rename.*operators='totals, unnamed-1'"):
         planned(quiet, rename={"unnamed-0": "alerts"})
@@ -53,7 +53,7 @@ def test_an_operator_without_tables_is_no_choice(quiet: Savepoint) -> None:
     assert quiet.find_operator(None).name == "totals"
     only = replace(quiet, operators=quiet.operators[1:])
     assert only.find_operator(None).name == "unnamed-1"
-    with pytest.raises(NotFoundError, match="it had had no rows"):
+    with pytest.raises(NotFoundError, match="it has had no rows"):
         find_shown(only.operators[0].tables, "state")
 
 

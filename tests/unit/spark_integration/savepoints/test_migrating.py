@@ -126,7 +126,7 @@ def test_what_a_function_may_not_return(name: str) -> None:
 def test_values_are_of_the_types_that_it_returned_for_no_rows() -> None:
     """What does not fit names its column."""
     for function, words in (
-        (lambda b: b.set_column(1, "n", b["n"].cast(pa.string())), "'n' has another type"),
+        (lambda b: b.set_column(1, "n", b["n"].cast(pa.string())), "'n' has a different type"),
         (lambda b: b.set_column(1, "n", pc.multiply(b["n"], 0.5)), "'n' cannot be stored"),
     ):
         with pytest.raises(SchemaMismatchError, match=words):

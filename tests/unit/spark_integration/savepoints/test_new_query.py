@@ -58,7 +58,7 @@ def test_a_killed_clone_that_is_repeated_leaves_what_another_one_filled(tmp_path
     other = QueryOrigin("b", "original", "original", 7, {"totals": "original"})
     with open_storage(str(tmp_path / "green")) as storage:
         declare_origin(storage, other)
-        with pytest.raises(ConflictError, match=r"begun and stopped.*operators=totals query=a"):
+        with pytest.raises(ConflictError, match=r"was interrupted.*operators=totals query=a"):
             take_directories(storage, other)
         filled(storage)  # by b, had it begun before a was there
     assert repeat(tmp_path, "a") == {"_queries/b", "totals/operator", "totals/shard-0000/commits/1-aa"}

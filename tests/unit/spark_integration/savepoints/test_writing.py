@@ -100,7 +100,7 @@ def test_what_is_wrong_names_the_key(tmp_path: Path) -> None:
     table = TableSchema.of("state", KEYS, VALUES)
     hashes = np.array([7, 7, 7])
     rows = pa.table({"c0": ["a", "b", "a"], "c1": [1, 1, 1], "c2": [1, 2, 3]})
-    with pytest.raises(InvalidArgumentError, match=r"stands twice.*user='a', place=1"):
+    with pytest.raises(InvalidArgumentError, match=r"occurs twice.*user='a', place=1"):
         run_of(table, hashes, rows)
     with pytest.raises(SchemaMismatchError, match="column 'n'"):
         run_of(table, hashes[:1], pa.table({"c0": ["a"], "c1": [1], "c2": ["many"]}))

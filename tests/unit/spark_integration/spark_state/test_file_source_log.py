@@ -72,7 +72,7 @@ def test_a_compacted_log_that_is_no_log_is_damaged(tmp_path: Path) -> None:
     file = stored(tmp_path, "3.compact") / "3.compact"
     for data, match in (
         ("\n".join(lines(0, 3)).encode(), "does not begin with a version"),
-        (b"v1\n" + "\n".join(lines(0, 3)).encode().replace(b"input", b"\xff"), "is no text"),
+        (b"v1\n" + "\n".join(lines(0, 3)).encode().replace(b"input", b"\xff"), "is not text"),
     ):
         file.write_bytes(data)
         with pytest.raises(CorruptionError, match=match):

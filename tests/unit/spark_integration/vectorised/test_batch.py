@@ -202,11 +202,15 @@ def test_a_column_called_where_is_given_in_a_table(tmp_path: Path) -> None:
         ({"n": [1] * 3}, SchemaMismatchError, "missing=.*name"),
         ({}, SchemaMismatchError, "missing=.*n.*name"),
         ({"n": [1] * 3, "name": ["x"] * 3, "more": [1] * 3}, SchemaMismatchError, "unexpected=.*more"),
-        ({"n": ["1"] * 3, "name": ["x"] * 3}, SchemaMismatchError, "'n' has another type.*given=string expected=int64"),
+        (
+            {"n": ["1"] * 3, "name": ["x"] * 3},
+            SchemaMismatchError,
+            "'n' has a different type.*given=string expected=int64",
+        ),
         ({"n": [1.5] * 3, "name": ["x"] * 3}, SchemaMismatchError, "'n' cannot be stored"),
         ({"n": np.full(3, 2**63, np.uint64), "name": ["x"] * 3}, SchemaMismatchError, "'n' cannot be stored"),
         ({"n": [2**64] * 3, "name": ["x"] * 3}, InvalidArgumentError, "'n' must be an array"),
-        ({"n": [1] * 3, "name": [b"x"] * 3}, SchemaMismatchError, "'name' has another type"),
+        ({"n": [1] * 3, "name": [b"x"] * 3}, SchemaMismatchError, "'name' has a different type"),
         (
             {"n": [1] * 2, "name": ["x"] * 3},
             InvalidArgumentError,
@@ -244,7 +248,7 @@ def test_columns_that_do_not_fit_are_named_and_nothing_is_written(
     ("table", "error", "message"),
     [
         (pa.table({"n": [1] * 3}), SchemaMismatchError, "expected=.*name"),
-        (pa.table({"n": ["1"] * 3, "name": ["x"] * 3}), SchemaMismatchError, "'n' has another type"),
+        (pa.table({"n": ["1"] * 3, "name": ["x"] * 3}), SchemaMismatchError, "'n' has a different type"),
         (pa.table({"n": [1], "name": ["x"]}), InvalidArgumentError, "one row for each key, rows=1 keys=3"),
         (pd.DataFrame({"n": [1] * 3, "name": ["x"] * 3}), InvalidArgumentError, "given=DataFrame"),
         ({"n": [1] * 3, "name": ["x"] * 3}, InvalidArgumentError, "given=dict"),

@@ -39,7 +39,7 @@ def test_a_topic_that_was_deleted_under_a_running_query_is_said(lab: Lab, is_mad
     if is_made_anew:
         make_anew(lab, admin)
     for step in (lab.sink.confirm, lab.sink.commit, lab.sink.commit):
-        with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
             step(lab.query, 1, [handle])
     if is_made_anew:
         assert lab.sink.open(lab.query, SCHEMA) == -1, "by which the next start knows"
@@ -86,7 +86,7 @@ def test_a_topic_that_was_made_anew_before_the_first_decision_is_said(lab: Lab, 
     wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
     make_anew(lab, admin)
     handle = handle or lab.prepare("gone")
-    with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+    with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
         lab.sink.confirm(lab.query, 0, [handle])
     assert lab.sink.open(lab.query, SCHEMA) == -1
     lab.sink.abort(lab.query, lab.sink.leftovers(lab.query))

@@ -28,13 +28,13 @@ ROWS = [("a", 1), ("b", 2)]
     [
         ("k text", {}, SchemaMismatchError, "no such column.*column=n"),
         ('k text, "N" bigint', {}, SchemaMismatchError, "nearest=N"),
-        ("k text, n bigint, m int NOT NULL", {}, SchemaMismatchError, "does not give.*column=m type=integer"),
+        ("k text, n bigint, m int NOT NULL", {}, SchemaMismatchError, "does not provide.*column=m type=integer"),
         ("k text, n bigint GENERATED ALWAYS AS IDENTITY", {}, SchemaMismatchError, "fills this column.*column=n"),
         ("k text, n bigint GENERATED ALWAYS AS (1) STORED", {}, SchemaMismatchError, "fills this column.*column=n"),
-        ("k text, n bigint", {"keys": ["k"]}, InvalidArgumentError, "no unique key.*unique=none"),
+        ("k text, n bigint", {"keys": ["k"]}, InvalidArgumentError, "not a unique key.*unique=none"),
         ("k text, n bigint, PRIMARY KEY (k, n)", {"keys": ["k"]}, InvalidArgumentError, "unique='k, n'"),
-        ("k text, n bigint, UNIQUE (k) DEFERRABLE", {"keys": ["k"]}, InvalidArgumentError, "no unique key"),
-        ("k text PRIMARY KEY, n bigint", {"keys": ["x"]}, SchemaMismatchError, "no column of the query.*column=x"),
+        ("k text, n bigint, UNIQUE (k) DEFERRABLE", {"keys": ["k"]}, InvalidArgumentError, "not a unique key"),
+        ("k text PRIMARY KEY, n bigint", {"keys": ["x"]}, SchemaMismatchError, "not a column of the query.*column=x"),
     ],
 )  # fmt: skip
 def test_a_table_that_does_not_fit_is_refused(
@@ -208,7 +208,7 @@ def test_settings_that_lead_nowhere_are_errors_without_credentials(
 
 def test_a_sink_holds_no_credential(postgres: Postgres) -> None:
     for dsn in ("password=canary host=db", "postgresql://me:canary@db/shop"):
-        with pytest.raises(InvalidArgumentError, match="no credentials in a sink") as raised:
+        with pytest.raises(InvalidArgumentError, match="a sink must hold no credentials") as raised:
             PostgresSink("s", "t", dsn=dsn)
         assert "canary" not in str(raised.value)
     made = case(postgres)
