@@ -81,7 +81,7 @@ def begin(location: ObjectStorage, query_id: str) -> set[str]:
 
 def _not_new(location: ObjectStorage, holds: str) -> ConflictError:
     return ConflictError(
-        "the checkpoint location of a restored query must be new, and this one holds something",
+        "the checkpoint location of a restored query must be new, and this one is not empty",
         location=location.url,
         holds=holds,
     )

@@ -84,9 +84,9 @@ class Marks:
 
     def _gone(self, **facts: object) -> StateLostError:
         return StateLostError(
-            "the topic no longer has the sink's mark: it was deleted, and perhaps made anew, so that results are gone "
-            "from it; or somebody has deleted the consumer group. Bring the topic back, or give the sink another name "
-            "to begin anew",
+            "the topic no longer has the sink's mark: it was deleted, and perhaps recreated, so results are gone from "
+            "it; or somebody deleted the consumer group. Restore the topic, or give the sink another name to start "
+            "afresh",
             sink=self._sink,
             topic=self._topic,
             group=self._group,
