@@ -115,7 +115,7 @@ def test_a_misspelt_operator_stops_no_query(ground: Ground) -> None:
 
 def test_a_comment_that_no_reader_takes_stops_no_query(ground: Ground) -> None:
     """As a command line passes on bytes that are no characters: it was an unreadable manifest, once all was saved."""
-    with pytest.raises(InvalidArgumentError, match=r"comment is a text.*caf\\udce9"):
+    with pytest.raises(InvalidArgumentError, match=r"comment must be a string of valid characters.*caf\\udce9"):
         ground.stop(comment=os.fsdecode(b"caf\xe9"))
     assert ground.query.is_running
 

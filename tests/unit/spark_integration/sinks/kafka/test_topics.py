@@ -66,7 +66,7 @@ def test_a_topic_that_was_made_anew_while_the_query_was_away_is_said(lab: Lab, t
     wait_until(lambda: lab.topic not in admin.list_topics(timeout=10).topics, list)
     make_anew(lab, admin)
     for _ in range(2):
-        with pytest.raises(StateLostError, match="deleted, and perhaps made anew"):
+        with pytest.raises(StateLostError, match="deleted, and perhaps recreated"):
             started(batches)
 
 
