@@ -119,12 +119,14 @@ class Coordinator:
             replaced = self._replaced()
             if replaced is not None:
                 self._settle_replaced(replaced)
-            batches = self._decisions.batches()
-            shown = self._sink.open(replace(self._query, has_decided=bool(batches)), schema)
+            has_decided = bool(self._decisions.batches())
+            shown = self._sink.open(replace(self._query, has_decided=has_decided), schema)
         except BaseException:
             if is_new:  # it has written nothing, and is in nobody's way
                 self._withdraw()
             raise
+        # Read after what is shown, which another driver may have decided while the target was opened.
+        batches = self._decisions.batches()
         self._newest = self._decisions.read(batches[-1]) if batches else None
         self._compare(batch_id, batches, shown)
         if self._newest is not None:

@@ -219,6 +219,29 @@ def test_of_two_drivers_that_decide_at_once_one_is_refused(tmp_path: Path) -> No
     assert target.shown(1) == {"other"}
 
 
+class _Overtaken(ModelSink):
+    """Another driver of the query, which has not ended yet, shows the micro-batch while this one opens the target."""
+
+    def __init__(self, target: Target, other: Coordinator) -> None:
+        super().__init__(target, Crash())
+        self.other = other
+
+    def open(self, query: SinkQuery, schema: pa.Schema) -> int | None:
+        self.target.prepared["other"] = 1
+        self.other.finish(1, Prepared(({"id": "other"},), 1))
+        return super().open(query, schema)
+
+
+def test_what_another_driver_shows_while_the_target_is_opened_is_decided(url: str) -> None:
+    """What was decided is looked up after what is shown, of which it then knows everything."""
+    target = Target(has_mark=True)
+    other = show(url, target, QUERY, 0)
+    run = Coordinator(_Overtaken(target, other), QUERY, open_storage(url), 100)
+    run.start(1, SCHEMA)
+    assert run.is_decided(1)
+    assert target.shown(1) == {"other"}
+
+
 class _Landing(WrappedStorage):
     """A put lands, and its repeat by the client is refused, as where credentials have expired in between."""
 
