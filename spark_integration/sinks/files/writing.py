@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from holdfast.errors import HoldfastError, InvalidArgumentError
+from holdfast.snapshotter.storage.ahead import ahead
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.sinks.files.attempts import Attempts, DataFile, attempt_name, handle_of
@@ -121,8 +122,9 @@ class FileTransaction(SinkTransaction):
         self._attempts.note(self._attempt, self._notes - 1, first, files)
         # Before they are there: a put that fails may have put some, and somebody may have taken their note away.
         self._files += files
-        keys = [self._attempts.key_of(file.name) for file in files]
-        list(io_executor().map(self._storage.put, keys, [data for data, _, _ in made]))
+        objects = [(self._attempts.key_of(file.name), data) for file, (data, _, _) in zip(files, made, strict=True)]
+        # Where one fails, none is on its way any more: it would come after `abort` has taken its note away.
+        list(ahead(io_executor(), lambda each: self._storage.put(*each), objects, window=len(objects)))
         self._held, self._held_bytes = [], 0
 
     def _encoded(self, rows: pa.Table) -> pa.Buffer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -202,3 +203,36 @@ def test_a_zombie_whose_put_fails_leaves_nothing(target: Target) -> None:
         transaction.prepare()
     transaction.abort()
     assert target.files() == 0
+
+
+def test_a_file_that_is_on_its_way_while_another_fails_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of partitions are put at once: what comes after the attempt was ended would stay, and no note names it."""
+    sink = DeltaSink("out", str(tmp_path / "target"), partition_by=["key"], create=True)
+    query, storage = SinkQuery("out", clock.new_uuid()), open_storage(sink.url)
+    schema = pa.schema([*SCHEMA, ("n", pa.int64())])
+    sink.open(query, schema)
+    original, is_on_its_way, has_come = storage.put, threading.Event(), threading.Event()
+
+    def put(key: str, data: pa.Buffer) -> None:
+        if key.endswith("-000000.parquet"):
+            is_on_its_way.wait(10)
+            raise UnavailableError("the storage is away")
+        is_file = key.endswith(".parquet")
+        if is_file:
+            is_on_its_way.set()
+            clock.sleep_ms(200)
+        original(key, data)
+        if is_file:
+            has_come.set()
+
+    monkeypatch.setattr(storage, "put", put)
+    monkeypatch.setattr("holdfast.spark_integration.sinks.delta.sink.storage_of", lambda _url, _options: storage)
+    transaction = sink.begin(SinkAttempt(query, 0, 0, clock.new_id() + clock.new_id()), schema)
+    transaction.write(pa.record_batch([[0, 1], [0, 1]], schema=schema))
+    with pytest.raises(UnavailableError):
+        transaction.prepare()
+    transaction.abort()
+    assert has_come.wait(10)
+    assert not [info.key for info in storage.list("") if info.key.endswith(".parquet")]
