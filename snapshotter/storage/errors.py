@@ -161,10 +161,10 @@ def map_error(
     return kind(message, action=action, key=key, storage=url, detail=_redacted(_detail(exc), secrets))
 
 
-def s3_code(exc: BaseException) -> str | None:
-    """Return the error code that an S3 store has answered, None if there was no answer."""
+def s3_status(exc: BaseException) -> int:
+    """Return the HTTP status that an S3 store has answered, 0 if there was no answer."""
     answer = _answer(exc)
-    return answer[0] if answer else None
+    return answer[1] if answer else 0
 
 
 def error_for_code(code: str, status: int) -> tuple[type[HoldfastError], str]:

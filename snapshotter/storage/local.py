@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# What a file system without hard links answers.
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class LocalStorage(ObjectStorage):
@@ -246,23 +244,23 @@ def _link(temporary: str, name: str, at: int) -> bool:
     """Give a file its name unless another object has it; tell whether it has."""
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
-    except FileExistsError:
-        if not stat.S_ISREG(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise  # no object, which the caller could compare
-        return False
     except OSError as exc:
-        if exc.errno not in _NO_LINKS:
-            raise
-        return not _exists(name, at) and _replace(temporary, name, at)
-    return True
-
-
-def _exists(name: str, at: int) -> bool:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
+        found = _mode(name, at)
+        if found is None and not isinstance(exc, FileExistsError):
+            # Each file system without hard links says so in its own way. Any other error the rename meets, too.
+            return _replace(temporary, name, at)
+        if found is not None and not stat.S_ISREG(found):
+            raise FileExistsError(errno.EEXIST, "no object, which the caller could compare", name) from exc
         return False
     return True
+
+
+def _mode(name: str, at: int) -> int | None:
+    """Return what has a name; None if nothing has."""
+    try:
+        return os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
 
 
 def _with_file(name: str, at: int, read: Callable[[int, int], memoryview]) -> memoryview:

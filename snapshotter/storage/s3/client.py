@@ -28,6 +28,9 @@ from holdfast.snapshotter.storage.object_storage import Action, RequestCounts
 
 PRIVATE = {s3fs.S3FileSystem: ("_call_s3", "_s3", "_s3creator"), fsspec.asyn: ("iothread",)}
 _CLOSE_TIMEOUT_SECONDS = 5
+_CONFLICT = 409
+_CONFLICT_ATTEMPTS = 5
+_FIRST_PAUSE_SECONDS = 0.05
 # What a request counts as; all others are puts.
 _ACTIONS: dict[str, Action] = {
     "GetObject": "get",
@@ -54,6 +57,7 @@ def connect(options: Mapping[str, object], profile: str | None, requests: Reques
     session = aiobotocore.session.AioSession(profile=profile)
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     session.register("request-created.s3", functools.partial(_count, requests))
+    session.register("needs-retry.s3.PutObject", _pause_seconds)
     # asynchronous: s3fs registers no finalizer of its own, which would misbehave in a forked child.
     made = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, session=session, **options)
     made.retries = 1
@@ -69,6 +73,12 @@ def _loader(data_path: str | None) -> botocore.loaders.Loader:
 def _count(requests: RequestCounts, operation_name: str, **_: object) -> None:
     """Count a request; botocore calls this for each attempt."""
     requests.add(_ACTIONS.get(operation_name, "put"))
+
+
+def _pause_seconds(response: Any, attempts: int, **_: object) -> float | None:
+    """Have botocore repeat what it does not by itself: a put that meets another one of its key, as AWS asks for."""
+    is_conflict = response is not None and response[0].status_code == _CONFLICT
+    return _FIRST_PAUSE_SECONDS * 2**attempts if is_conflict and attempts < _CONFLICT_ATTEMPTS else None
 
 
 async def request_of(client: s3fs.S3FileSystem, operation: str, **request: Any) -> Any:

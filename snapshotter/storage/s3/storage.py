@@ -12,9 +12,9 @@ while they abort, it asks HEAD before each GET, and its retries multiply with bo
 one by one (`holdfast.snapshotter.storage.s3.client`), with s3fs's options, credentials and session, and its retries
 set to one.
 
-Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 s to connect, 20 s without a byte, and
-all of one operation within `operation_timeout_seconds` (120) plus 1 s for each MiB. A body that is cut or does not
-match its checksum is read 3 times.
+Bounded: botocore's standard mode, 9 attempts of a request in about 45 s, 5 of a PutObject that meets another one of its
+key (409), 5 s to connect, 20 s without a byte, and all of one operation within `operation_timeout_seconds` (120) plus
+1 s for each MiB. A body that is cut or does not match its checksum is read 3 times.
 
 Reply lost: a PutObject is simply sent again; a conditional one then finds its own object, and compares the bytes. A
 CompleteMultipartUpload that was done already answers NoSuchUpload when sent again; then the object's size decides,
@@ -41,7 +41,7 @@ from botocore.exceptions import BotoCoreError
 from holdfast.backends.stored_file import NOTICE_BYTES_MAX
 from holdfast.errors import ClosedError, CorruptionError, HoldfastError, InvalidArgumentError
 from holdfast.snapshotter.storage.connections import Connections
-from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_code, translated
+from holdfast.snapshotter.storage.errors import delete_failure, error_for_code, s3_status, translated
 from holdfast.snapshotter.storage.keys import KEY_LIMIT_BYTES, check_folder, check_key, check_root, key_problem
 from holdfast.snapshotter.storage.object_storage import (
     ObjectInfo,
@@ -70,8 +70,8 @@ _MAX_PARTS = 10_000
 _BODY_ATTEMPTS = 3
 _ABORT_TIMEOUT_SECONDS = 30
 _DELETE_BATCH = 1_000
-# Answers to a conditional put: the key has an object; there are no conditions here.
-_TAKEN, _NO_CONDITIONS = "PreconditionFailed", "NotImplemented"
+# Answers to a conditional put: the key has an object; there are no conditions here. Some stores give no code with them.
+_TAKEN, _NO_CONDITIONS = 412, 501
 
 
 class S3Storage(ObjectStorage):
@@ -130,7 +130,6 @@ class S3Storage(ObjectStorage):
             super().put_if_absent(key, view)
         else:
             self._requests.add_bytes("put", len(view))
-            _LOG.debug("put if absent key=%s size_bytes=%d", key, len(view))
 
     def get(self, key: str, limit_bytes: int = NOTICE_BYTES_MAX) -> memoryview:
         """Return an object; see `ObjectStorage.get`."""
@@ -219,20 +218,19 @@ class S3Storage(ObjectStorage):
         """Make one request about the bucket, repeated by botocore only."""
         return await request_of(fs, operation, Bucket=self._bucket, **request)
 
-    async def _put_small(self, fs: Any, name: str, view: bytes | memoryview) -> None:
+    async def _put_small(self, fs: Any, name: str, view: bytes | memoryview, **condition: str) -> None:
         async with self._limit(len(view)):
-            await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view))
+            await self._call(fs, "put_object", Key=name, Body=io.BytesIO(view), **condition)
 
-    async def _put_new(self, fs: Any, name: str, data: bytes) -> str | None:
-        """Put what must replace nothing; return why the store has not, None if it has."""
-        async with self._limit(len(data)):
-            try:
-                await self._call(fs, "put_object", Key=name, Body=io.BytesIO(data), IfNoneMatch="*")
-            except OSError as exc:
-                code = s3_code(exc)
-                if code not in (_TAKEN, _NO_CONDITIONS):
-                    raise
-                return code
+    async def _put_new(self, fs: Any, name: str, data: bytes) -> int | None:
+        """Put what must replace nothing; return the status of the store's refusal, None if it has stored it."""
+        try:
+            await self._put_small(fs, name, data, IfNoneMatch="*")
+        except OSError as exc:
+            status = s3_status(exc)
+            if status not in (_TAKEN, _NO_CONDITIONS):
+                raise
+            return status
         return None
 
     async def _put_large(self, fs: Any, name: str, view: memoryview) -> None:

@@ -72,6 +72,14 @@ def test_conflict_of_the_store_is_never_taken_for_an_object(
     assert storage.get("o") == b"data"
 
 
+def test_a_conditional_put_that_meets_another_one_is_asked_again(storage: ObjectStorage, proxy: FaultProxy) -> None:
+    """As AWS says, which answers so where several tasks of a query's first micro-batch put its operator's record."""
+    conflict = proxy.rule("status", method="PUT", code=409, s3_code="ConditionalRequestConflict", times=2)
+    storage.put_if_absent("o", b"mine")
+    assert conflict.hits == 2
+    assert storage.get("o") == b"mine"
+
+
 def test_reply_of_a_conditional_put_lost(storage: ObjectStorage, proxy: FaultProxy) -> None:
     """Sent again, it finds its own object: that is no conflict."""
     storage.put("first", b"1")  # so that the connection is a reused one
@@ -84,13 +92,14 @@ def test_reply_of_a_conditional_put_lost(storage: ObjectStorage, proxy: FaultPro
     assert [method for method, _, _ in proxy.log[-2:]] == ["PUT", "GET"], "two requests, where the key is taken"
 
 
-def test_a_store_without_conditional_writes(storage: ObjectStorage, proxy: FaultProxy) -> None:
+@pytest.mark.parametrize("body", ["", "<Error/>"], ids=["NotImplemented", "no code"])
+def test_a_store_without_conditional_writes(storage: ObjectStorage, proxy: FaultProxy, body: str) -> None:
     """It says so, and is looked at before the put."""
-    unknown = proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented", times=1)
+    unknown = proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented", body=body, times=1)
     storage.put_if_absent("o", b"mine")
     assert unknown.hits == 1
     assert storage.get("o") == b"mine"
-    proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented")
+    proxy.rule("status", method="PUT", code=501, s3_code="NotImplemented", body=body)
     storage.put_if_absent("o", b"mine")
     with pytest.raises(ConflictError):
         storage.put_if_absent("o", b"your")
