@@ -55,7 +55,7 @@ _TAKE_OVER = "UPDATE {sinks} SET query_id = %s, batch_id = -1 WHERE sink = %s AN
 # Nothing that the table showed can be gone with it.
 _BEGIN_WITH = "UPDATE {sinks} SET target = %s::oid WHERE sink = %s AND query_id = %s AND batch_id = -1"
 _NEWEST = "SELECT query_id, batch_id FROM {sinks} WHERE sink = %s"
-_IS_SAME = "SELECT target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s AND query_id = %s"
+_IS_SAME = "SELECT query_id, target::oid = to_regclass(%s)::oid FROM {sinks} WHERE sink = %s"
 _SHOW = """
 WITH shown AS (
     INSERT INTO {sinks} AS s (sink, query_id, batch_id, target)
@@ -135,19 +135,18 @@ class Marks:
         if query.replaces is not None and query.replaces != query.query_id:
             link.run(self._sql(_TAKE_OVER), [query.query_id, query.sink, query.replaces])
         link.run(self._sql(_BEGIN_WITH), [found.oid, query.sink, query.query_id])
-        shown = self.shown(link, query)
-        if shown.query_id != query.query_id:
-            raise self.conflict(query, shown.query_id)
         self.require_same(link, query, found)
-        return shown.batch_id
+        return self.shown(link, query).batch_id
 
     def require_same(self, link: Link, query: SinkQuery, found: Target) -> None:
         """Check that the table's name means the table with which the query began.
 
         Raises
         ------
+        ConflictError
+            The sink's name is another query's.
         StateLostError
-            It was dropped, and perhaps made anew, or another took its name.
+            It was dropped, and perhaps made anew, or another took its name; or these are not the marks of the query.
         """
         name = found.identifier.as_string()
         update = self._sql(
@@ -155,7 +154,11 @@ class Marks:
             target=sql.Literal(name),
             sink=sql.Literal(query.sink),
         )
-        if link.run(self._sql(_IS_SAME), [name, query.sink, query.query_id]) in ([(False,)], [(None,)]):
+        marked = link.run(self._sql(_IS_SAME), [name, query.sink])
+        owner, is_same = marked[0] if marked else (query.query_id, False)
+        if owner != query.query_id:
+            raise self.conflict(query, owner)
+        if not is_same:
             raise StateLostError(
                 "the table is not the one that the query wrote to: it was dropped, and perhaps recreated, or another "
                 "one has its name now, so what was committed may be gone. Restore the original, or give the sink "

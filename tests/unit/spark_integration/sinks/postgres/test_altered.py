@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -321,14 +322,21 @@ def test_a_table_that_was_restored_with_its_marks_is_the_same(either: Case) -> N
     assert either.sql(f"SELECT * FROM {either.sink.table} ORDER BY 1", dbname=schema) == [("a", 1), ("b", 2)]
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["marks where they are", "marks beside the table"])
 @pytest.mark.parametrize("columns", ["k text, n bigint", _KEYED])
-def test_a_worker_that_finds_another_table_under_the_name_writes_nothing(postgres: Postgres, columns: str) -> None:
-    """Executors have an environment of their own, and a role may be given another search_path while a query runs."""
+def test_a_worker_that_finds_another_table_under_the_name_writes_nothing(
+    postgres: Postgres, columns: str, *, beside: bool
+) -> None:
+    """Executors have an environment of their own, and a role may be given another search_path while a query runs.
+
+    Beside the other table there may be marks, too, of sinks that write there.
+    """
     made = case(postgres, columns)
     schema = made.sink.table.partition(".")[0]
     made.sql(f"CREATE SCHEMA {schema}_b; CREATE TABLE {schema}_b.results ({columns})")
     keys = ["k"] if columns == _KEYED else []
-    made.sink = PostgresSink(made.sink.name, "results", keys, schema=schema)
+    replace(made, sink=PostgresSink("another", f"{schema}_b.results", keys)).open()
+    made.sink = PostgresSink(made.sink.name, "results", keys, schema=None if beside else schema)
     made.options = {"options": f"-c search_path={schema}"}
     made.open()
     made.commit(made.prepared(("a", 1)))
