@@ -65,7 +65,7 @@ def test_built_in_and_plugged_in_backends_are_found(register: object) -> None:
         ("function", "not a subclass of Backend"),
         ("unfinished", "lacks methods of the contract: apply, close, .*view; add"),
         ("older", "another version of the backend contract.*built_for=0 wanted=1"),
-        ("unstated", "states contract_version, built_for=None"),
+        ("unstated", "class sets contract_version, built_for=None"),
     ],
 )
 def test_what_is_wrong_is_said(register: object, name: str, message: str) -> None:
