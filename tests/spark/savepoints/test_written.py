@@ -111,8 +111,8 @@ def test_what_cannot_be_state_is_refused(lab: Lab) -> None:
         ({"sources": 0}, "list of names"),
         ({"sources": True}, "list of names"),
         ({"sources": ["../x"]}, "list of names"),
-        ({"shards": 0}, "shards is a whole number"),
-        ({"shards": "3"}, "shards is a whole number"),
+        ({"shards": 0}, "shards must be a whole number"),
+        ({"shards": "3"}, "shards must be a whole number"),
         ({"comment": 7}, "comment must be a string"),
     ]:
         with pytest.raises(InvalidArgumentError, match=problem):
