@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from holdfast.backends.arrow.values import blind_type, validate_blind
+from holdfast.backends.arrow.values import blind_type, validate_blind, viewed
 from holdfast.backends.stored_file import EXPANSION_MAX
 from holdfast.errors import CorruptionError
 
@@ -110,7 +110,7 @@ def read_batches(section: pa.Buffer, schema: pa.Schema, plain_bytes: int | None)
             batch = ipc.read_record_batch(message, blind)
             for column, field in zip(batch.columns, schema, strict=True):
                 validate_blind(column, field.type)
-            columns = [column.view(field.type) for column, field in zip(batch.columns, schema, strict=True)]
+            columns = [viewed(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
             batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return batches
 

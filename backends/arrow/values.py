@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.arrow.rows import is_same_kind
+from holdfast.backends.arrow.rows import is_same_kind, nullable_type
 from holdfast.errors import SchemaMismatchError
 
 
@@ -131,6 +131,32 @@ def blind_type(t: pa.DataType) -> pa.DataType:
     return t
 
 
+def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return a column of the blind or the nullable type of `t` as `t`; nothing but offsets is copied.
+
+    `pyarrow.Array.view` refuses each null in what is NOT NULL, also the one below a null, where there is no value.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        With no other null in what is NOT NULL.
+    """
+    try:
+        return column.view(t)
+    except pa.ArrowInvalid:
+        if not pa.types.is_nested(t) or pa.types.is_fixed_size_list(t):
+            raise
+    bits = np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+    validity = pa.py_buffer(bits) if column.null_count else None
+    if pa.types.is_struct(t):
+        fields = [viewed(column.field(i), field.type) for i, field in enumerate(t)]
+        return pa.Array.from_buffers(t, len(column), [validity], children=fields)
+    offsets = column.offsets.to_numpy()
+    inner = pa.struct([t.key_field, t.item_field]) if pa.types.is_map(t) else t.value_type
+    elements = viewed(column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), inner)
+    return pa.Array.from_buffers(t, len(column), [validity, pa.py_buffer(offsets - offsets[0])], children=[elements])
+
+
 def _blind_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, blind_type(field.type))
 
@@ -190,7 +216,8 @@ def cast(column: pa.Array, t: pa.DataType) -> pa.Array:
     """
     if column.type == t:
         return column
-    stored = column.cast(t)
+    # Arrow refuses each null in what is NOT NULL, also the one below a null.
+    stored = viewed(column.cast(nullable_type(t)), t)
     if not _has_fractions(column.type):
         return stored
     given = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

@@ -223,6 +223,32 @@ def _all_nullable(t: pa.DataType) -> pa.DataType:
     return t
 
 
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (pa.list_(pa.field("element", pa.int64(), False)), [1]),
+        (pa.map_(pa.string(), pa.field("value", pa.int64(), False)), [("a", 1)]),
+        (pa.struct([pa.field("x", pa.int64(), False)]), {"x": 1}),
+        (pa.struct([pa.field("p", pa.struct([pa.field("x", pa.int64(), False)]), False)]), {"p": {"x": 1}}),
+        (pa.list_(pa.struct([pa.field("x", pa.string(), False)])), [{"x": "a"}, None]),
+        (pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64(), False)])), [("a", None), ("b", {"x": 1})]),
+        (pa.struct([pa.field("x", pa.list_(pa.field("element", pa.int64(), False)), False)]), {"x": [1]}),
+    ],
+    ids=str,
+)
+def test_what_is_null_above_a_not_null_is_read_from_storage(declared: pa.DataType, value: Any) -> None:
+    """So are deleted rows, whose values are null: Arrow has a null in each field of such a struct."""
+    schema = TableSchema.of("t", pa.schema([("k", pa.int64())]), pa.schema([("v", declared)]))
+    keys = Keys.of(schema, np.arange(3), pa.table({"k": [1, 2, 3]}))
+    values = schema.conform(pa.table({"v": pa.array([value, value, None], _all_nullable(declared))}), "value")
+    run, sink = Run.build(schema, keys, values, np.array([True, False, False])), pa.BufferOutputStream()
+    run.write(sink, compression="lz4")
+    read = Run.read(sink.getvalue(), schema, source="it")
+    assert read.values.to_pylist() == [{"v": None}, {"v": value}, {"v": None}]
+    read.batch.validate(full=True)
+    assert len(Run.build(schema, keys, None)) == len(read)
+
+
 @pytest.mark.parametrize("hashes", [np.array([1.5]), np.array([1], np.int32), np.array([[1]]), np.array(["a"])])
 def test_hashes_are_never_reinterpreted(hashes: Any) -> None:
     """The bits of a float are no hash: look-ups would find nothing."""

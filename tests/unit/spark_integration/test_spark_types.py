@@ -150,6 +150,18 @@ def test_nulls_inside_of_columns_are_refused_where_none_are_declared() -> None:
     assert conform_output(nothing, schema, "totals").num_rows == 1
 
 
+def test_a_null_struct_is_output_whatever_its_fields_may_be() -> None:
+    """Keys say nothing of the nulls inside of them, and output may be declared as the input's column was."""
+    point = T.StructType([T.StructField("x", T.LongType(), False)])
+    schema = arrow_schema(T.StructType([T.StructField("k", point)]), "outputStructType", keep_not_null=True)
+    is_null = pa.array([True, False])
+    keys = pa.StructArray.from_arrays([pa.array([None, 1], pa.int64())], ["x"], mask=is_null)
+    assert conform_output(pa.table({"k": keys}), schema, "totals").to_pylist() == [{"k": None}, {"k": {"x": 1}}]
+    within = pa.StructArray.from_arrays([pa.array([None, 1], pa.int64())], ["x"])
+    with pytest.raises(SchemaMismatchError, match="nulls inside column 'k', in 'x'"):
+        conform_output(pa.table({"k": within}), schema, "totals")
+
+
 @pytest.mark.parametrize(("value", "declared"), [(1e300, T.FloatType()), (0.15, T.DecimalType(10, 1))])
 def test_numbers_that_do_not_fit_are_refused(value: float, declared: T.DataType) -> None:
     """Arrow makes infinity of the one and drops a digit of the other."""
