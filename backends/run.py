@@ -164,11 +164,11 @@ class Run:
 
     def projected(self, schema: TableSchema) -> Run:
         """Return the run with the value columns of another schema of its table; see `holdfast.backends.evolution`."""
-        if schema is self.schema or schema == self.schema:
+        if schema is self.schema or (schema == self.schema and self.batch.schema.equals(schema.columns)):
             return self
         first = self.batch.columns[: 2 + len(schema.key)]
         values = project(self.values, schema.value)
-        return Run(schema, pa.RecordBatch.from_arrays([*first, *values.columns], schema=schema.columns))
+        return Run(schema, _under(schema.columns, [*first, *values.columns]))
 
     def relabelled(self, schema: TableSchema) -> Run:
         """Return the run with its value columns under the names of a schema, which has them in the same order."""
@@ -291,7 +291,7 @@ def read_stretches(
     batches = arrow_stream.read_accepted(
         section, accept, source=source, table=schema.name, trusted=trusted, plain_bytes=plain_bytes
     )
-    runs = [Run(own, _under(own.columns, batch)) for batch in batches]
+    runs = [Run(own, _under(own.columns, batch.columns)) for batch in batches]
     for run in () if trusted else runs:
         if run.batch.column(0).null_count or not (run.hashes[1:] >= run.hashes[:-1]).all():
             raise CorruptionError(f"{source} holds a run that is not sorted", table=schema.name)
@@ -324,10 +324,10 @@ def schema_of(columns: pa.Schema, held: TableSchema, *, source: str) -> TableSch
     return own
 
 
-def _under(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _under(schema: pa.Schema, columns: list[pa.Array]) -> pa.RecordBatch:
     """Return columns under a schema that differs, if at all, in what may be null inside of keys; nothing is copied."""
-    columns = [c if c.type == f.type else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    viewed = [c if c.type == f.type else c.view(f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(viewed, schema=schema)
 
 
 def _null_rows(schema: pa.Schema, n: int) -> pa.RecordBatch:

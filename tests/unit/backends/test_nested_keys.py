@@ -16,7 +16,7 @@ from holdfast.backends import schema
 from holdfast.backends.base import Backend
 from holdfast.backends.evolution import key_changes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
-from holdfast.backends.run import Keys, Run, TableSchema, merge_runs
+from holdfast.backends.run import Keys, Run, TableSchema, merge_runs, schema_of
 from holdfast.backends.run_files.filesystem import FilesystemBackend
 from holdfast.backends.run_files.memory import MemoryBackend
 from holdfast.backends.stored_schema import decode_schemas, encode_schemas
@@ -88,6 +88,22 @@ def test_a_run_of_an_earlier_release_is_read(of_earlier_releases: Any, trusted: 
     assert [run.values.column(0)[row].as_py() if row >= 0 else None for row in found] == [2, None, 1]
     merged = merge_runs([run, Run.build(held, keys_of(NULLS, A), values(3, 4).to_batches()[0])], drop_deletes=True)
     assert sorted(merged.values.column(0).to_pylist()) == [2, 3, 4]
+
+
+def test_a_plug_in_reads_runs_of_an_earlier_release(of_earlier_releases: Any) -> None:
+    """It keeps their columns in files of its own, and reads them as docs/backends.md says."""
+    with of_earlier_releases():
+        strict = table(nullable=False)
+        rows = pa.Table.from_pylist([A, B], schema=strict.key)
+        keys = Keys.of(strict, np.zeros(2, np.int64), rows)
+        columns = Run.build(strict, keys, values(1, 2).to_batches()[0]).batch
+    same = table(nullable=True)
+    for held in (same, TableSchema.of("t", same.key, pa.schema([("n", pa.int64()), ("more", pa.int64())]))):
+        run = Run(schema_of(columns.schema, held, source="it"), columns).projected(held)
+        assert run.batch.schema == held.columns
+        newer = Run.build(same, keys_of(NULLS, A), values(3, 4).to_batches()[0])
+        merged = merge_runs([run, newer], drop_deletes=True)
+        assert sorted(merged.values.column("n").to_pylist()) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("backend_class", [MemoryBackend, FilesystemBackend, RocksDBBackend])
