@@ -123,16 +123,14 @@ class Housekeeping:
         """Remove the local state of shards, except those in use at this moment."""
         for directory in directories:
             try:
-                is_gone = self._shards.remove(Path(directory))
-            except HoldfastError as exc:  # one that cannot go holds up no other
+                if self._shards.remove(Path(directory)):
+                    self.counters["let_go"] += 1
+                    self._forget(directory)
+                    operator_dirs.remove_if_empty(Path(directory).parent)
+                    _log.info("dropped %s, which is no longer used here", directory)
+            except (HoldfastError, OSError) as exc:  # one that cannot go, as on a damaged disk, holds up no other
                 self.counters["errors"] += 1
                 _log.warning("%s is no longer used here, but could not be removed: %s", directory, exc)
-                continue
-            if is_gone:
-                self.counters["let_go"] += 1
-                self._forget(directory)
-                operator_dirs.remove_if_empty(Path(directory).parent)
-                _log.info("dropped %s, which is no longer used here", directory)
 
     def _forget(self, directory: str) -> None:
         self.queue.forget(directory)

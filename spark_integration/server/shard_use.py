@@ -19,6 +19,7 @@ directory says that it is durable, to a later server that nobody announces it to
 
 from __future__ import annotations
 
+import glob
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -111,7 +112,7 @@ class ShardUse:
         They are those of an earlier server, and those of calls that failed.
         """
         for place, kept_ms in ((IN_MEMORY, SILENT_MS), (ON_DISK, KEPT_MS)):
-            marks = (executor_directory / place).glob(f"*/*/{SHARD_PREFIX}*/{DURABLE}")
+            marks = _found(executor_directory / place, f"*/*/{SHARD_PREFIX}*/{DURABLE}")
             for folder, kind in {(mark.parents[1], _kind(mark.parent)) for mark in marks}:
                 shards = _of_kind(folder, kind)
                 with self._lock:
@@ -146,4 +147,9 @@ def _kind(shard: Path) -> str:
 
 
 def _of_kind(operator_directory: Path, kind: str) -> list[Path]:
-    return list(operator_directory.glob(f"{SHARD_PREFIX}*-{kind}"))
+    return _found(operator_directory, f"{SHARD_PREFIX}*-{kind}")
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """Return what matches below a folder; `Path.glob` fails at what cannot be read, or goes meanwhile."""
+    return [folder / name for name in glob.glob(pattern, root_dir=folder)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +89,28 @@ def test_a_shard_that_cannot_be_removed_ends_nothing(bench: Bench) -> None:
     assert counters(executor)["let_go"] == 0
     assert counters(executor)["errors"] == 1
     going.unlink()
+    executor.housekeeping.tidy_up()
+    assert counters(executor)["let_go"] == 1
+
+
+def test_a_shard_on_a_damaged_disk_ends_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a query that has ended: the operating system's own error would end the server when its day is over."""
+    executor, query, lasting = bench.executor(), bench.query(), bench.query("lasting")
+    bench.run(query, executor)
+    (message,) = executor.housekeeping._known.values()
+    bench.clock.ms += 2 * SILENT_MS
+    bench.run(lasting, executor)
+    stat = os.stat
+
+    def fail_there(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(path) == message.shard.directory:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return stat(path, *args, **kwargs)
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr(os, "stat", fail_there)
+        executor.housekeeping._let_go(executor.use.idle())
+    assert counters(executor)["errors"] == 1
     executor.housekeeping.tidy_up()
     assert counters(executor)["let_go"] == 1
 
@@ -180,6 +205,29 @@ def test_shards_on_disk_of_a_killed_server_stay_for_a_day(tmp_path: Path) -> Non
     assert use.idle() == [str(here["memory"])]
     clock.ms += KEPT_MS
     assert sorted(use.idle()) == sorted(map(str, here.values()))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT], ids=["damaged", "removed meanwhile"])
+def test_a_folder_that_cannot_be_listed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of a query that has ended, say: an error would end the server, and each one that is started then."""
+    clock, scan = Clock(), os.scandir
+    failing, other = (tmp_path / "disk" / query / "totals" / "shard-0000-aa" for query in ("one", "other"))
+    for shard in (failing, other):
+        shard.mkdir(parents=True)
+        ShardUse(clock).called(str(shard), in_memory=False)
+
+    def fail_there(path: Any) -> Any:
+        if Path(path) == failing.parent:
+            raise OSError(number, os.strerror(number), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", fail_there)
+    use = ShardUse(clock)
+    use.take_up(tmp_path)
+    clock.ms += KEPT_MS + 1
+    assert use.idle() == [str(other)]
 
 
 def test_few_calls_pay_for_a_restore(tmp_path: Path) -> None:
