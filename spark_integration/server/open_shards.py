@@ -6,9 +6,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
 from holdfast import clock
@@ -57,7 +56,7 @@ def require_below(root: Path, text: str) -> Path:
 
 
 class _Slot:
-    """One directory: its backend, what it was opened for and when, how many use it, and when the last use ended."""
+    """One directory: its backend, what it is open for, who asked last, how many use it, and when the last use ended."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -66,7 +65,7 @@ class _Slot:
         self.backend: Backend | None = None
         self.identity: tuple[int, int] | None = None
         self.users = 0
-        self.opened_ms = self.used_ms = 0
+        self.wanted_ms = self.used_ms = 0
 
     @property
     def opened_backend(self) -> str | None:
@@ -129,7 +128,7 @@ class OpenShards:
         HoldfastError
             The shard cannot be opened. The next use tries again.
         """
-        return self._use(address, _close_if_other)
+        return self._use(address, None)
 
     def use_announced(self, message: Committed) -> AbstractContextManager[Backend]:
         """Give the backend of an announced commit's shard as `use` does, unless it is open for something else since.
@@ -139,21 +138,25 @@ class OpenShards:
         NotFoundError
             It is: a query that was restarted with other columns has it now, and is neither waited for nor disturbed.
         """
-        return self._use(message.shard, partial(_close_if_older, message.announced_ms))
+        return self._use(message.shard, message.announced_ms)
 
     @contextmanager
-    def _use(self, address: ShardAddress, settle: Callable[[_Slot, ShardAddress], None]) -> Iterator[Backend]:
+    def _use(self, address: ShardAddress, announced_ms: int | None) -> Iterator[Backend]:
         directory = require_below(self.root, address.directory)
         with self._slot(directory) as slot:
             with slot.changed:
-                settle(slot, address)
+                if announced_ms is not None:
+                    _refuse_if_older(announced_ms, slot, address)
+                _close_if_other(slot, address)
                 if slot.backend is None:
                     self._make_room(address)
                     slot.backend = open_backend(
                         address.backend, directory, address.schemas(), address.backend_options, self.root
                     )
-                    slot.address, slot.opened_ms = address, clock.monotonic_ms()
+                    slot.address, slot.wanted_ms = address, 0
                     slot.identity = _identity(directory)
+                # An announcement is as old as it is, however late its turn: newer ones may have come meanwhile.
+                slot.wanted_ms = max(slot.wanted_ms, clock.monotonic_ms() if announced_ms is None else announced_ms)
                 backend = slot.backend
                 slot.users += 1
             try:
@@ -267,14 +270,13 @@ def _close_if_other(slot: _Slot, address: ShardAddress) -> None:
         _close(slot)
 
 
-def _close_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> None:
-    """Close a shard that is open for something else than was announced after it had been opened."""
-    if slot.is_other(address) and slot.opened_ms >= announced_ms:
+def _refuse_if_older(announced_ms: int, slot: _Slot, address: ShardAddress) -> None:
+    """Raise `NotFoundError` where a shard is open for something else that was wanted since the announcement."""
+    if slot.is_other(address) and slot.wanted_ms >= announced_ms:
         raise NotFoundError(
             "the shard was opened with other tables, options or in another directory meanwhile",
             directory=address.directory,
         )
-    _close_if_other(slot, address)
 
 
 def _close_if_unused(slot: _Slot) -> bool:

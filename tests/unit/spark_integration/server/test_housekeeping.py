@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import clock
 from holdfast.backends.run_files.memory import MemoryBackend
+from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
@@ -72,3 +74,34 @@ def test_a_shard_that_a_restarted_query_uses_is_not_waited_for(tmp_path: Path, m
         keeping.run()
     shards.close(1.0)
     assert keeping.counters["errors"] == 0
+
+
+def test_of_two_announcements_the_newer_one_has_the_shard(tmp_path: Path) -> None:
+    """The older one had its turn late, and opened the shard after the newer one, of a restarted query, had come."""
+    shards = OpenShards(local_dirs.private_directory(tmp_path / "executor"))
+    older = commit_to(shards, shards.root / "query" / "op" / "shard")
+    shards.close(1.0)
+    clock.sleep_ms(2)
+    address = replace(older.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)
+    newer = replace(older, shard=address, announced_ms=clock.monotonic_ms())
+    clock.sleep_ms(2)
+    with shards.use_announced(older):
+        pass
+    with shards.use_announced(newer) as backend:
+        assert set(backend.tables) == {"counts"}
+    shards.close(1.0)
+
+
+def test_a_query_that_goes_back_to_its_columns_keeps_its_shard(tmp_path: Path) -> None:
+    """It found the shard open as it wants it: what was announced of it with others in between is older."""
+    shards = OpenShards(local_dirs.private_directory(tmp_path / "executor"))
+    first = commit_to(shards, shards.root / "query" / "op" / "shard")
+    clock.sleep_ms(2)
+    address = replace(first.shard, tables=ShardAddress.of("", "", {}, {"counts": COUNTS}).tables)
+    between = replace(first, shard=address, announced_ms=clock.monotonic_ms())
+    clock.sleep_ms(2)
+    with shards.use(first.shard):
+        pass
+    with pytest.raises(NotFoundError, match="meanwhile"), shards.use_announced(between):
+        pass
+    shards.close(1.0)
