@@ -150,6 +150,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, tuple):
         copied = [_copied(v) for v in value]
         return Row(*value.__fields__)(*copied) if hasattr(value, "__fields__") else tuple(copied)
+    if isinstance(value, memoryview) and value.itemsize > 1:  # numbers, of an array
+        return value.tolist()
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     return copy.deepcopy(value)

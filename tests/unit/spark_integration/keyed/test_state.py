@@ -366,6 +366,14 @@ def test_what_the_function_goes_on_using_is_kept_as_it_was_when_the_call_ended(w
     assert through_ours(schema, [kept]) != through_ours(schema, [(value,)])
 
 
+def test_numbers_of_a_memoryview_are_not_taken_for_bytes() -> None:
+    """Nor lost: it cannot be copied as it is."""
+    schema = parse_schema("v array<long>")
+    state = KeyStates(schema, "NoTimeout", 1000, None).open(None)
+    state.update((memoryview(np.array([1, -2], np.int64)),))
+    assert through_ours(schema, [state.value]) == [([1, -2],)]
+
+
 def test_states_of_two_keys_are_apart() -> None:
     states = KeyStates(STATE, "ProcessingTimeTimeout", 1000, None)
     first, second = states.open(None), states.open(None)
