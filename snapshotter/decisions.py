@@ -116,8 +116,7 @@ class Decisions:
 
     def batches(self) -> list[int]:
         """Return the micro-batches whose decisions are stored, oldest first."""
-        found = [_DECIDED.fullmatch(info.key) for info in self._folder.list("")]
-        self._kept = sorted(int(name[1]) for name in found if name)
+        self._kept = _numbers(info.key for info in self._folder.list(""))
         return list(self._kept)
 
     def read(self, batch_id: int) -> Decision:
@@ -189,9 +188,15 @@ class Decisions:
         """Delete all that is stored of the query under this name: another one has taken its place."""
         # The newest decision goes last, so that a killed delete is begun again by it: of earlier ones a target may
         # remember nothing, and without any what has just been shown may look like a leftover.
-        last = [f"decided-{batch_id}" for batch_id in self.batches()[-1:]]
-        self._folder.delete([info.key for info in self._folder.list("") if info.key not in last])
+        keys = [info.key for info in self._folder.list("")]
+        last = [f"decided-{batch_id}" for batch_id in _numbers(keys)[-1:]]
+        self._folder.delete([key for key in keys if key not in last])
         self._folder.delete(last)
+
+
+def _numbers(keys: Iterable[str]) -> list[int]:
+    """Return the micro-batches that keys of decisions name, oldest first."""
+    return sorted(int(found[1]) for key in keys if (found := _DECIDED.fullmatch(key)))
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,9 @@ def viewed(column: pa.Array, t: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         if not pa.types.is_nested(t) or pa.types.is_fixed_size_list(t):
             raise
-    bits = np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
-    validity = pa.py_buffer(bits) if column.null_count else None
+    validity = None
+    if column.null_count:
+        validity = pa.py_buffer(np.packbits(column.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
     if pa.types.is_struct(t):
         fields = [viewed(column.field(i), field.type) for i, field in enumerate(t)]
         return pa.Array.from_buffers(t, len(column), [validity], children=fields)

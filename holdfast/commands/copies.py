@@ -7,7 +7,7 @@ import click
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.savepoint import PARTITIONS, QUERY_CHECKPOINT, RENAME, say_new_query
-from holdfast.commands.target import checkpoint_dir_option, on_storage
+from holdfast.commands.target import batch_option, checkpoint_dir_option, on_storage
 from holdfast.settings import PREFIX
 
 _ORIGINAL = click.argument("original", metavar="QUERY_CHECKPOINT")
@@ -65,7 +65,7 @@ def rescale(
     "--to-checkpoint-dir", required=True, metavar="URL", help=f"The clone's {PREFIX}checkpoint.dir: not the original's."
 )
 @QUERY_CHECKPOINT
-@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
+@batch_option()
 def clone(
     original: str,
     checkpoint_dir: str,

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 import holdfast
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
-from holdfast.commands.target import checkpoint_dir_option, on_storage
+from holdfast.commands.target import batch_option, checkpoint_dir_option, on_storage
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.settings import PREFIX, STORAGE_PREFIX
 from holdfast.spark_integration.sinks.extras import needs_extra
@@ -36,13 +36,7 @@ _NOT_IN_CSV = {"array", "map", "struct", "binary"}
 @click.option("--table", default="state", show_default=True, help="A state table, a variable, or timers.")
 @click.option("--columns", metavar="A,B", help="Only these, in this order.")
 @checkpoint_dir_option(f"Of a query: its {PREFIX}checkpoint.dir.", required=False)
-@click.option(
-    "--batch",
-    "batch_id",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="A query's micro-batch. Default: the last committed one.",
-)
+@batch_option("A query's micro-batch. Default: the last committed one.")
 @CONF
 @click.pass_context
 def export(

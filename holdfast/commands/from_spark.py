@@ -8,7 +8,7 @@ import click
 
 from holdfast import savepoints
 from holdfast.commands.own_spark import CONF, started_spark
-from holdfast.commands.target import on_storage
+from holdfast.commands.target import batch_option, on_storage
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.timeout import TimeoutConf
 
@@ -32,7 +32,7 @@ from holdfast.spark_integration.shard.timeout import TimeoutConf
     type=click.Choice(["ProcessingTimeTimeout", "EventTimeTimeout"]),
     help="The query's timeoutConf, if it is an applyInPandasWithState with timeouts.",
 )
-@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
+@batch_option()
 @click.option(
     "--shards",
     type=click.IntRange(min=1),

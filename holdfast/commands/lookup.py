@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from holdfast.commands.target import a_console, checkpoint_dir_option, moment, on_storage, plain, table
+from holdfast.commands.target import a_console, batch_option, checkpoint_dir_option, moment, on_storage, plain, table
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_pairs
@@ -54,13 +54,7 @@ _KEY = click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
 @_LOCATION
 @_OPERATOR
 @_KEY
-@click.option(
-    "--batch",
-    "batch_id",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Show state as of this micro-batch. Default: the last committed one.",
-)
+@batch_option("Show state as of this micro-batch. Default: the last committed one.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one table as CSV.")
 def get(
     location: str,

@@ -15,6 +15,7 @@ from holdfast.commands.from_spark import from_spark
 from holdfast.commands.own_spark import CONF, pairs, started_spark
 from holdfast.commands.target import (
     a_console,
+    batch_option,
     checkpoint_dir_option,
     moment,
     on_storage,
@@ -60,7 +61,7 @@ RENAME = click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a
 @CONF
 @click.option("--to", "target", required=True, metavar="URL", help="The directory of savepoints.")
 @click.option("--name", required=True, help="The savepoint's name.")
-@click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help="Default: the last one committed.")
+@batch_option()
 @click.option("--without", multiple=True, metavar="OPERATOR", help="Leave out this operator; repeatable.")
 @click.option("--comment", default="", metavar="TEXT", help="A comment to show with the savepoint.")
 def create(

@@ -131,6 +131,11 @@ def checkpoint_dir_option(
     )
 
 
+def batch_option(text: str = "Default: the last one committed.") -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command ``--batch``, a micro-batch, as its argument ``batch_id``."""
+    return click.option("--batch", "batch_id", type=click.IntRange(min=0), metavar="N", help=text)
+
+
 def retain_option(text: str) -> Callable[[_Command], _Command]:
     """Return a decorator that gives a command ``--retain``, with this help."""
     return click.option(
