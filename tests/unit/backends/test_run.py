@@ -131,7 +131,7 @@ def test_a_run_of_another_schema_names_the_columns() -> None:
 
 
 def test_what_is_no_run_is_refused_before_it_is_used() -> None:
-    """A file from elsewhere, whole but wrong: unsorted, of several batches, with broken offsets.
+    """A file from elsewhere, whole but wrong: unsorted, of several batches, with broken offsets, or nulls for marks.
 
     Or of Arrow's format version 4, in which a batch may be compressed without a word in the place that is checked: one
     of 0.8 MB became 200 MB.
@@ -152,8 +152,13 @@ def test_what_is_no_run_is_refused_before_it_is_used() -> None:
     columns = [*good.columns]
     columns[2] = broken
     wild = pa.RecordBatch.from_arrays(columns, schema=COUNTS.columns)
+    nulls = [pa.array([1, None], pa.uint64()), pa.array([None, False])]
+    without_hash = pa.RecordBatch.from_arrays([nulls[0], *good.columns[1:]], schema=COUNTS.columns)
+    without_mark = pa.RecordBatch.from_arrays([good.column(0), nulls[1], *good.columns[2:]], schema=COUNTS.columns)
     for data, message in (
         (written(backwards), "not sorted"),
+        (written(without_hash), "lack a hash or a mark"),
+        (written(without_mark), "lack a hash or a mark"),
         (written(good, good), "one batch"),
         (written(), "one batch"),
         (written(good, version=pa.ipc.MetadataVersion.V4), "a format version other than"),
