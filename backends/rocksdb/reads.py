@@ -38,7 +38,6 @@ SCAN_ROWS_PER_KEY = 3.3
 _SAMPLE_ROWS = 256
 #: Rows from which those of a table are estimated, and how many times as many where most of them share a hash.
 COUNTED_ROWS, FURTHER = 1024, 16
-_STEP_ROWS = 4096
 
 
 class Rows(NamedTuple):
@@ -69,15 +68,11 @@ def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None
     size = 0
     options = _below(end, fill_cache=fill_cache)
     items: Iterator[tuple[bytes, bytes]] = database.items(from_key=start, read_opt=options)  # type: ignore[assignment]
-    most = min(most or RUN_ROWS, RUN_ROWS)
-    step = min(most, _STEP_ROWS)
-    while len(keys) < most and size < RUN_BYTES:
-        before = len(keys)
-        for key, value in islice(items, step):
-            keys.append(key)
-            values.append(value)
-        size += sum(map(len, values[before:]))
-        if len(keys) - before < step:
+    for key, value in islice(items, min(most or RUN_ROWS, RUN_ROWS)):
+        keys.append(key)
+        values.append(value)
+        size += len(value)
+        if size >= RUN_BYTES:
             break
     return Rows(keys, values, _rest(database, start, end, keys))
 

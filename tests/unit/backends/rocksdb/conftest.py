@@ -29,5 +29,4 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rocksdb_writes, "CHUNK_KEYS", 7)
     monkeypatch.setattr(rocksdb_view, "CHUNK_KEYS", 5)
     monkeypatch.setattr(rocksdb_reads, "RUN_ROWS", 11)
-    monkeypatch.setattr(rocksdb_reads, "_STEP_ROWS", 4)
     monkeypatch.setattr(rocksdb_writes, "LOG_BYTES", 0)

@@ -89,6 +89,15 @@ def test_one_prefix_may_have_any_number_of_rows(shard: RocksDBBackend, monkeypat
     assert max(map(len, runs)) == 16
 
 
+def test_a_run_of_large_rows_has_few_of_them(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of 1 MB, as of long arrays, the first thousand came at once."""
+    written: list[tuple[Row, Row | None]] = [((i, 0.0, "x"), ("a note" * 100, None)) for i in range(50)]
+    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, [i << 50 for i in range(50)])}, {})
+    monkeypatch.setattr(rocksdb_reads, "RUN_BYTES", 6000)
+    with shard.view(P1) as view:
+        assert [len(run) for run in view.scan("pairs")] == [10] * 5
+
+
 def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) -> None:
     """Bounds of ranges: nothing of a neighbouring table is taken in, and nothing left out."""
     top = 2**64 - 1
