@@ -13,7 +13,7 @@ Three facts of rocksdict shape this module:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -272,17 +272,16 @@ def get_now(database: Rdict, keys: list[bytes]) -> list[bytes | None]:
     return database.get(keys)  # type: ignore[arg-type, return-value]
 
 
-def get_each(snapshot: Snapshot, keys: list[bytes]) -> list[bytes | None]:
-    """Return the values of `keys` in a snapshot, None where a key is absent."""
-    values: list[bytes | None] = []
+def get_each(snapshot: Snapshot, keys: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Yield the values of `keys` in a snapshot, None where a key is absent."""
     for key in keys:
         try:
-            values.append(snapshot[key])
+            value = snapshot[key]
         except Exception as exc:
             if str(exc) != "key not found":
                 raise
-            values.append(None)
-    return values
+            value = None
+        yield value
 
 
 def run_of(schema: TableSchema, rows: Rows, stored: Sequence[pa.Schema]) -> Run:

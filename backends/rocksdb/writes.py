@@ -101,17 +101,18 @@ class RowWriter:
 
     def restore(self, keys: pa.LargeBinaryArray, snapshot: Snapshot) -> None:
         """Write back what keys had in a snapshot."""
-        for part in _parts(keys):
-            values = get_each(snapshot, part)
-            self.delete([key for key, value in zip(part, values, strict=True) if value is None])
-            live = [(key, value) for key, value in zip(part, values, strict=True) if value is not None]
-            self.put([key for key, _ in live], [value for _, value in live])
+        for key, value in _rows_in(snapshot, keys):
+            if value is None:
+                self._batch.delete(key)
+            else:
+                self._batch.put(key, value)
+            self._write_if_large()
 
     def keep_undo(self, keys: pa.LargeBinaryArray, snapshot: Snapshot) -> None:
         """Write undo rows: what keys had in a snapshot, without changing the rows themselves."""
-        for part in _parts(keys):
-            values = get_each(snapshot, part)
-            self.put([UNDO_PREFIX + key for key in part], [b"\0" if v is None else b"\1" + v for v in values])
+        for key, value in _rows_in(snapshot, keys):
+            self._batch.put(UNDO_PREFIX + key, b"\0" if value is None else b"\1" + value)
+            self._write_if_large()
 
     def take_undo(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
         """Write back undo rows and delete them; return the keys that they are of."""
@@ -156,9 +157,11 @@ def _require_fitting(longest_bytes: int) -> None:
         )
 
 
-def _parts(keys: pa.LargeBinaryArray) -> Iterator[list[bytes]]:
+def _rows_in(snapshot: Snapshot, keys: pa.LargeBinaryArray) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield keys and their values in a snapshot one by one, None where a key is absent: rows may be large."""
     for start in range(0, len(keys), CHUNK_KEYS):
-        yield to_list(keys.slice(start, CHUNK_KEYS))
+        part = to_list(keys.slice(start, CHUNK_KEYS))
+        yield from zip(part, get_each(snapshot, part), strict=True)
 
 
 class Written(NamedTuple):

@@ -71,6 +71,33 @@ def test_a_row_that_could_not_travel_to_a_worker_is_refused(shard: RocksDBBacken
     assert shard.versions() == [P1]
 
 
+def test_large_rows_are_undone_in_batches(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of 100 KB, as of long arrays, 8,192 came at once: by a branch, a frozen older version, a clean end."""
+    batches: list[int] = []
+    write = rocksdb_writes.RowWriter._write
+
+    def spied(writer: rocksdb_writes.RowWriter, marker: bytes | None) -> None:
+        batches.append(writer._batch.size_in_bytes())
+        write(writer, marker)
+
+    monkeypatch.setattr(rocksdb_writes.RowWriter, "_write", spied)
+    monkeypatch.setattr(rocksdb_writes, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(rocksdb_writes, "CHUNK_BYTES", 1000)
+
+    def notes(text: str) -> dict[str, Run]:
+        return {"pairs": run_of(PAIRS, [((i, 0.5, "x"), (text * 500, None)) for i in range(40)])}
+
+    shard.apply(None, P1, notes("a"), {})
+    shard.apply(P1, P2, notes("b"), {})
+    shard.freeze(P1)
+    shard.apply(P1, P3, counts(("ann", 1)), {})
+    for pointer, texts in ((P1, {"a" * 500}), (P2, {"b" * 500}), (P3, {"a" * 500})):
+        with shard.view(pointer) as view:
+            assert {note for note, _ in contents(view, "pairs").values()} == texts
+    shard.close()
+    assert max(batches) < 4000
+
+
 def test_a_long_run_is_not_kept_for_its_keys(shard: RocksDBBackend) -> None:
     """The log holds copies: a commit's columns go when it has ended, however long its version is read."""
     shard.apply(None, P1, counts(("ann", 0)), {})
