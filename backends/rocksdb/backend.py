@@ -217,8 +217,7 @@ class RocksDBBackend(Backend):
     def _require_marker(self, path: Path, pointer: Pointer) -> Marker:
         """Return the marker of a database that nobody has open, if its rows are those of a version, and of no other."""
         marker = read_marker(path, self._shard.options(create=False))
-        if marker.version is None or marker.version.pointer != pointer or marker.undo is not None:
-            raise damaged(path, "its marker names another version")
+        marker.frozen_as(pointer, path)
         return marker
 
     def _stage(self) -> AbstractContextManager[StagedFolder]:

@@ -72,11 +72,8 @@ class FrozenDatabase(View):
             if value is None:
                 raise damaged(files.folder, "it has no marker")
             self._marker = Marker.decode(value, files.folder)
-            label = self._marker.version
-            if label is None or label.pointer != pointer:
-                raise damaged(files.folder, "it belongs to another version")
+            self._properties = self._marker.frozen_as(pointer, files.folder).properties
             self._marker.require(tables, files.folder)
-            self._properties = label.properties
         except BaseException:
             self.close()
             raise

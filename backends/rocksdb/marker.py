@@ -31,6 +31,7 @@ import pyarrow as pa
 from holdfast.backends import stored_file
 from holdfast.backends.base import Pointer
 from holdfast.backends.evolution import require_readable
+from holdfast.backends.rocksdb.errors import damaged
 from holdfast.backends.schema import TableSchema, require_declared
 from holdfast.backends.stored_schema import decode_schema, encode_schema
 from holdfast.errors import CorruptionError, InvalidArgumentError, SchemaMismatchError
@@ -150,6 +151,18 @@ class Marker:
         for name, stored in self.tables.items():
             for values in stored.values:
                 require_readable(TableSchema(name, stored.key, values), held[name], source=str(source))
+
+    def frozen_as(self, pointer: Pointer, source: Path) -> VersionLabel:
+        """Return the version of a frozen database, which holds that one and no other.
+
+        Raises
+        ------
+        CorruptionError
+            It holds another one, or none.
+        """
+        if self.version is None or self.version.pointer != pointer or self.undo is not None:
+            raise damaged(source, "its marker names another version")
+        return self.version
 
     def encode(self) -> bytes:
         """Return the marker's value."""

@@ -16,11 +16,13 @@ from holdfast.backends.rocksdb import database as rocksdb_database
 from holdfast.backends.rocksdb import writes as rocksdb_writes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.marker import UNDO_END, UNDO_PREFIX
-from holdfast.errors import NotFoundError
+from holdfast.errors import CorruptionError, NotFoundError
+from holdfast.testing.backend_files_contract import StoredElsewhere
 from holdfast.testing.state_rows import (
     P1,
     P2,
     P3,
+    TABLES,
     contents,
     counts,
     no_counts,
@@ -153,6 +155,25 @@ def test_a_clean_close_keeps_the_oldest_version_and_another(tmp_path: Path) -> N
                         (f"u{i}",): (0,) for i in range(1, version + 1)
                     }
                     assert view.properties == {"at": version}
+
+
+def test_a_database_with_another_version_beside_its_own_is_no_frozen_one(tmp_path: Path) -> None:
+    """A restore and a look-up agree on it; FORMAT.md section 7."""
+    with open_shard(tmp_path / "shard") as backend:
+        backend.apply(None, P1, counts(("ann", 1)), {})
+        backend.apply(P1, P2, counts(("ann", 2)), {})
+    (home,) = (tmp_path / "shard" / "databases").iterdir()
+    with open_shard(tmp_path / "other") as backend:
+        paths = [path for pattern in ("*.sst", "MANIFEST-*", "CURRENT") for path in home.glob(pattern)]
+        for pointer in (P2, P1):
+            files = StoredElsewhere(paths, tmp_path / f"elsewhere-{pointer}")
+            with (
+                pytest.raises(CorruptionError, match="names another version"),
+                backend.open_frozen(pointer, TABLES, files, clock.new_id),
+            ):
+                pass
+            with pytest.raises(CorruptionError, match="names another version"):
+                backend.thaw(pointer, Path(shutil.copytree(home, tmp_path / f"copy-{pointer}")))
 
 
 def test_a_clean_close_after_the_newest_version_was_dropped(tmp_path: Path) -> None:
