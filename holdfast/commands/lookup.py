@@ -16,6 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
+from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.commands.target import a_console, batch_option, checkpoint_dir_option, moment, on_storage, plain, table
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.lookup.changes import TableChanges
@@ -193,7 +194,7 @@ def _show(tables: Mapping[str, pa.Table]) -> None:
             continue
         console.print(f"{plain(name)}:")
         shown = table(*map(plain, rows.column_names))
-        for row in rows.to_pylist():
+        for row in python_rows(rows):
             shown.add_row(*(_cell(value) for value in row.values()))
         console.print(shown)
 
@@ -215,7 +216,7 @@ def print_csv(tables: Mapping[str, pa.Table]) -> None:
     writer = csv.writer(out)
     for rows in tables.values():
         writer.writerow(map(_harmless, rows.column_names))
-        writer.writerows([_harmless(value) for value in row.values()] for row in rows.to_pylist())
+        writer.writerows([_harmless(value) for value in row.values()] for row in python_rows(rows))
     click.echo(out.getvalue(), nl=False)
 
 
@@ -230,7 +231,7 @@ def _harmless(value: object) -> object:
 
 
 def _documents(tables: Mapping[str, pa.Table]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [json_value(row) for row in rows.to_pylist()] for name, rows in tables.items()}
+    return {name: [json_value(row) for row in python_rows(rows)] for name, rows in tables.items()}
 
 
 def _changes(one: TableChanges) -> dict[str, Any]:

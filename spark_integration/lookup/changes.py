@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.backends.arrow.rows import IntArray, take, to_bools
 from holdfast.backends.rocksdb.codec.rows import encode_values
 from holdfast.backends.run import Keys, Run
@@ -91,5 +92,4 @@ class TableChanges:
 
 
 def _rows(columns: pa.RecordBatch, rows: IntArray) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = take(columns, pa.array(rows)).to_pylist()
-    return found
+    return python_rows(take(columns, pa.array(rows)))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.backends.arrow.python_rows import python_rows
 from holdfast.backends.arrow.rows import IntArray, take, to_bools
 from holdfast.backends.evolution import evolved
 from holdfast.backends.rocksdb.codec.rows import encode_values
@@ -165,4 +166,4 @@ def _count(found: TableDifference, one: Run, other: Run, keys_each: int) -> None
 def _keep(kept: list[dict[str, Any]], run: Run, rows: IntArray, keys_each: int) -> None:
     some = rows[: max(0, keys_each - len(kept))]
     if len(some):
-        kept += take(run.keys, pa.array(some)).to_pylist()
+        kept += python_rows(take(run.keys, pa.array(some)))

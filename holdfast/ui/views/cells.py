@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from holdfast.backends.arrow.python_rows import python_value
 from holdfast.ui.words import printable
 
 TEXT_MAX = 300
-_UNREADABLE = (ValueError, OverflowError)  # a text that is none, a time that Python does not have
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,7 @@ def shown_table(name: str, table: pa.Table) -> ShownTable:
 
 def texts(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
     """Return the values of a column as text; None for a null."""
-    if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
-        # As in Spark, a string may hold any bytes.
-        found = column.cast(pa.large_binary()).to_pylist()
-        return [None if value is None else cut(value.decode("utf-8", "backslashreplace")) for value in found]
-    try:
-        return [None if value is None else cut(text(value)) for value in column.to_pylist()]
-    except _UNREADABLE:
-        return [_one_by_one(value) for value in column]
-
-
-def _one_by_one(value: pa.Scalar) -> str | None:
-    try:
-        found = value.as_py()
-    except _UNREADABLE:
-        return _beyond_python(value)
-    return None if found is None else cut(text(found))
-
-
-def _beyond_python(value: pa.Scalar) -> str:
-    """Return a time that Python's calendar does not have, or nested text that is none."""
-    try:
-        return cut(f"{value.cast(pa.int64()).as_py()} {value.type}")
-    except (pa.ArrowException, *_UNREADABLE):
-        return f"cannot be shown as text: {value.type}"
+    return [None if value is None else cut(text(value)) for value in map(python_value, column)]
 
 
 def text(value: Any) -> str:

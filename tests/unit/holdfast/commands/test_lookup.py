@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime as dt
 import io
 import subprocess
 import sys
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from holdfast.backends.run import Keys, Run, TableSchema
+from holdfast.cli import group
+from holdfast.commands import lookup
 from holdfast.commands.lookup import json_value, print_csv
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.lookup.changes import TableChanges
 from holdfast.spark_integration.lookup.keys import parse_key
+from holdfast.spark_integration.lookup.stored_operator import KeyVersion
 
 
 def printed(capsys: pytest.CaptureFixture[str], value: Any) -> str:
@@ -48,6 +57,47 @@ def test_csv_is_of_one_table() -> None:
     """Two tables have different columns."""
     with pytest.raises(InvalidArgumentError, match="--table"):
         print_csv({"a": pa.table({}), "b": pa.table({})})
+
+
+class ShownQuery(contextlib.nullcontext[None]):
+    """A query with a key that holds bytes which are no text, and a time beyond year 9999: Spark stores both."""
+
+    far = pa.array([2**62], pa.int64()).cast(pa.timestamp("us"))
+    text = pa.array([b"\xffa"], pa.large_binary()).view(pa.large_string())
+    held = MappingProxyType({"state": pa.table({"user": text, "t": far, "n": [7]})})
+
+    def __enter__(self) -> Any:
+        return self
+
+    def get(self, *_: object, **__: object) -> Any:
+        return self.held
+
+    def history(self, *_: object, **__: object) -> Any:
+        return iter([KeyVersion(3, 0, True, self.held)])
+
+    def diff(self, *_: object, **__: object) -> Any:
+        schema = TableSchema.of("state", pa.schema([("user", pa.string())]), pa.schema([("t", self.far.type)]))
+        key = Keys(np.zeros(1, np.uint64), pa.record_batch([self.text], schema=schema.key))
+        found, after = TableChanges("state"), Run.build(schema, key, pa.record_batch({"t": self.far}))
+        found.take(after.slice(1, 1), after, 9)
+        return [found]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["get", "at", "op", "user=x", *how] for how in ([], ["--json"], ["--csv"])),
+        *(["history", "at", "op", "user=x", *how] for how in ([], ["--json"])),
+        *(["diff", "at", "op", "1", "2", *how] for how in ([], ["--json"])),
+    ],
+    ids=" ".join,
+)
+def test_values_that_python_does_not_have_are_shown(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """They hide nothing else that the key holds."""
+    monkeypatch.setattr(lookup, "open_query", lambda *_: ShownQuery())
+    result = CliRunner().invoke(group, [*command, "--checkpoint-dir", "there"], catch_exceptions=False)
+    assert "xffa" in result.output
+    assert f"{2**62} timestamp[us]" in " ".join(result.output.split())
 
 
 def test_a_key_is_printed_as_it_is_given() -> None:
