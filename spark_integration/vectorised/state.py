@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, KeyRows
@@ -70,12 +71,13 @@ class ShardState:
             raise InvalidArgumentError(
                 "state must have one row for each key", rows=table.num_rows, keys=len(self._rows)
             )
+        rows = None
         if where is None:
             own = [owned(column) for column in table.columns]
-            self._rows.put(pa.table(own, schema=table.schema))
         else:
             rows = rows_where(where, len(self._rows))
-            self._rows.put(pa.table(table).take(pa.array(rows)), rows)
+            own = [one_chunk(column).take(pa.array(rows)) for column in table.columns]
+        self._rows.put(pa.table(own, names=table.schema.names), rows)
 
     def delete(self, where: object = None) -> None:
         """Remove the state of every key, or of those where `where` is true."""

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Found
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.vectorised.state import ShardState
@@ -30,3 +31,22 @@ def test_a_column_that_arrow_cannot_hold_is_named() -> None:
     state = ShardState(rows, pa.schema([("n", pa.int64()), ("note", pa.string())]))
     with pytest.raises(InvalidArgumentError, match=r"'note' is too large.*more shards.*keys=1 bytes=2147483"):
         state.get()
+
+
+@pytest.mark.parametrize("where", [None, [True, True]])
+def test_chunks_that_arrow_cannot_hold_together_are_put(monkeypatch: pytest.MonkeyPatch, where: object) -> None:
+    """State is stored with offsets of 64 bits: what a function gives in chunks may pass 2 GiB, here 10 bytes."""
+    monkeypatch.setattr(arrow_rows, "SMALL_OFFSETS_MAX", 10)
+    kept = []
+
+    class Rows:
+        def __len__(self) -> int:
+            return 2
+
+        def put(self, values: pa.Table, rows: object = None) -> None:
+            kept.append(arrow_rows.one_chunk(values.column("note")))
+
+    rows: Any = Rows()
+    note = pa.chunked_array([["a" * 8], ["b" * 8]])
+    ShardState(rows, pa.schema([("note", pa.string())])).put(pa.table({"note": note}), where=where)
+    assert [(one.type, one.to_pylist()) for one in kept] == [(pa.large_string(), note.to_pylist())]
