@@ -57,5 +57,8 @@ def main() -> None:
     try:
         group(prog_name="holdfast")
     except HoldfastError as exc:
-        click.echo(f"holdfast: {exc}", err=True)
+        from holdfast.commands.target import printable
+
+        # It may name what somebody else has written.
+        click.echo("holdfast: " + "\n".join(map(printable, str(exc).splitlines())), err=True)
         sys.exit(2)

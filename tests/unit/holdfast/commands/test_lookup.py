@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.backends.run import Keys, Run, TableSchema
-from holdfast.cli import group
+from holdfast.cli import group, main
 from holdfast.commands import lookup
 from holdfast.commands.lookup import json_value, print_csv
 from holdfast.errors import InvalidArgumentError
@@ -51,6 +51,24 @@ def printed(capsys: pytest.CaptureFixture[str], value: Any) -> str:
 def test_a_cell_is_the_value_and_no_formula(capsys: pytest.CaptureFixture[str], value: Any, cell: str) -> None:
     """Numbers and times without quotes around them; text as text, whatever it begins with."""
     assert printed(capsys, value) == cell
+
+
+def test_an_error_does_nothing_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may name what somebody else has written, as the columns of a key."""
+    monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(NamesColumns()))
+    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--checkpoint-dir", "there"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == "holdfast: name\\x1b[31m\\u202e\nas this says, columns=\\x1b]0;\\x07\n"
+
+
+class NamesColumns:
+    """A query whose key has other columns, of names that a terminal obeys."""
+
+    def get(self, *_: object, **__: object) -> Any:
+        raise InvalidArgumentError("name\x1b[31m\u202e\nas this says", columns="\x1b]0;\x07")
 
 
 def test_csv_is_of_one_table() -> None:
