@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -26,9 +26,6 @@ from holdfast.commands.target import (
 from holdfast.errors import InvalidArgumentError
 from holdfast.savepoints import Listed, Savepoint, TableDifference
 from holdfast.settings import PREFIX
-
-if TYPE_CHECKING:
-    pass
 
 _TARGET = click.argument("url")
 _NAME = click.argument("name")
