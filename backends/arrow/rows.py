@@ -123,6 +123,25 @@ def take(batch: pa.RecordBatch, rows: npt.NDArray[np.integer] | pa.Array) -> pa.
     return from_columns([c.take(indices) for c in batch.columns], batch.schema, len(indices))
 
 
+def take_rows(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
+    """Return some rows of consecutive batches; Arrow's `take` would concatenate all, and fail beyond 2 GiB of text."""
+    if len(batches) == 1:
+        return pa.Table.from_batches([batches[0].take(pa.array(rows))])
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    holder = np.searchsorted(starts, rows, side="right") - 1
+    by_holder = np.argsort(holder, kind="stable")
+    bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
+    parts = [
+        batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
+        for which in np.flatnonzero(np.diff(bounds)).tolist()
+    ]
+    if len(parts) == 1:
+        return pa.Table.from_batches(parts)
+    places = np.empty(len(rows), np.int64)
+    places[by_holder] = np.arange(len(rows))
+    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))
+
+
 def filter_rows(batch: pa.RecordBatch, mask: BoolArray) -> pa.RecordBatch:
     """Return the rows of `batch` for which `mask` is true."""
     return batch if mask.all() else take(batch, np.flatnonzero(mask))

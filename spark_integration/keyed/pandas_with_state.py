@@ -111,7 +111,7 @@ class PandasWithState:
         with seldom_collecting_old():
             for slab in frames.slabs():
                 first_rows = order.first_rows(slab.first_key, slab.keys)
-                shown = batch.shown_keys.take(pa.array(first_rows))
+                shown = batch.keys_shown_at(first_rows)
                 yield from calls.with_rows(keys.take(first_rows), shown, slab)
             yield from calls.timed_out(frames.empty)
             yield from calls.finish()

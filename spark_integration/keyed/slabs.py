@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from holdfast.backends.arrow.rows import IntArray
+from holdfast.backends.arrow.rows import IntArray, take_rows
 
 # A slab is in memory three times: as Arrow, as Python's or pandas' objects, and among the received rows.
 SLAB_KEYS = 20_000
@@ -71,12 +71,12 @@ class KeySlabs(ABC, Generic[P]):
         if end == first + 1 and bounds[1] - bounds[0] > self._rows_each:
             yield self._stream(bounds[0], bounds[1])
             return
-        rows = _take(self._batches, self._order[bounds[0] : bounds[-1]])
+        rows = take_rows(self._batches, self._order[bounds[0] : bounds[-1]])
         yield from self.cut(rows, bounds - bounds[0])
 
     def _stream(self, start: int, end: int) -> Iterator[P]:
         for at in range(start, end, self._rows_each):
-            yield from self.convert(_take(self._batches, self._order[at : min(at + self._rows_each, end)]))
+            yield from self.convert(take_rows(self._batches, self._order[at : min(at + self._rows_each, end)]))
 
 
 @dataclass(frozen=True)
@@ -94,22 +94,3 @@ class Slab(Generic[P]):
 
     def __iter__(self) -> Iterator[Iterator[P]]:
         return self.rows.pieces_of(self.first_key, self.end_key)
-
-
-def _take(batches: list[pa.RecordBatch], rows: IntArray) -> pa.Table:
-    """Return some rows of consecutive batches; Arrow's own `take` would first concatenate all of them."""
-    if len(batches) == 1:
-        return pa.Table.from_batches([batches[0].take(pa.array(rows))])
-    starts = np.cumsum([0, *(len(batch) for batch in batches)])
-    holder = np.searchsorted(starts, rows, side="right") - 1
-    by_holder = np.argsort(holder, kind="stable")
-    bounds = np.searchsorted(holder[by_holder], np.arange(len(batches) + 1))
-    parts = [
-        batches[which].take(pa.array(rows[by_holder[bounds[which] : bounds[which + 1]]] - starts[which]))
-        for which in np.flatnonzero(np.diff(bounds)).tolist()
-    ]
-    if len(parts) == 1:
-        return pa.Table.from_batches(parts)
-    places = np.empty(len(rows), np.int64)
-    places[by_holder] = np.arange(len(rows))
-    return pa.Table.from_batches(parts).combine_chunks().take(pa.array(places))

@@ -146,7 +146,7 @@ class TransformWithState:
         slabs = self.exchange.slabs(batch.rows.select(self.shown_columns), order)
         for slab in slabs.slabs():
             first_rows = order.first_rows(slab.first_key, slab.keys)
-            shown = batch.shown_keys.take(pa.array(first_rows)).select(self.given_keys)
+            shown = batch.keys_shown_at(first_rows).select(self.given_keys)
             yield keys.take(first_rows), self.exchange.keys(shown), slab
 
     @property

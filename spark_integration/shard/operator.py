@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from holdfast.backends.arrow.rows import IntArray, take_rows
 from holdfast.backends.column_names import ColumnChanges
 from holdfast.backends.run import Keys, TableSchema
 from holdfast.mvcc import Transaction
@@ -103,6 +104,10 @@ class ShardInput:
     def keys(self, schema: TableSchema) -> Keys:
         """Return each row's key for look-ups in a table: normalised, in storage types."""
         return Keys.of(schema, self.hashes.to_numpy(), self.shown_keys)
+
+    def keys_shown_at(self, rows: IntArray) -> pa.Table:
+        """Return the keys of some rows, as Spark gave them."""
+        return take_rows(self.shown_keys.to_batches(), rows)
 
 
 class ShardFunction(Protocol):
