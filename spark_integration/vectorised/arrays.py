@@ -1,4 +1,4 @@
-"""Arrays that a user's function gives: one value for each key of the micro-batch."""
+"""Arrays that a user's function gives and gets: one value for each key of the micro-batch."""
 
 from __future__ import annotations
 
@@ -47,3 +47,26 @@ def rows_where(where: object, keys: int) -> IntArray:
         raise InvalidArgumentError("where must be boolean", given=str(given.type))
     mask: BoolArray = pc.fill_null(given, False).to_numpy(zero_copy_only=False)
     return np.flatnonzero(mask)
+
+
+def seen(columns: pa.RecordBatch, types: pa.Schema, what: str) -> pa.Table:
+    """Return columns as the function sees them, whose offsets have 32 bits where those of stored ones have 64.
+
+    Raises
+    ------
+    InvalidArgumentError
+        One column has more text, bytes or elements than these count.
+    """
+    return pa.table([_seen(*pair, what) for pair in zip(columns.columns, types, strict=True)], schema=types)
+
+
+def _seen(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as exc:
+        raise InvalidArgumentError(
+            f"{what} {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in it. "
+            "Use smaller micro-batches, or rescale to more shards (holdfast rescale)",
+            keys=len(column),
+            bytes=column.nbytes,
+        ) from exc

@@ -29,7 +29,7 @@ from holdfast.spark_integration.tables.key_rows import expiring_tables, expiry_o
 from holdfast.spark_integration.tables.key_timers import NEVER, KeyTimers, due_before_ms
 from holdfast.spark_integration.tables.restarting import require_readable_tables, require_same_api
 from holdfast.spark_integration.tables.timers import DueTimers
-from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, with_due
+from holdfast.spark_integration.vectorised.batch import ShardBatch, group_rows, shown_keys, with_due
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
 
@@ -103,7 +103,7 @@ class ArrowWithState:
         due, due_ms = call.fire(), np.full(len(keys), NEVER)
         if due is not None:
             keys, groups, due_ms = with_due(keys, groups, due)
-            shown = pa.Table.from_batches([keys.columns]).cast(self.key_types)
+            shown = shown_keys(keys, self.key_types)
         batch.counts.keys += len(keys)
         batch.counts.timers_due += 0 if due is None else len(due)
         if len(keys):  # none if Spark calls the shard to evict what has expired

@@ -14,6 +14,7 @@ from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.shard.operator import STATE_TABLE
 from holdfast.spark_integration.tables.key_timers import NEVER
 from holdfast.spark_integration.tables.timers import DueTimers
+from holdfast.spark_integration.vectorised.arrays import seen
 from holdfast.spark_integration.vectorised.groups import Groups
 from holdfast.spark_integration.vectorised.state import ShardState
 from holdfast.spark_integration.vectorised.timers import ShardTimers
@@ -103,8 +104,12 @@ def group_rows(
     order = order_rows(hashes, key_columns)
     first_rows = order.rows[order.first]
     keys = Keys(hashes[first_rows], take(key_columns, first_rows))
-    shown = pa.Table.from_batches([keys.columns]).cast(key_types)
-    return keys, shown, Groups(rows, order)
+    return keys, shown_keys(keys, key_types), Groups(rows, order)
+
+
+def shown_keys(keys: Keys, key_types: pa.Schema) -> pa.Table:
+    """Return keys as the function sees them; raises as `seen`."""
+    return seen(keys.columns, key_types, "key column")
 
 
 def with_due(keys: Keys, groups: Groups, due: DueTimers) -> tuple[Keys, Groups, IntArray]:

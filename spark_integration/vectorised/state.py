@@ -8,7 +8,7 @@ from holdfast.backends.arrow.rows import one_chunk
 from holdfast.errors import InvalidArgumentError, SchemaMismatchError
 from holdfast.spark_integration.spark_types import owned
 from holdfast.spark_integration.tables.key_rows import ExpiringKeyRows, KeyRows
-from holdfast.spark_integration.vectorised.arrays import array_of, rows_where
+from holdfast.spark_integration.vectorised.arrays import array_of, rows_where, seen
 
 
 class ShardState:
@@ -36,7 +36,7 @@ class ShardState:
             One column has more than 2 GiB of text, bytes or elements, more than an Arrow array holds.
         """
         values = self._rows.get().values
-        return pa.table([_seen(*pair) for pair in zip(values.columns, self._schema, strict=True)], schema=self._schema)
+        return seen(values, self._schema, "state column")
 
     def exists(self) -> pa.Array:
         """Return for each key whether it has state, even if it is all null."""
@@ -93,16 +93,3 @@ class ShardState:
         return pa.table(
             {name: array_of(columns[name], f"state column {name!r}", len(self._rows)) for name in self._schema.names}
         )
-
-
-def _seen(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column as the function sees it, whose offsets have 32 bits where those of stored ones have 64."""
-    try:
-        return column.cast(field.type)
-    except pa.ArrowInvalid as exc:
-        raise InvalidArgumentError(
-            f"state column {field.name!r} is too large for one call: the keys of a shard's call may have 2 GiB in it. "
-            "Use smaller micro-batches, or rescale to more shards (holdfast rescale)",
-            keys=len(column),
-            bytes=column.nbytes,
-        ) from exc

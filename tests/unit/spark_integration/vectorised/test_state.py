@@ -11,16 +11,22 @@ import pytest
 
 from holdfast.backends.arrow import rows as arrow_rows
 from holdfast.backends.base import Found
+from holdfast.backends.run import Keys
 from holdfast.errors import InvalidArgumentError
+from holdfast.spark_integration.vectorised.batch import shown_keys
 from holdfast.spark_integration.vectorised.state import ShardState
+
+
+def too_much_text() -> pa.Array:
+    """Return one value of 2 GiB, which takes no memory as long as nobody reads it."""
+    size_bytes = (1 << 31) + 1
+    offsets = pa.py_buffer(np.array([0, size_bytes], np.int64))
+    return pa.LargeStringArray.from_buffers(1, offsets, pa.py_buffer(mmap.mmap(-1, size_bytes)))
 
 
 def test_a_column_that_arrow_cannot_hold_is_named() -> None:
     """Text has offsets of 32 bits; the error says what to do, where Arrow's says nothing."""
-    size_bytes = (1 << 31) + 1
-    offsets = pa.py_buffer(np.array([0, size_bytes], np.int64))
-    nothing = pa.py_buffer(mmap.mmap(-1, size_bytes))  # takes no memory, as nobody reads it
-    text = pa.LargeStringArray.from_buffers(1, offsets, nothing)
+    text = too_much_text()
     found = Found(np.ones(1, np.bool_), pa.RecordBatch.from_arrays([pa.array([1]), text], names=["n", "note"]))
 
     class Rows:
@@ -33,11 +39,18 @@ def test_a_column_that_arrow_cannot_hold_is_named() -> None:
         state.get()
 
 
+def test_keys_that_arrow_cannot_hold_are_named() -> None:
+    """As state."""
+    keys = Keys(np.zeros(1, np.uint64), pa.RecordBatch.from_arrays([too_much_text()], names=["user"]))
+    with pytest.raises(InvalidArgumentError, match=r"key column 'user' is too large.*more shards.*keys=1"):
+        shown_keys(keys, pa.schema([("user", pa.string())]))
+
+
 @pytest.mark.parametrize("where", [None, [True, True]])
 def test_chunks_that_arrow_cannot_hold_together_are_put(monkeypatch: pytest.MonkeyPatch, where: object) -> None:
     """State is stored with offsets of 64 bits: what a function gives in chunks may pass 2 GiB, here 10 bytes."""
     monkeypatch.setattr(arrow_rows, "SMALL_OFFSETS_MAX", 10)
-    kept = []
+    kept: list[pa.Array] = []
 
     class Rows:
         def __len__(self) -> int:
