@@ -98,7 +98,7 @@ def acknowledge_at_once() -> None:
     """Ask the kernel to acknowledge data on this worker's TCP connections without delay."""
     for descriptor in _tcp_descriptors():
         # The option belongs to the connection, so it also applies to the worker's own socket object.
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        with suppress(OSError), _socket_of(descriptor) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
@@ -111,7 +111,17 @@ def _tcp_descriptors() -> list[int]:
     for name in os.listdir(_DESCRIPTORS):
         with suppress(OSError):
             if os.readlink(f"{_DESCRIPTORS}/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as connection:
+                with _socket_of(int(name)) as connection:
                     if connection.family == socket.AF_INET and connection.getpeername()[0] == "127.0.0.1":
                         found.append(int(name))
     return found
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    """Return a socket, to be closed, for the connection of a descriptor; raises OSError where it has none by now."""
+    own = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)  # which Python leaves open
+        raise

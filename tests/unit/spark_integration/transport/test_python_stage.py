@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import socket
 import sys
 import types
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +144,19 @@ def test_modules_that_come_back_freeze_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "comes_and_goes", types.ModuleType("comes_and_goes"))
     python_stage.freeze_modules()
     assert any(o is kept[0] for o in gc.get_objects())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux alone has it")
+def test_a_descriptor_that_has_become_a_file_costs_none(tmp_path: Path) -> None:
+    """A worker's connections come and go with its tasks, and their numbers go to whatever is opened next."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        python_stage.acknowledge_at_once()
+    with (tmp_path / "file").open("w") as file:
+        number = connection.detach()
+        os.dup2(file.fileno(), number)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        python_stage.acknowledge_at_once()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    os.close(number)
