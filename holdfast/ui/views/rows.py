@@ -197,21 +197,38 @@ def _of_shards(
     with_state = sorted({row.shard for rows in now.pointers.values() for row in rows if row.pointer is not None})
     waiting = [shard for shard in with_state if asked.shard is None or shard >= asked.shard]
     until_ms, searched = monotonic_ms() + _PATIENCE_MS, 0
-    wanted, at_once = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
     shown: ShownTable | None = None
     after = asked.after if waiting and waiting[0] == asked.shard else None
     begun = waiting[0] if waiting else None
     while waiting:
-        page = query.page(now.name, table, waiting[0], batch_id=now.batch_id, after=after, limit=at_once)
-        part = shown_table(table, page.rows)
-        searched += len(part.rows)
-        rows = [row for row in part.rows if any(wanted in (cell or "").casefold() for cell in row)]
-        shown = ShownTable(table, part.columns, [*(shown.rows if shown else []), *rows])
-        after = page.after
+        rows = shown.rows if shown else []
+        part, after, seen = _of_shard(query, now, asked, table, (waiting[0], after), ROWS_MAX - len(rows))
+        searched += seen
+        shown = ShownTable(table, part.columns, [*rows, *part.rows])
         if after is None:
             del waiting[0]
         is_enough = len(shown.rows) >= ROWS_MAX or searched >= SEARCHED_MAX or monotonic_ms() >= until_ms
-        if is_enough or (not wanted and shown.rows):
+        if is_enough or (not asked.contains and shown.rows):
             break
     following = (waiting[0], after) if waiting else None
     return RowsView(asked, *known, rows=shown, shard=begun, searched=searched, next=following)
+
+
+def _of_shard(
+    query: StoredQuery, now: StoredOperator, asked: Asked, table: str, place: tuple[int, str | None], room: int
+) -> tuple[ShownTable, str | None, int]:
+    """Return the next rows of a shard that are asked for, no more than there is room for.
+
+    Returns
+    -------
+    tuple
+        The rows; behind which row the shard goes on, None where it ends; how many rows the filter has seen.
+    """
+    wanted, limit = asked.contains.casefold(), _READ_AT_ONCE if asked.contains else ROWS_MAX
+    while True:
+        page = query.page(now.name, table, place[0], batch_id=now.batch_id, after=place[1], limit=limit)
+        part = shown_table(table, page.rows)
+        found = [n for n, row in enumerate(part.rows) if any(wanted in (cell or "").casefold() for cell in row)]
+        if len(found) <= room:
+            return ShownTable(table, part.columns, [part.rows[n] for n in found]), page.after, len(part.rows)
+        limit = found[room - 1] + 1  # read again, as only the end of what is read says where to go on
