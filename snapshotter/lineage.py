@@ -188,8 +188,9 @@ class Lineage:
 
     @property
     def versions(self) -> set[Pointer]:
-        """All versions that it names, but that of the snapshot: any of them may have a newer snapshot by now."""
-        return {*self.since, *(entry.pointer for entry in self.commits)}
+        """All versions that it names after that of the snapshot: any of them may have a newer snapshot by now."""
+        named = {*self.since, *(entry.pointer for entry in self.commits)}
+        return named if self.snapshot is None else {p for p in named if p.version > self.snapshot.version}
 
     def behind(self, version: int) -> int:
         """Return how many versions the snapshot lies behind `version`, which is made from this one.

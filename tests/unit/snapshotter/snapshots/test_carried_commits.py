@@ -50,6 +50,17 @@ def test_a_carried_commit_goes_on_over_a_snapshot(shard_of: Opener, storage: Obj
     assert third_executor.state(third) == wanted, "the commit objects and the carried one are enough"
 
 
+def test_what_a_snapshot_of_a_carried_version_has_stored_stays_known(shard_of: Opener) -> None:
+    """A process that looks for the snapshots of others finds this one again; all was then sent anew."""
+    one = shard_of(carried_bytes=4000)
+    second = one.write(one.write(None, range(2000), 1), range(5), 2)
+    one.snapshot(second)
+    third = one.write(second, range(3), 3)
+    one.log.snapshots.discover(one.lineage(third))
+    _, manifest = one.snapshot(third)
+    assert 0 < manifest.new_bytes < manifest.stored_bytes / 4
+
+
 def test_a_carried_commit_that_did_not_come_is_an_error(shard_of: Opener) -> None:
     """Never a state without it."""
     one, other = shard_of(carried_bytes=4000), shard_of(carried_bytes=4000)
