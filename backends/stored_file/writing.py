@@ -134,11 +134,10 @@ def _write_section(out: pa.NativeFile, write_section: SectionWriter, encoding: s
 
 def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], encoding: str) -> bytes:
     """Return all that stands between the sections and the digest."""
-    footer = json.dumps(
-        {"kind": kind, "encoding": encoding, "header": header, "sections": table},
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()
+    values = {"kind": kind, "encoding": encoding, "header": header, "sections": table}
+    footer = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
+    if b"\\ud" in footer:
+        _require_text(kind, values)
     if len(footer) > FOOTER_BYTES_MAX:
         raise InvalidArgumentError(
             "the header of a stored file is too large: use more shards, or fewer tables and columns",
@@ -147,6 +146,16 @@ def _footer(kind: str, header: Mapping[str, Any], table: list[dict[str, Any]], e
             limit_bytes=FOOTER_BYTES_MAX,
         )
     return footer + FOOTER_SIZE.pack(len(footer), 0, FORMAT_VERSION)
+
+
+def _require_text(kind: str, values: Mapping[str, Any]) -> None:
+    """Raise where a text has half of a surrogate pair: readers refuse it."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidArgumentError(
+            "a text in the header of a stored file has a lone surrogate, which is no character: leave it out", kind=kind
+        ) from exc
 
 
 def encode(

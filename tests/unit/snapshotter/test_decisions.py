@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -40,6 +40,16 @@ def test_a_decision_is_read_as_it_was_stored(decisions: Decisions) -> None:
     assert decisions.queries() == {"q-1"}
     with pytest.raises(NotFoundError):
         decisions.read(8)
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "part-\udcff.csv"])
+def test_what_no_start_could_read_is_not_decided(decisions: Decisions, text: str) -> None:
+    """As the name of a file that is not UTF-8, in a handle of a sink that somebody else has written."""
+    with pytest.raises(InvalidArgumentError, match="lone surrogate"):
+        decisions.put(replace(DECISION, handles=({"file": text},)))
+    assert decisions.batches() == []
+    decisions.put(replace(DECISION, handles=({"file": "\N{WAVE DASH}\N{OCTOPUS}"},)))
+    assert decisions.read(7).handles == ({"file": "\N{WAVE DASH}\N{OCTOPUS}"},)
 
 
 @pytest.mark.parametrize(
