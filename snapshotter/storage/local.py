@@ -84,8 +84,9 @@ class LocalStorage(ObjectStorage):
             temporary = self._write_temporary(at, view)
             try:
                 published = publish(temporary, name, at)
-            finally:
+            except BaseException:
                 _remove(temporary, at)
+                raise
             os.fsync(at)
         if published:
             self._requests.add_bytes("put", view.nbytes)
@@ -214,7 +215,8 @@ class LocalStorage(ObjectStorage):
     def _write_temporary(self, at: int, view: memoryview) -> str:
         """Write and fsync a new file in the folder; returns its name, or leaves nothing."""
         while True:
-            # No chance needed: O_EXCL makes the name unique, also against a dead process of the same number.
+            # No chance needed: O_EXCL makes the name unique, also against a dead process of the same number, or one in
+            # another container.
             name = f"{TEMPORARY_PREFIX}{os.getpid()}-{next(self._numbers)}"
             try:
                 file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
@@ -235,13 +237,14 @@ class LocalStorage(ObjectStorage):
 
 
 def _replace(temporary: str, name: str, at: int) -> bool:
-    """Give a file its name, whoever has it; return True."""
+    """Give a file its name, whoever has it; return True. Its temporary one may be another process's by then."""
     os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
     return True
 
 
 def _link(temporary: str, name: str, at: int) -> bool:
     """Give a file its name unless another object has it; tell whether it has."""
+    is_linked = True
     try:
         os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
     except OSError as exc:
@@ -251,8 +254,9 @@ def _link(temporary: str, name: str, at: int) -> bool:
             return _replace(temporary, name, at)
         if found is not None and not stat.S_ISREG(found):
             raise FileExistsError(errno.EEXIST, "no object, which the caller could compare", name) from exc
-        return False
-    return True
+        is_linked = False
+    _remove(temporary, at)
+    return is_linked
 
 
 def _mode(name: str, at: int) -> int | None:

@@ -134,6 +134,22 @@ def test_a_key_that_was_taken_is_synced_before_that_is_said(
         calls.made.clear()
 
 
+def test_a_temporary_name_that_is_free_again_may_be_another_process_s(
+    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers give their processes the same numbers: one took away what the other was about to rename."""
+    replace = os.replace
+
+    def replace_and_take(temporary: str, name: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        replace(temporary, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        (root / "a" / temporary).write_bytes(b"another's")
+
+    monkeypatch.setattr(os, "replace", replace_and_take)
+    storage.put("a/b", b"1")
+    left = [path.read_bytes() for path in (root / "a").glob(".tmp-*")]
+    assert left == [b"another's"]
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EACCES, 524], ids=str)
 def test_a_file_system_without_hard_links(
     storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
