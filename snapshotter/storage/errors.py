@@ -9,6 +9,7 @@
     object and folder of one name                              InvalidArgumentError
     checksum of the store does not match, repeatedly           CorruptionError
     time-out, refused, 5xx, throttled, cut, disk full or bad   UnavailableError       may succeed later
+    what is being put has gone, as by a clean-up               UnavailableError       nothing was stored; never "absent"
 
 hdfs-native raises RuntimeError for nearly everything; what HDFS said is in its text, as a Java class.
 
@@ -47,6 +48,7 @@ _NOT_A_STORE = "the answer is not one of an object store: check the endpoint URL
 _COLLISION = "key collides: the storage already has an object where a folder is needed, or the reverse"
 _REFUSED = "the storage refused the call: check its URL and options"
 _NO_ANSWER = "storage is unavailable"
+_TAKEN_AWAY = "what was being written is gone: keep others from deleting there, and check the storage URL"
 _DAMAGED = "the storage's own checksum does not match the object"
 
 _LOCAL_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -158,6 +160,8 @@ def map_error(
 ) -> HoldfastError:
     """Return the error of holdfast that stands for a third-party exception; see the module for the table."""
     kind, message = _classify(exc)
+    if kind is NotFoundError and action == "put":
+        kind, message = UnavailableError, _TAKEN_AWAY
     return kind(message, action=action, key=key, storage=url, detail=_redacted(_detail(exc), secrets))
 
 

@@ -150,6 +150,28 @@ def test_a_temporary_name_that_is_free_again_may_be_another_process_s(
     assert left == [b"another's"]
 
 
+@pytest.mark.parametrize("call", ["replace", "link"])
+def test_a_put_whose_file_is_taken_away_may_be_tried_again(
+    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """As by a clean-up without a grace period. It was "no such object", which says that a version was dropped."""
+    real = getattr(os, call)
+
+    def after_a_clean_up(*args: Any, **kwargs: Any) -> None:
+        with open_storage(str(root)) as other:
+            assert other.abort_unfinished_uploads("", before_ms=1 << 52) == 1
+        real(*args, **kwargs)
+
+    put = storage.put if call == "replace" else storage.put_if_absent
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, after_a_clean_up)
+        with pytest.raises(UnavailableError, match="what was being written is gone"):
+            put("a/b", b"1")
+    assert storage.list("") == []
+    put("a/b", b"1")
+    assert storage.get("a/b") == b"1"
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EACCES, 524], ids=str)
 def test_a_file_system_without_hard_links(
     storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
