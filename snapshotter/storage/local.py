@@ -318,8 +318,8 @@ def _files(at: int, prefix: str) -> Iterator[ObjectInfo]:
                 elif entry.is_file(follow_symlinks=False) and not key_problem(prefix + entry.name):
                     size_bytes = entry.stat(follow_symlinks=False).st_size
                     yield ObjectInfo(prefix + entry.name, size_bytes, _modified_ms(entry))
-            except FileNotFoundError:
-                continue  # deleted since the folder was read
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # deleted, or replaced, since the folder was read
 
 
 def _modified_ms(entry: os.DirEntry[str]) -> int:
@@ -331,7 +331,7 @@ def _remove_temporaries(at: int, before_ms: int) -> int:
     removed = 0
     with os.scandir(at) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # finished or removed since the folder was read
+            with suppress(FileNotFoundError, NotADirectoryError):  # finished, removed or replaced since that was read
                 if entry.is_dir(follow_symlinks=False):
                     below = os.open(entry.name, _FOLDER, dir_fd=at)
                     try:

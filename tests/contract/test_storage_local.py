@@ -317,6 +317,33 @@ def test_links_inside_the_root_lead_nowhere(storage: ObjectStorage, root: Path, 
     assert (outside / "secret").read_bytes() == b"secret"
 
 
+def test_a_folder_that_is_replaced_while_it_is_listed_hides_no_other(
+    storage: ObjectStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came after it was left out, and clean-ups take for gone what is not listed."""
+    for name in "abcdef":
+        storage.put(f"shard/{name}/object", b"1")
+        (root / "shard" / name / ".tmp-1-1").write_bytes(b"half")
+    first = os.listdir(root / "shard")[0]
+    real = os.open
+
+    def open_replaced(path: str, *args: Any, **kwargs: Any) -> int:
+        if path == first and (root / "shard" / first).is_dir():
+            (root / "shard" / first).rename(root.parent / "away")
+            (root / "shard" / first).touch()
+        return real(path, *args, **kwargs)
+
+    wanted = [f"shard/{name}/object" for name in "abcdef" if name != first]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_replaced)
+        assert [info.key for info in storage.list("")] == wanted
+    (root / "shard" / first).unlink()
+    (root.parent / "away").rename(root / "shard" / first)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_replaced)
+        assert storage.abort_unfinished_uploads("", before_ms=1 << 52) == len(wanted)
+
+
 def test_a_root_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
