@@ -21,9 +21,11 @@ import weakref
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 
 from holdfast import clock
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+#: What `find` calls where an asynchronous file system lists in a way of its own; a test fails when it is gone.
+PRIVATE = {AsyncFileSystem: ("_find",)}
 _LOG = logging.getLogger(__name__)
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Read before the size is asked for; enough for all but large commits.
@@ -198,10 +202,7 @@ class FsspecStorage(ObjectStorage):
         """Return the file system, and by key the path and the facts of every file below a folder."""
         fs, root = self._begin("list")
         fs.invalidate_cache()
-        try:
-            found = fs.find(f"{root}/{prefix}".rstrip("/") or "/", detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            found = {}
+        found = _files_below(fs, f"{root}/{prefix}".rstrip("/") or "/")
         inside = f"{root}/".lstrip("/")
         return fs, {
             name.lstrip("/").removeprefix(inside): (name, info)
@@ -236,6 +237,33 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return a file system, and the path of a URL in it, without a trailing slash."""
     fs, path = url_to_fs(url, skip_instance_cache=True, **options)
     return fs, path.rstrip("/")
+
+
+def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
+    """Return the files below a folder, by path; none where there is no folder."""
+    if not _finds_by_walking(fs):
+        try:
+            return cast("dict[str, Mapping[str, Any]]", fs.find(top, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
+    found: dict[str, Mapping[str, Any]] = {}
+    folders = [top]
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError):  # removed since
+            for info in fs.ls(folder, detail=True):
+                if info["type"] != "directory":
+                    found[info["name"]] = info
+                elif info["name"].rstrip("/") != folder.rstrip("/"):
+                    folders.append(info["name"])
+    return found
+
+
+def _finds_by_walking(fs: Any) -> bool:
+    """Tell whether a file system lists folder by folder; object stores list all at once, each in its own way."""
+    if isinstance(fs, AsyncFileSystem):
+        return type(fs)._find is AsyncFileSystem._find  # noqa: SLF001
+    return type(fs).find is AbstractFileSystem.find
 
 
 def _modified_ms(fs: Any, name: str, info: Mapping[str, Any]) -> int:

@@ -7,9 +7,10 @@ from collections.abc import ItemsView, Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from holdfast.errors import InvalidArgumentError
+from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -87,6 +88,34 @@ class TestStorageOfFilesByFsspec(StorageContract):
     def storage(self, tmp_path: Path) -> Iterator[ObjectStorage]:
         with open_storage(f"local://{tmp_path}/files", {"auto_mkdir": True}) as storage:
             yield storage
+
+    @pytest.mark.parametrize(
+        ("error", "is_gone"),
+        [(ConnectionResetError("reset"), False), (PermissionError("denied"), False), (FileNotFoundError("gone"), True)],
+    )
+    def test_a_folder_that_cannot_be_listed(
+        self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, error: OSError, is_gone: bool
+    ) -> None:
+        """fsspec leaves it out: sinks had decided nothing then, and tables had the columns of the first run."""
+        storage.put("run/a/1", b"1")
+        storage.put("run/b/2", b"1")
+        listed = LocalFileSystem.ls
+
+        def ls(self: LocalFileSystem, path: str, **how: object) -> object:
+            if path.endswith("/a"):
+                raise error
+            return listed(self, path, **how)
+
+        monkeypatch.setattr(LocalFileSystem, "ls", ls)
+        if is_gone:
+            assert [info.key for info in storage.list("")] == ["run/b/2"]
+            assert storage.list("run/a/") == []
+            return
+        for prefix in ("", "run/a/"):
+            for ask in (storage.list, lambda folder: storage.abort_unfinished_uploads(folder, 1)):
+                with pytest.raises((UnavailableError, InvalidArgumentError)):
+                    ask(prefix)
+        assert [info.key for info in storage.list("run/b/")] == ["run/b/2"]
 
 
 class TestStorageWithoutFaults(TestMemoryStorage):

@@ -7,10 +7,13 @@ import re
 
 import pytest
 
+from holdfast.snapshotter.storage import fsspec
 from holdfast.snapshotter.storage.hdfs import calls
 from holdfast.snapshotter.storage.s3 import client
 
-NAMES = [(owner, name) for module in (client, calls) for owner, names in module.PRIVATE.items() for name in names]
+NAMES = [
+    (owner, name) for module in (client, calls, fsspec) for owner, names in module.PRIVATE.items() for name in names
+]
 
 
 @pytest.mark.parametrize(("owner", "name"), NAMES, ids=lambda value: getattr(value, "__name__", value))
