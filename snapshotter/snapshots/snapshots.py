@@ -63,6 +63,8 @@ class Frozen:
     pointer : Pointer
     folder : pathlib.Path
         Holds links to the files.
+    names : tuple of str
+        Of all of them, sorted.
     lineage : Lineage
         What the version is made of.
     since_ms : int
@@ -71,6 +73,7 @@ class Frozen:
 
     pointer: Pointer
     folder: Path
+    names: tuple[str, ...]
     lineage: Lineage
     since_ms: int
 
@@ -127,9 +130,10 @@ class Snapshots:
         with backend.view(pointer) as view:
             lineage = self.notes.apply_to(Lineage.of(view.properties))
         with local_files.staged_folder(self._uploading, self._new_id(), fsync=False) as staged:
-            for path in backend.freeze(pointer):
+            paths = backend.freeze(pointer)
+            for path in paths:
                 staged.link(path)
-            yield Frozen(pointer, staged.path, lineage, since_ms)
+            yield Frozen(pointer, staged.path, tuple(sorted(path.name for path in paths)), lineage, since_ms)
 
     def store(
         self, frozen: Frozen, backend_name: str, cleaned: CleanedUp = NEVER_CLEANED_UP, *, is_sure: bool = True
@@ -151,7 +155,7 @@ class Snapshots:
         UnavailableError
             Durable or local storage failed; commits go on without the snapshot.
         """
-        folder, lineage = frozen.folder, frozen.lineage
+        folder, names, lineage = frozen.folder, frozen.names, frozen.lineage
         # Only what the version itself builds on is sure not to be cleaned up meanwhile.
         note = None if lineage.snapshot is None else self.notes.note_of(lineage.snapshot)
         stored = note.files if note is not None and note.part_bytes == PART_BYTES else {}
@@ -159,7 +163,6 @@ class Snapshots:
             stored = self._still_there(stored)
         # The files are held: what is missing now is a failure.
         with _requiring(folder):
-            names = local_files.list_folder(folder)
             identities = {name: identity_of(folder / name) for name in names}
             known = {name: stored[i] for name, i in identities.items() if i in stored and stored[i].name == name}
             missing = [folder / name for name in names if name not in known]

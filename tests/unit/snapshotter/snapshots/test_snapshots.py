@@ -96,6 +96,21 @@ def test_a_file_that_is_cut_while_it_is_sent_is_no_snapshot(storage: ObjectStora
         transfer.upload_files([path], 1000, shard, executor, new_id)
 
 
+@pytest.mark.parametrize("going", ["*", "*.arrow"])
+def test_files_that_vanish_before_they_are_sent_are_not_left_out(
+    shard_of: Opener, storage: ObjectStorage, going: str
+) -> None:
+    """Another program tidies the temporary directory up: a snapshot without them looked whole to all but a restore."""
+    one = shard_of("memory")
+    pointer = one.write(None, range(10), 1)
+    with one.log.snapshots.frozen(one.backend, pointer) as frozen:
+        for path in frozen.folder.glob(going):
+            path.unlink()
+        with pytest.raises(UnavailableError, match="vanished during its upload"):
+            one.log.snapshots.store(frozen, "memory")
+    assert not storage.list(f"{SHARD}/snapshots/")
+
+
 def test_a_file_of_the_same_name_and_size_is_sent(shard_of: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and sizes repeat after a rollback: only inode and time tell that a file is the one that was stored."""
     one, other = shard_of(), shard_of()
