@@ -16,12 +16,13 @@ Instances are not taken from fsspec's cache, and each process makes its own: see
 
 from __future__ import annotations
 
+import errno
 import logging
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -46,7 +47,7 @@ from holdfast.snapshotter.storage.object_storage import (
 from holdfast.snapshotter.storage.options import secrets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -56,6 +57,7 @@ _LOG = logging.getLogger(__name__)
 _RENAMES = frozenset({"arrow_hdfs", "sftp", "smb", "ssh", "viewfs", "webhdfs"})
 #: Read before the size is asked for; enough for all but large commits.
 _FIRST_BYTES = 16 << 20
+_ABSENT = {errno.ENOENT, errno.EISDIR, errno.ENOTDIR}
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 
@@ -123,7 +125,9 @@ class FsspecStorage(ObjectStorage):
             fs, root = self._begin("get")
             try:
                 data = read(fs, f"{root}/{key}")
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as exc:
+            except OSError as exc:
+                if not _is_absence(exc):
+                    raise
                 raise NotFoundError("no such object", action="get", key=key, storage=self.url) from exc
         self._requests.add_bytes("get", data.nbytes)
         return data
@@ -151,7 +155,7 @@ class FsspecStorage(ObjectStorage):
                 is_temporary = key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
                 if is_temporary and _modified_ms(fs, name, info) < before_ms:
                     self._requests.add("delete")
-                    with suppress(FileNotFoundError):
+                    with _suppressed_absence():
                         fs.rm_file(name)
                         removed += 1
         return removed
@@ -164,7 +168,7 @@ class FsspecStorage(ObjectStorage):
             try:
                 with translated("delete", self.url, key, self._secrets):
                     fs, root = self._begin("delete")
-                    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    with _suppressed_absence():
                         fs.rm_file(f"{root}/{key}")  # not rm, which expands * and ?
             except ClosedError:
                 raise
@@ -241,22 +245,34 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
     """Return the files below a folder, by path; none where there is no folder."""
-    if not _finds_by_walking(fs):
-        try:
-            return cast("dict[str, Mapping[str, Any]]", fs.find(top, detail=True))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
     found: dict[str, Mapping[str, Any]] = {}
-    folders = [top]
+    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
+    folders = [top] if _finds_by_walking(fs) else []
+    if not folders:
+        with _suppressed_absence():
+            found.update(fs.find(top, detail=True))
     for folder in folders:
-        with suppress(FileNotFoundError, NotADirectoryError):  # removed since
+        with _suppressed_absence():  # removed since
             for info in fs.ls(folder, detail=True):
                 if info["type"] != "directory":
                     found[info["name"]] = info
                 elif info["name"].rstrip("/") != folder.rstrip("/"):
                     folders.append(info["name"])
     return found
+
+
+def _is_absence(exc: OSError) -> bool:
+    """Tell whether a path leads to no file; some file systems say so by the number alone, as SMB does."""
+    return isinstance(exc, (FileNotFoundError, IsADirectoryError, NotADirectoryError)) or exc.errno in _ABSENT
+
+
+@contextmanager
+def _suppressed_absence() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if not _is_absence(exc):
+            raise
 
 
 def _finds_by_walking(fs: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import ItemsView, Iterator
+from collections.abc import Callable, ItemsView, Iterator
 from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from holdfast.errors import InvalidArgumentError, UnavailableError
+from holdfast.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage import fsspec as storage_fsspec
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
@@ -116,6 +116,31 @@ class TestStorageOfFilesByFsspec(StorageContract):
                 with pytest.raises((UnavailableError, InvalidArgumentError)):
                     ask(prefix)
         assert [info.key for info in storage.list("run/b/")] == ["run/b/2"]
+
+    def test_absence_that_only_a_number_tells(self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As of SMB, whose error is no FileNotFoundError: a query found the storage unavailable when it began."""
+
+        def numbered(call: Callable[..., object]) -> Callable[..., object]:
+            def called(*args: object, **how: object) -> object:
+                try:
+                    return call(*args, **how)
+                except FileNotFoundError as exc:
+                    raise _NumberedError(exc.errno, "no such name") from None
+
+            return called
+
+        for name in ("ls", "cat_file", "rm_file"):
+            monkeypatch.setattr(LocalFileSystem, name, numbered(getattr(LocalFileSystem, name)))
+        with pytest.raises(NotFoundError):
+            storage.get("a/b")
+        assert storage.list("a/") == []
+        storage.delete(["a/b"])
+        storage.put_if_absent("a/b", b"1")
+        assert storage.get("a/b") == b"1"
+
+
+class _NumberedError(OSError):
+    """Python makes a FileNotFoundError of OSError by the number, but not of a class that somebody else has derived."""
 
 
 class TestStorageWithoutFaults(TestMemoryStorage):
