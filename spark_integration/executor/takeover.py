@@ -7,7 +7,7 @@
             disk/<query id>/<operator>/
                 shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
             found-dead                  when that was noticed: a day later everything is removed
-        executor-<pid>-<start>/         of a task that makes or restores a savepoint: of its own process
+        executor-<pid>-<start>/         of a task that reads state, or makes or restores a savepoint: of its own process
             work/                       a shard, as long as the task runs
 
 A shard's directory has one owner at any time. Taking one over requires a lock on it and a shared lock on the dead

@@ -12,11 +12,9 @@ A commit that several micro-batches share is the net of their writes, and counts
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from pathlib import Path
 
 from holdfast.backends.column_names import Names
 from holdfast.backends.evolution import evolved
@@ -30,6 +28,7 @@ from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.stored_reads import ReadShard, StoredRead, fetch_read
 from holdfast.snapshotter.version_rows import read_tables
 from holdfast.spark_integration.executor.local_dirs import choose_root
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
 from holdfast.spark_integration.shard.task_storage import io_executor, local_dir_of_session
@@ -119,10 +118,9 @@ class QueryTable(ReadableTable):
             )
 
     def _live(self, storage: ObjectStorage, at: ReadShard) -> Iterator[Rows]:
-        disk = choose_root(local_dir_of_session(), in_memory=False)
-        with tempfile.TemporaryDirectory(prefix="holdfast-read-", dir=disk) as home:
+        with own_directory(choose_root(local_dir_of_session(), in_memory=False)) as home:
             prefix, held = shard_prefix(at.directory, at.shard), self.held[at.directory]
-            log = ObjectCommitLog(storage, prefix, held, io_executor(), Path(home), carried=at.carried_commits)
+            log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=at.carried_commits)
             rows = read_tables(log, at.pointer, [self.schema.name])
         for run in rows.values():
             yield Rows(under_names(run, self.schema, self.names[at.directory]))
