@@ -252,13 +252,29 @@ def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
         with _suppressed_absence():
             found.update(fs.find(top, detail=True))
     for folder in folders:
-        with _suppressed_absence():  # removed since
-            for info in fs.ls(folder, detail=True):
-                if info["type"] != "directory":
-                    found[info["name"]] = info
-                elif info["name"].rstrip("/") != folder.rstrip("/"):
-                    folders.append(info["name"])
+        for info in _held_in(fs, folder):
+            name = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                found[info["name"]] = info
+            elif name != folder.rstrip("/"):
+                folders.append(name)
     return found
+
+
+def _held_in(fs: Any, folder: str) -> list[Mapping[str, Any]]:
+    """Return the facts of what a folder holds; of nothing where it is gone."""
+    there: list[Mapping[str, Any]] = []
+    try:
+        there = fs.ls(folder, detail=True)
+    except OSError as exc:
+        if not _is_absence(exc):
+            raise
+        # It may be a file in it that is gone, as a temporary one: SMB's list asks about each that it has found.
+        with _suppressed_absence():
+            for name in fs.ls(folder, detail=False):
+                with _suppressed_absence():
+                    there.append(fs.info(name))
+    return there
 
 
 def _is_absence(exc: OSError) -> bool:

@@ -117,6 +117,22 @@ class TestStorageOfFilesByFsspec(StorageContract):
                     ask(prefix)
         assert [info.key for info in storage.list("run/b/")] == ["run/b/2"]
 
+    def test_a_file_that_goes_while_its_folder_is_listed(
+        self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SMB's list asks about each file: where a put gave one its name meanwhile, the folder was taken for empty."""
+        storage.put("run/a/1", b"1")
+        storage.put("run/a/2", b"22")
+        listed = LocalFileSystem.ls
+
+        def ls(self: LocalFileSystem, path: str, detail: bool = False) -> object:
+            names = [*listed(self, path), f"{path}/.tmp-1"]
+            return [self.info(name) for name in names] if detail else names
+
+        monkeypatch.setattr(LocalFileSystem, "ls", ls)
+        assert [(info.key, info.size_bytes) for info in storage.list("run/")] == [("run/a/1", 1), ("run/a/2", 2)]
+        assert storage.list("absent/") == []
+
     def test_absence_that_only_a_number_tells(self, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> None:
         """As of SMB, whose error is no FileNotFoundError: a query found the storage unavailable when it began."""
 
