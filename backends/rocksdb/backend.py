@@ -38,13 +38,13 @@ from holdfast.backends.rocksdb.check import damaged_tables
 from holdfast.backends.rocksdb.closed_database import create_database, read_marker
 from holdfast.backends.rocksdb.errors import damaged
 from holdfast.backends.rocksdb.frozen import FrozenDatabase
-from holdfast.backends.rocksdb.marker import Marker, VersionLabel
+from holdfast.backends.rocksdb.marker import Marker, VersionLabel, reading_frozen
 from holdfast.backends.rocksdb.options import RocksDBOptions
 from holdfast.backends.rocksdb.shard_databases import ShardDatabases, make_private
 from holdfast.backends.rocksdb.view import RocksDBView
 from holdfast.backends.run import Run
 from holdfast.backends.schema import TableSchema
-from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError
+from holdfast.errors import ConflictError, CorruptionError
 
 #: A count of rows that takes so much CPU time is kept for so many times as long: it takes at most 1 % of a core.
 LONG_COUNT_NS, KEPT_TIMES = 5_000_000, 100
@@ -165,12 +165,8 @@ class RocksDBBackend(Backend):
         staged.keep_only({name for name in names if _is_frozen(Path(name))})
         for name in local_files.list_folder(staged.path):
             staged.adopt(name)
-        try:
+        with reading_frozen():
             marker = self._require_marker(staged.path, pointer)
-        except SchemaMismatchError as exc:
-            raise CorruptionError(
-                "another release of holdfast froze it, with rows in another format", **exc.facts
-            ) from exc
         marker.require(self.tables, staged.path)
 
     def maintain(self, pointer: Pointer) -> int:

@@ -22,7 +22,7 @@ from holdfast.backends.base import MAX_HASH, Found, Pointer, View
 from holdfast.backends.frozen_files import FrozenFiles, Place
 from holdfast.backends.rocksdb.codec.keys import encode_keys
 from holdfast.backends.rocksdb.errors import damaged, rocksdb_errors
-from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker, StoredTable
+from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker, StoredTable, reading_frozen
 from holdfast.backends.rocksdb.options import open_rocksdb
 from holdfast.backends.rocksdb.reads import Rows, TableReader, key_range, run_of, scanned, sought, to_list
 from holdfast.backends.run import Run
@@ -71,7 +71,8 @@ class FrozenDatabase(View):
             value = self._read(lambda database: database.get(MARKER_KEY))
             if value is None:
                 raise damaged(files.folder, "it has no marker")
-            self._marker = Marker.decode(value, files.folder)
+            with reading_frozen():
+                self._marker = Marker.decode(value, files.folder)
             self._properties = self._marker.frozen_as(pointer, files.folder).properties
             self._marker.require(tables, files.folder)
         except BaseException:

@@ -20,7 +20,8 @@ The marker is part of every batch, so it is true after any crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -215,3 +216,12 @@ def _table_id(value: object) -> int:
     if type(value) is not int or not 0 < value <= _TABLE_IDS_MAX:
         raise ValueError("not the id of a table")
     return value
+
+
+@contextmanager
+def reading_frozen() -> Iterator[None]:
+    """Call rows in the format of another release damaged, as older objects can stand in for what is frozen."""
+    try:
+        yield
+    except SchemaMismatchError as exc:
+        raise CorruptionError("another release of holdfast froze it, with rows in another format", **exc.facts) from exc

@@ -21,6 +21,7 @@ from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.marker import MARKER_KEY, Marker
 from holdfast.backends.run import Run, TableSchema
 from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, SchemaMismatchError
+from holdfast.testing.backend_files_contract import StoredElsewhere
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -352,8 +353,12 @@ def test_a_snapshot_of_another_format_is_refused_as_one_that_is_damaged(shard: P
         planted[MARKER_KEY] = marker.encode()
     planted.flush()
     planted.close()
+    files = StoredElsewhere([path for path in folder.iterdir() if path.name not in HARMLESS], tmp_path / "elsewhere")
     with open_shard(tmp_path / "empty") as backend:
-        with pytest.raises(CorruptionError, match=r"another release.*format=2 readable=1"):
+        refused = pytest.raises(CorruptionError, match=r"another release.*format=2 readable=1")
+        with refused, backend.open_frozen(P2, TABLES, files, clock.new_id):
+            pass
+        with refused:
             backend.thaw(P2, folder)
         assert backend.versions() == []
 
