@@ -71,7 +71,7 @@ def read_rows(database: Rdict, start: bytes, end: bytes, most: int | None = None
     for key, value in islice(items, min(most or RUN_ROWS, RUN_ROWS)):
         keys.append(key)
         values.append(value)
-        size += len(value)
+        size += len(key) + len(value)
         if size >= RUN_BYTES:
             break
     return Rows(keys, values, _rest(database, start, end, keys))
@@ -211,7 +211,7 @@ class TableReader:
                     break
                 keys.append(key)
                 values.append(found.value())
-                size += len(values[-1])
+                size += len(key) + len(values[-1])
                 found.next()
             if not found.valid():
                 found.status()

@@ -89,13 +89,18 @@ def test_one_prefix_may_have_any_number_of_rows(shard: RocksDBBackend, monkeypat
     assert max(map(len, runs)) == 16
 
 
-def test_a_run_of_large_rows_has_few_of_them(shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows of 1 MB, as of long arrays, the first thousand came at once."""
-    written: list[tuple[Row, Row | None]] = [((i, 0.0, "x"), ("a note" * 100, None)) for i in range(50)]
-    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, [i << 50 for i in range(50)])}, {})
+@pytest.mark.parametrize(("name", "note"), [("x", "a note" * 100), ("a name" * 100, "x")], ids=["value", "key"])
+def test_a_run_of_large_rows_has_few_of_them(
+    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, name: str, note: str
+) -> None:
+    """Of rows of 1 MB, as of long arrays, the first thousand came at once; a timer is nothing but a key."""
+    written: list[tuple[Row, Row | None]] = [((7, i / 8, name), (note, None)) for i in range(50)]
+    shard.apply(None, P1, {"pairs": run_of(PAIRS, written, [7] * 50)}, {})
+    monkeypatch.setattr(rocksdb_view, "SCAN_ROWS_PER_PREFIX", 0)
     monkeypatch.setattr(rocksdb_reads, "RUN_BYTES", 6000)
     with shard.view(P1) as view:
         assert [len(run) for run in view.scan("pairs")] == [10] * 5
+        assert [len(run) for run in view.scan_prefix("pairs", keys_of(PAIRS.prefix(1), [(7,)], [7]))] == [10] * 5
 
 
 def test_the_largest_hash_and_the_last_table_have_an_end(shard: RocksDBBackend) -> None:
