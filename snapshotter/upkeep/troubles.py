@@ -85,7 +85,8 @@ class Troubles:
         older = [info.key for info in self._shard.list("troubles/") if _is_about(info.key, what)]
         if older:
             self._shard.delete(older)
-        trouble = Trouble(what, str(error)[:_TEXT_MAX], in_a_row, host, now_ms)
+        text = str(error).encode(errors="backslashreplace").decode()  # a local path may be any bytes
+        trouble = Trouble(what, text[:_TEXT_MAX], in_a_row, host, now_ms)
         data, _ = stored_file.encode(KIND, {"shard": self._shard.prefix, **asdict(trouble)})
         self._shard.put(f"troubles/{what}-{self._new_id()}", data)
 
