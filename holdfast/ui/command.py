@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from holdfast import clock
-from holdfast.commands.target import a_console, checkpoint_dir_option, storage_option
+from holdfast.commands.target import a_console, checkpoint_dir_option, printable, storage_option
 from holdfast.errors import InvalidArgumentError
 from holdfast.settings import PREFIX
 from holdfast.ui.site import Site, looks_at_once, open_site
@@ -79,7 +79,7 @@ def ui(
                 local_dir=local_dir,
             )
         for one in site.awaited():
-            console.print(f"waiting for {one.location}: {one.what}", soft_wrap=True, markup=False)
+            console.print(printable(f"waiting for {one.location}: {one.what}"), soft_wrap=True, markup=False)
         token = clock.new_id() + clock.new_id()
         server = make_server(site, token, host, port, also)
         stack.callback(server.close)

@@ -12,6 +12,8 @@ import pytest
 from holdfast.errors import NotFoundError
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.ui import inquiry
+from holdfast.ui.directory import Awaited
+from holdfast.ui.site import Site
 from tests.unit.holdfast.commands.checkpoint import put_record, run
 from tests.unit.holdfast.ui.sample_state import QUERY
 from tests.unit.holdfast.ui.serving import TOKEN, opened
@@ -158,3 +160,11 @@ def test_the_directory_comes_from_the_environment(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0
     assert f"waiting for {tmp_path}/query: The query has not planned a micro-batch yet" in result.stderr
     assert f"waiting for {tmp_path}/state: Empty" in result.stderr
+
+
+def test_what_is_awaited_does_nothing_to_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be an error that names what somebody else has written."""
+    monkeypatch.setattr("waitress.server.BaseWSGIServer.run", lambda _server: None)
+    monkeypatch.setattr(Site, "awaited", lambda *_: [Awaited("there", "as \x1b]0;title\x07 says")])
+    result = run("ui", tmp_path / "state", "--port", "0")
+    assert r"waiting for there: as \x1b]0;title\x07 says" in result.stderr
