@@ -24,9 +24,9 @@ from holdfast.backends.run import Keys, TableSchema
 from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.opening import open_storage
 from tests.fuzz.arrow_columns import TEXTS, exact, random_column, random_type
 from tests.repetitions import LONG, repetitions
+from tests.storage_in_ram import storage_in_ram
 
 SHARD = "o/shard-0000"
 STEPS = 200 if LONG else 50
@@ -46,7 +46,7 @@ class History:
         values = [random_type(self.chance, 2, is_key=False) for _ in range(2)]
         self.tables = {"t": TableSchema.of("t", KEY, pa.schema([(f"v{i}", t) for i, t in enumerate(values)]))}
         self.value_types = values
-        self.storage = open_storage(f"memory://histories/{folder.name}")
+        self.storage = resources.enter_context(storage_in_ram())
         self.threads = resources.enter_context(ThreadPoolExecutor(2))
         self.rows: dict[Pointer, bytes] = {}  # carried commits, which Spark keeps
         self.states: dict[Pointer, State] = {}

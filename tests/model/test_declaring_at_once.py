@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -21,15 +22,14 @@ from holdfast.snapshotter.ownership import stored_tables as module
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage, Kind
 from tests.repetitions import sample
+from tests.storage_in_ram import storage_in_ram
 
 KEY = pa.schema([("k", pa.string())])
 Tables = dict[str, TableSchema]
 REQUESTS = 9
 """At least as many as a writer makes that finds another one's tables, and one that finds them announced."""
-_numbers = itertools.count()
 
 
 def table(name: str, **columns: pa.DataType) -> Tables:
@@ -88,10 +88,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield opened
 
 
-def begun() -> ObjectStorage:
-    storage = open_storage(f"memory://at-once-{next(_numbers)}")
-    declare_operator(storage, RECORD)
-    return storage
+@contextmanager
+def begun() -> Iterator[ObjectStorage]:
+    with storage_in_ram() as storage:
+        declare_operator(storage, RECORD)
+        yield storage
 
 
 def outcome(storage: ObjectStorage, declared: Mapping[str, TableSchema] | StoredTables) -> HoldfastError | None:

@@ -34,13 +34,11 @@ from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import NotFoundError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.opening import open_storage
 from tests.model.built_in import BUILT_IN, copy_directory, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, TYPED, State, Table, check_reads
 from tests.repetitions import LONG, sample
-
-_roots = itertools.count()
+from tests.storage_in_ram import storage_in_ram
 
 
 class Side:
@@ -53,7 +51,7 @@ class Side:
         self.places = (root / f"{backend_name}-{n}" for n in itertools.count())
         self.directory = next(self.places)
         executor = cleanup.enter_context(ThreadPoolExecutor(2))
-        storage = cleanup.enter_context(open_storage(f"memory://holdfast-mirror/{next(_roots)}"))
+        storage = cleanup.enter_context(storage_in_ram())
         directory = root / f"{backend_name}-log"
         self.log = ObjectCommitLog(storage, "op/shard-0000", self.schemas, executor, directory, backend_name)
         self.pointers: list[Pointer] = []

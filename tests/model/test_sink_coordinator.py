@@ -7,17 +7,18 @@ ended. Each attempt at a micro-batch writes rows of its own, so that two that ar
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import UnavailableError
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import SinkQuery
 from tests.model.sink_target import SCHEMA, Crash, CrashingStorage, Killed, ModelSink, Target
 from tests.repetitions import LONG
+from tests.storage_in_ram import storage_in_ram
 
 _numbers = itertools.count()
 
@@ -29,7 +30,8 @@ class CoordinatorModel(RuleBasedStateMachine):
     def begin(self, has_mark: bool) -> None:
         self.target = Target(has_mark)
         self.crash = Crash()
-        self.storage = CrashingStorage(open_storage(f"memory://sinks-{next(_numbers)}"), self.crash)
+        self.cleanup = ExitStack()
+        self.storage = CrashingStorage(self.cleanup.enter_context(storage_in_ram()), self.crash)
         self.run: Coordinator | None = None
         self.batch_id = 0
         #: By micro-batch what each attempt prepared to be shown, and what the last one to end left visible.
@@ -119,6 +121,10 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert any(shown <= attempt for attempt in attempts), "no attempts are mixed"
             if batch_id < self.batch_id:
                 assert shown == self.ended[batch_id], "what Spark has ended is visible, whole and once"
+
+    def teardown(self) -> None:
+        if hasattr(self, "cleanup"):
+            self.cleanup.close()
 
 
 TestCoordinator = CoordinatorModel.TestCase

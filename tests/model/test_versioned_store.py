@@ -26,18 +26,17 @@ from holdfast.backends.run_files import backend as run_files
 from holdfast.errors import ClosedError, NotFoundError, StateLostError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.commits import ObjectCommitLog
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing import state_rows
 from tests.model.built_in import BUILT_IN, open_backend, ram_directory
 from tests.model.transactions import Open, Writes, prefixes_to, writes_to
 from tests.model.universe import COLLIDING, State, Table, check_reads
 from tests.repetitions import LONG, sample
+from tests.storage_in_ram import storage_in_ram
 
 TABLES = {table.name: table.schema for table in COLLIDING}
 
 tables = st.sampled_from(COLLIDING)
 writes = tables.flatmap(writes_to)
-_roots = itertools.count()
 
 
 class StoreWithoutLog(RuleBasedStateMachine):
@@ -304,7 +303,7 @@ class StoreWithLog(StoreWithoutLog):
 
     def make_log(self) -> ObjectCommitLog:
         executor = self.cleanup.enter_context(ThreadPoolExecutor(2))
-        storage = self.cleanup.enter_context(open_storage(f"memory://holdfast-model/{next(_roots)}"))
+        storage = self.cleanup.enter_context(storage_in_ram())
         directory = self.directory / "log"
         return ObjectCommitLog(
             storage,

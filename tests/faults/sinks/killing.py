@@ -41,8 +41,9 @@ class SinkKillings(Killings):
         return target_of(self.job.target)
 
     def run(self, kills: int, victims: Sequence[str] = ("driver", "worker", "server", "sink's server")) -> None:
-        """Kill so many processes, then let the query end between two micro-batches."""
+        """Kill until so many processes were killed in all, then let the query end between two micro-batches."""
         self.victims = tuple(each for each in victims if each != "sink's server" or self.target.has_server)
+        self.job.stop.unlink(missing_ok=True)
         with self.cleaned_up():
             self._start()
             self._progress(1)
