@@ -67,7 +67,7 @@ test-fast: $(STAMP) ## unit and contract tests without Spark, servers or anythin
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(FAST) $(ARGS)
 
 test-long: $(STAMP) ## all tests, many repetitions; stops at the first failure [ARGS=]
-	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --exitfirst $(ARGS)
+	HOLDFAST_TEST_PROFILE=long $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 --exitfirst $(ARGS)
 
 smoke: $(STAMP) ## the few tests that tell whether a version of Spark or Python works: demo, kill, drop-in [SPARK= PYTHON= ARGS=]
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)

@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 from tests import spark_classes
-from tests.repetitions import LONG, has_turn, seed
+from tests.repetitions import LONG, examples, has_turn, seed
 from tests.servers import downloads
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.servers.postgres import Postgres
     from tests.servers.s3 import Moto, Versitygw
 
-hypothesis.settings.register_profile("quick", max_examples=20, deadline=None)
-hypothesis.settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("quick", max_examples=examples(), deadline=None)
+hypothesis.settings.register_profile("long", max_examples=examples(), deadline=None, print_blob=True)
 hypothesis.settings.load_profile("long" if LONG else "quick")
 
 spark_classes.use_defaults()

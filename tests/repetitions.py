@@ -28,7 +28,15 @@ def kills(quick: int) -> int:
 
     Nearly all of its time is starting what was killed: 14 CPU seconds for a driver.
     """
-    return int(os.environ.get("HOLDFAST_TEST_KILLS", 10 if LONG else quick))
+    return int(os.environ.get("HOLDFAST_TEST_KILLS") or (10 if LONG else quick))
+
+
+def examples() -> int:
+    """Return how many examples hypothesis tries, 200 in the long profile; ``HOLDFAST_TEST_EXAMPLES=1000`` more.
+
+    Some tests try as many for each of 8 cases, at a quarter of a second each.
+    """
+    return int(os.environ.get("HOLDFAST_TEST_EXAMPLES") or (200 if LONG else 20))
 
 
 def sample(cases: Sequence[Case], quick: int = 1) -> list[Case]:
