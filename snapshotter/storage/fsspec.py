@@ -246,11 +246,12 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 def _files_below(fs: Any, top: str) -> dict[str, Mapping[str, Any]]:
     """Return the files below a folder, by path; none where there is no folder."""
     found: dict[str, Mapping[str, Any]] = {}
-    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
-    folders = [top] if _finds_by_walking(fs) else []
-    if not folders:
+    if not _finds_by_walking(fs):
         with _suppressed_absence():
             found.update(fs.find(top, detail=True))
+        return found
+    # fsspec's own walk leaves out a folder that cannot be listed, and what it returns looks whole.
+    folders = [top]
     for folder in folders:
         for info in _held_in(fs, folder):
             name = info["name"].rstrip("/")
