@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,17 +21,17 @@ from holdfast.snapshotter.ownership.operator_record import (
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.storage_in_ram import storage_in_ram
 
 KEY = pa.schema([("user", pa.string())])
 STATE = pa.schema([("n", pa.int64())])
 TABLES = {"state": TableSchema.of("state", KEY, STATE)}
 RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 4, TABLES, 100)
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def storage() -> Iterator[ObjectStorage]:
-    with open_storage(f"memory://records-{next(_numbers)}") as opened:
+    with storage_in_ram() as opened:
         yield opened
 
 

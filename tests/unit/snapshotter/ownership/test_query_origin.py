@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,16 +21,15 @@ from holdfast.snapshotter.ownership.query_origin import (
     take_directories,
 )
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.shard.operator_directory import OPERATOR_NAME, operator_of, require_restored
+from tests.storage_in_ram import storage_in_ram
 
 ORIGIN = QueryOrigin("q-2", "q-1", "q-1", 7, {"totals": "q-1", "pairs@q-1": "q-1"}, ("fresh",))
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def storage() -> Iterator[ObjectStorage]:
-    with open_storage(f"memory://origins-{next(_numbers)}") as opened:
+    with storage_in_ram() as opened:
         yield opened
 
 

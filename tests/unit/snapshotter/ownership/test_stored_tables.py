@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,11 +17,10 @@ from holdfast.errors import ConflictError, CorruptionError, SchemaMismatchError,
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, described
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, declare_tables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.storage_in_ram import storage_in_ram
 
 KEY = pa.schema([("k", pa.string())])
-_numbers = itertools.count()
 
 
 def table(name: str, **columns: pa.DataType) -> dict[str, TableSchema]:
@@ -37,7 +35,7 @@ RECORD = OperatorRecord.of("totals", "query", "def-1", "run-1", 2, A, 100)
 
 @pytest.fixture
 def storage() -> Iterator[FaultyStorage]:
-    with FaultyStorage(open_storage(f"memory://tables-{next(_numbers)}")) as opened:
+    with storage_in_ram() as storage, FaultyStorage(storage) as opened:
         declare_operator(opened, RECORD)
         opened.operations.clear()
         yield opened

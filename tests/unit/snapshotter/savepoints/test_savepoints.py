@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,14 +32,13 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.probe import probe_storage
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.storage_in_ram import storage_in_ram
 from tests.unit.snapshotter.savepoints.sample import STATE, a_savepoint
-
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def target() -> Iterator[ObjectStorage]:
-    with open_storage(f"memory://savepoints-{next(_numbers)}") as opened:
+    with storage_in_ram() as opened:
         yield opened
 
 

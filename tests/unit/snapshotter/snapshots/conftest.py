@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
+from tests.storage_in_ram import storage_in_ram
 from tests.unit.snapshotter.snapshots.shard import Opener, Shard
-
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def storage() -> Iterator[ObjectStorage]:
-    with open_storage(f"memory://snapshots-{next(_numbers)}") as opened:
+    with storage_in_ram() as opened:
         yield opened
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -20,22 +19,21 @@ from holdfast.snapshotter.ownership.claims import RENEW_EVERY_MS, Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator, find_operator
 from holdfast.snapshotter.ownership.query_origin import QueryOrigin, declare_origin
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor.processes import executor_process
 from holdfast.spark_integration.shard import claiming
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
+from tests.storage_in_ram import storage_in_ram
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
 RECORD = OperatorRecord.of("totals", "query-1", "def-1", "run-1", 2, {"state": TABLE}, 100)
 APP = "local-1"
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
     executor = executor_process()
     monkeypatch.setattr(claiming, "executor_process", lambda: executor)
-    with FaultyStorage(open_storage(f"memory://task-{next(_numbers)}")) as opened:
+    with storage_in_ram() as storage, FaultyStorage(storage) as opened:
         yield opened
 
 

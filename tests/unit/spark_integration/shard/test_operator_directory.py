@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,22 +16,21 @@ from holdfast.errors import ConflictError, FencedError, SchemaMismatchError, Una
 from holdfast.snapshotter.ownership.claim_listing import Claimant
 from holdfast.snapshotter.ownership.claims import Claims
 from holdfast.snapshotter.ownership.operator_record import OperatorRecord, declare_operator
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.spark_integration.executor import processes
 from holdfast.spark_integration.executor.processes import ProcessId, machine
 from holdfast.spark_integration.shard import claiming
 from holdfast.spark_integration.shard.operator_directory import begin_directory, operator_of, own_directory
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from tests.model.declaring import Declaring
+from tests.storage_in_ram import storage_in_ram
 
 TABLE = TableSchema.of("state", pa.schema([("k", pa.int64())]), pa.schema([("n", pa.int64())]))
 DECLARING: Any = Declaring({"state": TABLE})
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStorage]:
-    with FaultyStorage(open_storage(f"memory://directory-{next(_numbers)}")) as opened:
+    with storage_in_ram() as storage, FaultyStorage(storage) as opened:
         yield opened
 
 
