@@ -48,7 +48,7 @@ def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
     if changes:
         raise SchemaMismatchError(
             "the stored rows cannot be read with the columns that the operator declares: declare the stored ones, or "
-            "start with a new operator name",
+            "start over with a new checkpointLocation",
             table=declared.name,
             changed=changes,
         )
@@ -116,7 +116,7 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
     if changed:
         raise SchemaMismatchError(
             f"{source} holds state with a different schema than the operator now declares: declare the stored columns "
-            "again, or start with a new operator name",
+            "again, or start over with a new checkpointLocation",
             table=held.name,
             changed=changed,
         )

@@ -237,7 +237,7 @@ def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> N
     unknown = sorted(set(stored) - declared.keys())
     if unknown:
         raise SchemaMismatchError(
-            "the stored state has tables that the operator does not declare: declare them again, or start with a new "
-            "operator name",
+            "the stored state has tables that the operator does not declare: declare them again, or start over with "
+            "a new checkpointLocation",
             tables=unknown,
         )

@@ -11,7 +11,7 @@
     ├── UnavailableError          storage, server or network; retryable = True
     ├── CorruptionError           checksum, size or format → stop; restore another version
     ├── SchemaMismatchError       state and code disagree → evolve, or say which column
-    └── StateLostError            a pointer's state is not durable and its process is gone
+    └── StateLostError            state or results that a pointer or a decision names are gone
 
 A message is lower case, says what is wrong and what to do, and ends with the facts: ``raise
 NotFoundError("no such version; choose a retained one", version=7, shard=3)`` reads
@@ -87,7 +87,7 @@ class SchemaMismatchError(HoldfastError):
 
 
 class StateLostError(HoldfastError):
-    """A pointer's state was never durable, and the process that held it is gone."""
+    """State that a pointer names, or results that a decision names, are gone: bring them back, or start over."""
 
 
 def _plain(value: object) -> Fact:

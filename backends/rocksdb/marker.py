@@ -83,7 +83,7 @@ class StoredTable:
             return self
         if len(self.values) == SCHEMAS_MAX:
             raise InvalidArgumentError(
-                "the columns of a state table have changed too often: start with a new operator name",
+                "the columns of a state table have changed too often: rescale the query, which rewrites its rows",
                 most=SCHEMAS_MAX,
             )
         return replace(self, values=(*self.values, values))

@@ -167,7 +167,7 @@ def check_operator(stored: OperatorRecord, record: OperatorRecord, url: str) -> 
     if stored.shards != record.shards:
         raise SchemaMismatchError(
             "the state was written with a different number of shards: set spark.holdfast.shards to the stored "
-            "number, or start with a new operator name",
+            "number, or rescale the query (holdfast rescale)",
             **where,
             stored=stored.shards,
             asked=record.shards,

@@ -20,7 +20,7 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.restarting import (
-    NEW_OPERATOR,
+    NEW_QUERY,
     no_longer_null,
     renamed_fields,
     shown,
@@ -41,7 +41,7 @@ def require_same_configuration(stored: Mapping[str, str], now: Mapping[str, str]
         if stored.get(name) != value:
             _refuse(
                 "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
-                f"the query began with another {name}: set it back, {NEW_OPERATOR}",
+                f"the query began with another {name}: set it back, {NEW_QUERY}",
                 stored=stored.get(name),
                 asked=value,
             )
@@ -67,7 +67,7 @@ def require_same_grouping(stored: StoredTables, grouping: pa.Schema) -> None:
         if not before.equals(grouping):
             _refuse(
                 "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
-                f"the state was grouped by other columns: group by those, under the same names, {NEW_OPERATOR}",
+                f"the state was grouped by other columns: group by those, under the same names, {NEW_QUERY}",
                 stored=shown(before),
                 asked=shown(grouping),
             )
@@ -87,7 +87,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
             _refuse(
                 "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
                 f"{variable.name!r} was a {kind} state, and its stored values are there still: give the new variable "
-                f"another name, {NEW_OPERATOR}",
+                f"another name, {NEW_QUERY}",
                 stored=kind,
                 asked=variable.kind,
             )
@@ -96,7 +96,7 @@ def require_same_kind(variable: StateVariable, stored: StoredTables) -> None:
         _refuse(
             "STATE_STORE_INVALID_VARIABLE_TYPE_CHANGE",
             f"{variable.what} shares a table with an earlier variable, as the name of one is that of the other and "
-            f"'.expiring', where a TTL has its index: give the new variable another name, {NEW_OPERATOR}",
+            f"'.expiring', where a TTL has its index: give the new variable another name, {NEW_QUERY}",
             tables=[variable.table, *([index] if variable.ttl_ms else [])],
         )
 
@@ -116,7 +116,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
         _refuse(
             "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
             f"the key of {variable.what} has other columns or types than its stored entries: declare the stored ones, "
-            f"give it another name, {NEW_OPERATOR}",
+            f"give it another name, {NEW_QUERY}",
             stored=shown(live.key),
             asked=shown(declared.key),
         )
@@ -135,7 +135,7 @@ def require_readable_values(variable: StateVariable, declared: TableSchema, stor
             "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION",
             f"Schema evolution is not possible: stored values of {variable.what} cannot be read as it declares them "
             f"({'; '.join(why)}): columns that may be null can be added, columns removed, and numbers widened. Declare "
-            f"the stored columns, give the variable another name, {NEW_OPERATOR}",
+            f"the stored columns, give the variable another name, {NEW_QUERY}",
             stored=shown(latest.value),
             asked=shown(declared.value),
         )

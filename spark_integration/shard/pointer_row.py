@@ -103,7 +103,7 @@ class PointerRow(NamedTuple):
         if self.shards != shards:
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "
-                f"{self.shards}, or begin with a new checkpoint location and a new operator name",
+                f"{self.shards}, or rescale the query (holdfast rescale)",
                 operator=operator,
                 stored=self.shards,
                 asked=shards,

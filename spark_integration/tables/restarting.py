@@ -19,7 +19,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
 
-NEW_OPERATOR = "or start with a new operator name"
+NEW_QUERY = "or start over with a new checkpointLocation"
 _Fields = Iterable[pa.Field]
 
 
@@ -39,7 +39,7 @@ def require_same_api(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     if bool(stored) != bool(now):
         raise SchemaMismatchError(
             "the state was written by another kind of operator: by a processor (transformWithState), or by a function "
-            f"(apply…WithState). Define it as that kind, {NEW_OPERATOR}",
+            f"(apply…WithState). Define it as that kind, {NEW_QUERY}",
             stored="a processor's" if stored else "a function's",
         )
 
@@ -78,7 +78,7 @@ def _require_same_timers(stored: StoredTables, declared: Mapping[str, TableSchem
     if before != after:
         _refuse(
             "the state has other timers than the operator declares, or timers of another clock: those in processing "
-            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_OPERATOR}",
+            f"time have 'due_processing_ms'. Set timeMode or timeoutConf back, {NEW_QUERY}",
             stored=before,
             declared=after,
         )
@@ -90,7 +90,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
     if keys:
         _refuse(
             "the key columns of stored state never change: group by the same columns, of the same names and types, "
-            f"{NEW_OPERATOR}",
+            f"{NEW_QUERY}",
             table=name,
             changed=keys,
             stored=shown(live.key),
@@ -109,7 +109,7 @@ def _require_readable(stored: StoredTables, declared: Mapping[str, TableSchema],
         _refuse(
             f"stored state cannot be read with the columns that the operator declares ({'; '.join(why)}). Declare the "
             "stored columns and types, or wider ones; give a column of another type another name; migrate the state "
-            f"by savepoints.restore(…, migrate=…); {NEW_OPERATOR}",
+            f"by savepoints.restore(…, migrate=…); {NEW_QUERY}",
             table=name,
             stored=shown(latest.value),
             declared=shown(table.value),

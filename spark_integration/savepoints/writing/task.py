@@ -213,7 +213,7 @@ def _index_of(run: Run, index: TableSchema) -> Run:
     keys = run.keys.select(range(len(index.key)))
     due_ms = times.take(pa.array(rows)).to_numpy()
     if len(due_ms) and not -NUMBER_LIMIT < due_ms.min() <= due_ms.max() < NUMBER_LIMIT:
-        raise InvalidArgumentError("a time is none, in milliseconds since 1970", table=run.schema.name)
+        raise InvalidArgumentError("times must be milliseconds since 1970, below 2^62", table=run.schema.name)
     return timers_run(index, Keys(run.hashes, keys).take(rows), due_ms)
 
 

@@ -288,7 +288,7 @@ def test_what_a_restart_must_not_change(engine: ProcessorEngine, run_on: Open) -
                 assert words in text, name
                 assert "stored=" in text
                 assert "asked=" in text
-                assert "start with a new operator name" in text
+                assert "start over with a new checkpointLocation" in text
         assert files_of(on) == before, "nothing was written"
         found = restart(on, engine, _BEGUN, "v.get();m.getValue((1,))")
         assert list(found.values()) == ["(1, 'one')", "Row(n=2)"]

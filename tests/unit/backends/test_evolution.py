@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 def test_what_cannot(name: str) -> None:
     """With the column and both types."""
     stored, declared = NOT_WIDER[name]
-    with pytest.raises(SchemaMismatchError, match=r"start with a new operator name.*table=t.*v: .* → "):
+    with pytest.raises(SchemaMismatchError, match=r"start over with a new checkpointLocation.*table=t.*v: .* → "):
         evolved(table(v=stored), table(v=declared))
 
 

@@ -65,7 +65,11 @@ DOES_NOT: dict[str, tuple[Tables, Tables, list[str]]] = {
         table(n=pa.decimal128(6, 4)),
         ["n: decimal128(5, 2) → decimal128(6, 4)"],
     ),
-    "another type": (table(n=INT), table(n=TEXT), ["n: int32 → large_string", "another name", "a new operator name"]),
+    "another type": (
+        table(n=INT),
+        table(n=TEXT),
+        ["n: int32 → large_string", "another name", "a new checkpointLocation"],
+    ),
     "another zone": (
         table(n=pa.timestamp("us", "Europe/Berlin")),
         table(n=pa.timestamp("us")),
