@@ -27,7 +27,9 @@ def test_the_quickstart_of_the_readme_gives_right_totals(spark: SparkSession, tm
     flights.coalesce(1).write.parquet(str(tmp_path / "flights"))
     stream = spark.readStream.schema(flights.schema).parquet(str(tmp_path / "flights"))
     (block,) = blocks("README.md", "python")
-    code = block.replace("/data/app", str(tmp_path / "app")).replace(
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")  # the session is that of other tests, too
+    code = block.replace("/data/app", str(tmp_path / "app")).replace('"4"', f'"{partitions}"')
+    code = code.replace(
         '.format("console").start()', '.format("memory").queryName("quickstart").trigger(availableNow=True).start()'
     )
     names: dict[str, Any] = {"spark": spark, "flights": stream}
