@@ -14,9 +14,7 @@ from holdfast.spark_integration.sinks.delta.tables import storage_options
 from holdfast.spark_integration.sinks.parquet.reading import read_parquet
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.testing import sink_contract
 from holdfast.testing.sink_contract import SinkContract
-from holdfast.testing.sinks import scenario
 from tests.servers.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, Versitygw
 
 pytestmark = [pytest.mark.s3, pytest.mark.long, pytest.mark.slow(600)]
@@ -24,13 +22,13 @@ _PLACES = itertools.count()
 
 
 class _OnS3(SinkContract):
+    # The server's own: the suite looks for it in every handle, error and pickle.
+    secrets = (SECRET_KEY,)
+
     @pytest.fixture(autouse=True)
-    def _server(self, versitygw: Versitygw, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _server(self, versitygw: Versitygw) -> None:
         self.server = versitygw
         self.url = f"s3://{BUCKET}/sinks/{next(_PLACES)}"
-        # The server's own: the suite looks for it in every handle, error and pickle.
-        for module in (sink_contract, scenario):
-            monkeypatch.setattr(module, "SECRET", SECRET_KEY)
 
     @pytest.fixture
     def options(self, versitygw: Versitygw) -> Mapping[str, str]:
