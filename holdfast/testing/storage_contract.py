@@ -282,6 +282,7 @@ class StorageContract:
         for key in INVALID_KEYS:
             for call in (
                 storage.get,
+                lambda key: storage.get_range(key, 0, 1),
                 lambda key: storage.put(key, b"1"),
                 lambda key: storage.put_if_absent(key, b"1"),
                 lambda key: storage.delete(["kept", key]),
@@ -419,7 +420,9 @@ class StorageContract:
         storage.close()
         for call in (
             lambda: storage.put("p", b"1"),
+            lambda: storage.put_if_absent("p", b"1"),
             lambda: storage.get("o"),
+            lambda: storage.get_range("o", 0, 1),
             lambda: storage.list(""),
             lambda: storage.delete(["o"]),
         ):
