@@ -180,6 +180,7 @@ def test_recent_micro_batches_are_those_of_all_servers_that_live(executor: Execu
 
 def test_servers_that_hang_hold_nobody_up_for_long(tmp_path: Path) -> None:
     """Each costs a part of what is waited for all of them."""
+    hanging: list[socket.socket] = []
     with ExitStack() as stack:
         for number in range(4):
             directory = tmp_path / local_dirs.user_name() / f"executor-{number}"
@@ -187,9 +188,13 @@ def test_servers_that_hang_hold_nobody_up_for_long(tmp_path: Path) -> None:
             silent = stack.enter_context(socket.socket(socket.AF_UNIX))
             silent.bind(str(server_files.socket_path(directory)))
             silent.listen()
+            silent.setblocking(False)
+            hanging.append(silent)
         begun_ms = clock.monotonic_ms()
         assert recent_batches(str(tmp_path)) == []
         assert clock.monotonic_ms() - begun_ms < 6_000
+        for silent in hanging:
+            silent.accept()[0].close()  # raises where nobody has asked
 
 
 def test_an_answer_of_nonsense_is_an_error_of_ours() -> None:
