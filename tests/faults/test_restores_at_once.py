@@ -131,6 +131,7 @@ def test_what_another_has_just_restored_is_not_dropped(
     for thread in (ahead, behind):
         thread.join(PATIENCE_SECONDS)
     assert found == [EXPECTED, EXPECTED]
+    assert (first.before["view"], second.before["versions"]) == ([], []), "they have met where they were to"
 
 
 @pytest.mark.parametrize("kind", [MemoryBackend, RocksDBBackend])
