@@ -128,6 +128,8 @@ def test_announcements_may_come_while_the_server_tidies_up(bench: Bench) -> None
             coming = [bench.threads.submit(_come_and_go, executor, message, others) for _ in range(2)]
             while not all(done.done() for done in coming):
                 executor.housekeeping.tidy_up()
+            for done in coming:
+                done.result()
     finally:
         sys.setswitchinterval(before)
 
