@@ -9,18 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+from holdfast.clock import new_id
 from holdfast.errors import UnavailableError
 from holdfast.spark_integration.client import launch
+from holdfast.spark_integration.client.remote_backend import RemoteBackend
 from holdfast.spark_integration.executor import server_files
 from holdfast.spark_integration.server import state_server
 from tests.faults.executor_process import (
@@ -116,23 +116,20 @@ def test_it_ends_with_its_executor_and_takes_the_local_state_along(
     assert f"executor {executor.id} has ended" in executor.log
 
 
-def test_it_ends_while_calls_wait(executor: Executor) -> None:
+@pytest.mark.slow(13)
+def test_it_ends_while_a_worker_has_a_view_open(executor: Executor, shards: Callable[..., Shard]) -> None:
+    """A worker may outlive its executor: the server waits for its call, but not for ever."""
     client = executor.client()
     executor.start(client)
-    other = executor.client()
-    waiting = threading.Thread(
-        target=lambda: _ignore_errors(lambda: other.call("drain", b'{"timeout_seconds": 0.5}', 5.0))
-    )
-    waiting.start()
-    executor.kill()
-    assert client.launch.process is not None
-    assert client.launch.process.wait(PATIENCE_SECONDS) == 0
-    waiting.join()
-
-
-def _ignore_errors(call: Callable[[], object]) -> None:
-    with suppress(UnavailableError):
-        call()
+    shard = shards(executor, client)
+    address = shard.commit(0).shard
+    assert shard.pointer is not None
+    with RemoteBackend(executor.client(), address, shard.tables, new_id).view(shard.pointer):
+        assert client.call("statistics")["views"] == 1
+        executor.kill()
+        assert client.launch.process is not None
+        assert client.launch.process.wait(PATIENCE_SECONDS) == 0
+    assert not executor.directory.exists()
 
 
 def test_a_server_of_a_dead_executor_ends_at_once(executor: Executor) -> None:
