@@ -51,6 +51,11 @@ class Power:
             raise Killed
         self.changes += 1
 
+    def stops(self) -> range:
+        """Return after how many changes to stop it the next time: the last one removes the mark of what was made."""
+        assert self.changes > 2, "a mark, what it is for, and the mark's end"
+        return range(self.changes - 1)
+
 
 class _Powered(WrappedStorage):
     def __init__(self, inner: ObjectStorage, power: Power) -> None:
@@ -89,7 +94,7 @@ def test_a_savepoint_is_there_as_a_whole_or_not_at_all(lab: Lab, power: Any) -> 
     target = lab.folder / "savepoints"
     whole = power(NEVER)
     savepoints.create(lab.spark, lab.folder / "query", target, "whole")
-    for after in sample(range(whole.changes - 1), quick=2):  # the last one removes the mark of its making
+    for after in sample(whole.stops(), quick=2):
         power(after)
         with pytest.raises(Killed):
             savepoints.create(lab.spark, lab.folder / "query", target, "one")
@@ -106,7 +111,7 @@ def test_a_query_starts_from_a_whole_restore_only(lab: Lab, power: Any) -> None:
     original = run(lab, CASE)
     whole = power(NEVER)
     restored(lab, "first")
-    for after in sample(range(whole.changes - 1), quick=3):  # the last one removes the mark of a restore
+    for after in sample(whole.stops(), quick=3):
         power(after)
         with pytest.raises(Killed):
             restored(lab, shards=3)
@@ -148,7 +153,7 @@ def test_a_query_starts_from_a_whole_copy_only(lab: Lab, power: Any, how: str) -
     whole = power(NEVER)
     copied(lab, how, "first")
     before = contents(lab.folder / "durable") | contents(lab.folder / "query")
-    for after in sample(range(whole.changes - 1), quick=3):
+    for after in sample(whole.stops(), quick=3):
         power(after)
         with pytest.raises(Killed):
             copied(lab, how)
