@@ -81,6 +81,7 @@ def test_an_operator_that_is_gone_can_be_left_behind(lab: Lab, kept: str) -> Non
         restored(lab, skip=keys.keys() - {kept})
         (batch,) = lab.run(counts(lab.source(TWO.schema), keys[kept], kept), "again")
     three = TWO.files()[:3]
+    assert batch
     if kept == "pairs":
         pairs = [pair for file in three for pair in zip(*(file[key].to_pylist() for key in keys["pairs"]), strict=True)]
         assert {(row["carrier"], row["origin"]): row["n"] for row in batch}.items() <= Counter(pairs).items()
