@@ -86,7 +86,7 @@ def test_the_other_clock_is_refused(lab: Lab) -> None:
     lab.run(query(lab, keep({"a": 90_000})))
     feed(lab, ("a", 11))
     for mode in ("ProcessingTime", "None"):
-        with pytest.raises(StreamingQueryException):
+        with pytest.raises(StreamingQueryException, match="timers of another clock"):
             lab.run(query(lab, keep({"a": 90_000} if mode != "None" else {}), mode=mode))
     lab.run(query(lab, keep({"a": 90_000})))
     assert lab.state() == {"a": (2,)}
