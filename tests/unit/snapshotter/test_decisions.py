@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,18 +12,18 @@ from holdfast.backends import stored_file
 from holdfast.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from holdfast.snapshotter.decisions import Decision, Decisions, StoredSink, damages, parse_key
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
-from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.upkeep.catalogue import list_checkpoint
+from tests.storage_in_ram import storage_in_ram
 
-_numbers = itertools.count()
 DECISION = Decision("totals", "q-1", 7, 30, ({"gid": "a", "at": [1, {"x": None}]}, {"gid": "b"}))
 VALUES = asdict(DECISION) | {"handles": [dict(handle) for handle in DECISION.handles]}
 KEY = "_sinks/totals/q-1/decided-7"
 
 
 @pytest.fixture
-def storage() -> ObjectStorage:
-    return open_storage(f"memory://decisions-{next(_numbers)}")
+def storage() -> Iterator[ObjectStorage]:
+    with storage_in_ram() as opened:
+        yield opened
 
 
 @pytest.fixture

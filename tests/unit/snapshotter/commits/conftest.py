@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from tests.storage_in_ram import storage_in_ram
 from tests.unit.snapshotter.commits.shard import Shard
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(params=["file", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStorage]:
-    url = f"file://{tmp_path}/durable" if request.param == "file" else f"memory://commits-{next(_numbers)}"
-    with open_storage(url) as opened:
+    made: AbstractContextManager[ObjectStorage] = (
+        storage_in_ram() if request.param == "memory" else open_storage(f"file://{tmp_path}/durable")
+    )
+    with made as opened:
         yield opened
 
 

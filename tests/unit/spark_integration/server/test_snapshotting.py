@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from holdfast.backends.schema import TableSchema
 from holdfast.errors import UnavailableError
 from holdfast.mvcc import VersionedStore
 from holdfast.snapshotter.snapshots.policy import SnapshotPolicy
-from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.client.messages import Committed, ShardAddress
 from holdfast.spark_integration.executor import local_dirs
 from holdfast.spark_integration.server import open_shards, snapshotting
@@ -30,8 +29,8 @@ from holdfast.spark_integration.server.state_server import UPLOAD_THREADS
 from holdfast.testing.faulty_storage import Fault, FaultyStorage
 from holdfast.testing.state_rows import COUNTS, keys_of, values_of
 from tests.faults.executor_process import eventually
+from tests.storage_in_ram import storage_in_ram
 
-_numbers = itertools.count()
 OTHER = "memory://other"
 NEW_THREADS = partial(ThreadPoolExecutor, UPLOAD_THREADS)
 
@@ -39,12 +38,11 @@ NEW_THREADS = partial(ThreadPoolExecutor, UPLOAD_THREADS)
 class Bench:
     """The snapshots of an executor's shards, whose commits and storage a test makes."""
 
-    def __init__(self, root: Path) -> None:
-        self.storage = FaultyStorage(open_storage(f"memory://snapshotting-{next(_numbers)}"))
+    def __init__(self, root: Path, storage: ObjectStorage, other: ObjectStorage) -> None:
+        self.storage = FaultyStorage(storage)
         self.threads = ThreadPoolExecutor(8)
         self.shards = OpenShards(root)
-        self.other_storage = open_storage(f"memory://snapshotting-{next(_numbers)}")
-        self.logs = DurableLogs(NEW_THREADS, lambda url, options: self.other_storage if url == OTHER else self.storage)
+        self.logs = DurableLogs(NEW_THREADS, lambda url, options: other if url == OTHER else self.storage)
         self.snapshotting = Snapshotting(self.shards, self.logs)
         self.root = root
         self._newest: dict[str, Pointer | None] = {}
@@ -89,16 +87,15 @@ def with_another_column(shard: ShardAddress) -> ShardAddress:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(local_dirs.private_directory(tmp_path / "executor"))
-    working = made.threads.submit(made.snapshotting.run)
-    yield made
-    made.snapshotting.queue.end()
-    working.result(20)
-    made.threads.shutdown()
-    made.shards.close(1.0)
-    made.logs.close_unused([])
-    for storage in (made.storage, made.other_storage):
-        storage.close()
+    with storage_in_ram() as storage, storage_in_ram() as other:
+        made = Bench(local_dirs.private_directory(tmp_path / "executor"), storage, other)
+        working = made.threads.submit(made.snapshotting.run)
+        yield made
+        made.snapshotting.queue.end()
+        working.result(20)
+        made.threads.shutdown()
+        made.shards.close(1.0)
+        made.logs.close_unused([])
 
 
 def test_a_snapshot_that_a_worker_waits_for_holds_up_no_other_shard(bench: Bench) -> None:
@@ -223,11 +220,12 @@ def test_a_storage_that_does_not_close_ends_nothing(tmp_path: Path) -> None:
     root = local_dirs.private_directory(tmp_path / "executor")
     address = ShardAddress.of(root / "query" / "totals" / "a", "memory", {}, {"counts": COUNTS})
     message = Committed(address, None, Pointer(0, "none"), "totals/a", "memory://", {}, SnapshotPolicy(1), 9)
-    logs = DurableLogs(NEW_THREADS, lambda url, options: Stuck(open_storage("memory://stuck")))
-    with logs.log_of(message):
-        pass
-    logs.close_unused([])
-    assert logs.requests() == {}
+    with storage_in_ram() as storage:
+        logs = DurableLogs(NEW_THREADS, lambda url, options: Stuck(storage))
+        with logs.log_of(message):
+            pass
+        logs.close_unused([])
+        assert logs.requests() == {}
 
 
 def test_a_worker_does_not_wait_for_ever_for_a_snapshot_that_another_wants(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +24,10 @@ from holdfast.snapshotter.storage.wrappers import WrappedStorage
 from holdfast.spark_integration.sinks.coordinator import Coordinator, Prepared
 from holdfast.spark_integration.sinks.two_phase_sink import Handle, SinkQuery
 from tests.model.sink_target import SCHEMA, Crash, Killed, ModelSink, Target
+from tests.storage_in_ram import storage_in_ram
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_numbers = itertools.count()
 
 
 def coordinator(url: str, target: Target, query: SinkQuery, retained: int = 100) -> Coordinator:
@@ -48,8 +46,9 @@ def show(url: str, target: Target, query: SinkQuery, *batch_ids: int, retained: 
 
 
 @pytest.fixture
-def url() -> str:
-    return f"memory://sinks-{next(_numbers)}"
+def url() -> Iterator[str]:
+    with storage_in_ram() as storage:
+        yield storage.url
 
 
 QUERY, HEIR = SinkQuery("model", "query-1"), SinkQuery("model", "query-2", "query-1")
@@ -149,9 +148,9 @@ def test_a_lost_directory_of_decisions_is_no_loss_once_spark_has_ended_all(url: 
     target = Target(has_mark=True)
     show(url, target, QUERY, 0, 1)
     target.last.clear()
-    show(f"{url}-new", target, QUERY, 2)
+    show(f"{url}/new", target, QUERY, 2)
     with pytest.raises(StateLostError, match="shown=2"):
-        coordinator(f"{url}-other", target, QUERY).start(2, SCHEMA)
+        coordinator(f"{url}/other", target, QUERY).start(2, SCHEMA)
 
 
 def test_a_twin_that_prepares_late_is_aborted_in_the_same_run(url: str) -> None:
