@@ -24,7 +24,7 @@ from holdfast.examples.sinks.csv_folder import CsvFolder, read
 from holdfast.spark_integration.sinks.two_phase_sink import SinkAttempt, SinkTransaction
 from tests.spark.application import run_program
 from tests.spark.conftest import Lab
-from tests.spark.sinks import lost_shuffle
+from tests.spark.sinks import lost_shuffle, repeating
 from tests.spark.sinks.lost_shuffle import NotingSpares
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(20)]
@@ -76,11 +76,7 @@ class Shown:
         return sorted(tuple(row.values()) for row in read(str(self.folder), SCHEMA).to_pylist())
 
     def forget_the_last_end(self) -> None:
-        """Let Spark repeat its last micro-batch, as after a crash just before it noted its end."""
-        commits = self.lab.folder / self.name / "commits"
-        last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-        for path in (last, commits / f".{last.name}.crc"):
-            path.unlink(missing_ok=True)
+        repeating.forget_the_last_end(self.lab.folder / self.name)
 
     def decided(self) -> list[str]:
         return sorted(path.name for path in (self.lab.folder / "durable/_sinks/csv").glob("*/decided-*"))

@@ -16,6 +16,7 @@ from holdfast.examples.sinks.state_image import image_of_totals
 from holdfast.sinks import TwoPhaseSink
 from tests.repetitions import sample
 from tests.servers.hdfs import Hdfs
+from tests.spark.sinks import repeating
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,11 +72,7 @@ class Appending:
         writer.option("checkpointLocation", str(self.folder / "query")).start().awaitTermination()
 
     def forget_the_last_end(self) -> None:
-        """Let Spark repeat its last micro-batch, as after a crash just before it noted its end."""
-        commits = self.folder / "query" / "commits"
-        last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-        for path in (last, commits / f".{last.name}.crc"):
-            path.unlink(missing_ok=True)
+        repeating.forget_the_last_end(self.folder / "query")
 
     def scenario(self) -> None:
         """Three micro-batches; then the last one again, and one more."""

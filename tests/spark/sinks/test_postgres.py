@@ -19,6 +19,7 @@ from holdfast.spark_integration.sinks.postgres import connecting
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.spark.conftest import Lab
+from tests.spark.sinks import repeating
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow(40)]
 
@@ -53,10 +54,7 @@ class Shown:
         return self.sql(f"SELECT * FROM {self.table} ORDER BY 1, 2, 3")
 
     def forget_the_last_end(self) -> None:
-        commits = self.lab.folder / "query/commits"
-        last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-        for path in (last, commits / f".{last.name}.crc"):
-            path.unlink(missing_ok=True)
+        repeating.forget_the_last_end(self.lab.folder / "query")
 
 
 @pytest.fixture(autouse=True)
