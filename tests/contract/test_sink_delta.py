@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from deltalake import DeltaTable
 
 from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.testing.sink_contract import SinkContract
+from holdfast.testing.sink_contract import SECRET, SinkContract
 
 pytestmark = pytest.mark.slow(24)
 
@@ -20,6 +21,11 @@ class TestDeltaSink(SinkContract):
     def sink(self, tmp_path: Path) -> TwoPhaseSink:
         self.url = str(tmp_path / "target")
         return DeltaSink("out", self.url, create=True)
+
+    @pytest.fixture
+    def options(self) -> Mapping[str, str]:
+        """What a folder has no use for, an object store has: credentials."""
+        return {"key": "somebody", "secret": f"{SECRET}-1"}
 
     def shown(self, sink: TwoPhaseSink) -> pa.Table:
         return DeltaTable(self.url).to_pyarrow_table()
