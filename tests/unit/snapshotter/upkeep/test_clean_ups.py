@@ -95,6 +95,7 @@ def test_a_query_that_is_faster_than_its_uploads_is_cleaned_up_after(
 
     monkeypatch.setattr(ClockedStorage, "put", put_while_the_query_goes_on)
     bench.run(query, executor, 60, step_ms=10 * 60_000)
+    assert len(list(executor.directory.glob("gone-*"))) > 10
     assert counters(executor)["clean_ups"] >= 2
     assert executor.failures() == {}
 
