@@ -149,6 +149,7 @@ def test_decisions_that_hang_hold_up_no_view(tmp_path: Path, site_of: SiteOf, an
     state.faults.append(Fault("delay", action="get", times=None, wait=answers.wait))
     for _ in range(3):
         assert "invoices micro-batch 7 1,000" in shown(page)
+    assert state.faults[0].hits
 
 
 def test_an_empty_place_that_hangs_leaves_the_others_time(
@@ -163,3 +164,4 @@ def test_an_empty_place_that_hangs_leaves_the_others_time(
     text = shown(page)
     assert "sessions" in text
     assert f"{tmp_path}/query 0" in text
+    assert empty.faults[0].hits

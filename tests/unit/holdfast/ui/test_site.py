@@ -135,5 +135,7 @@ def test_empty_places_that_are_slow_are_waited_for_together(
     try:
         assert site.directory(8).place == 8
         assert time.monotonic() - begun < 5
+        for one in slow:
+            one.assert_all_hit()
     finally:
         answered.set()

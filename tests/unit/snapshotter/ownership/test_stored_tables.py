@@ -157,6 +157,7 @@ def test_a_task_that_comes_between_writes_no_second_object(storage: FaultyStorag
     nth = 1 if when == "put" else 2
     faulty = FaultyStorage(storage, [Fault("delay", action=when, nth=nth, wait=meanwhile)])
     declare_tables(faulty, RECORD, StoredTables.of_first_run({**WIDE, **B}))
+    faulty.assert_all_hit()
     assert len(names(storage)) == 1
 
 

@@ -147,13 +147,17 @@ def test_a_place_of_another_user_is_no_error_before_anything_is_kept_there(
 ) -> None:
     """Who makes the directory says what to do; nobody may even look into it."""
 
+    asked: list[Path] = []
+
     def denied(path: Path) -> bool:
+        asked.append(path)
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(local_dirs, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 41, 0, local_dirs.SHARED_MEMORY_MIN_BYTES))
     monkeypatch.setattr(Path, "is_dir", denied)
     assert local_dirs.choose_root(None, in_memory=True) == tmp_path
+    assert asked
 
 
 @pytest.mark.parametrize("began_in", ["shared memory", "disk"])
