@@ -3,6 +3,7 @@
 An exchange carries one kind of columns each way::
 
     get            ──▶ keys, a slice         ◀── exists, values of these keys, in slices     (slice by slice)
+                                                 looked up piece by piece, within `PIECE_BYTES`
     scan_prefix    ──▶ prefixes, in slices   ◀── rows of runs, in slices
     scan                                     ◀── rows of runs, in slices
     apply, load    ──▶ bytes of runs, in slices
@@ -24,13 +25,16 @@ import pyarrow as pa
 
 from holdfast.backends import local_files
 from holdfast.backends.arrow.rows import from_columns
-from holdfast.backends.base import Found
+from holdfast.backends.base import Found, View
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, UnavailableError
 
 #: A message holds at most so many rows, and so many bytes unless one row has more.
 SLICE_ROWS = 1 << 15
 SLICE_BYTES = 4 << 20
+#: Keys that a look-up reads at first, when nobody knows how large their rows are; each further piece has at most
+#: `PIECE_GROWTH` times as many, and by the rows before it about `PIECE_BYTES`.
+FIRST_KEYS, PIECE_GROWTH, PIECE_BYTES = 128, 16, 32 << 20
 #: Buffers as small as this are copied together rather than sent one by one.
 JOINED_BYTES = 64 << 10
 #: Runs larger than this are received into a file, which the kernel may write back, not into memory.
@@ -92,6 +96,25 @@ def encode_found(schema: TableSchema, found: Found) -> pa.RecordBatch:
     """Return the answer to a look-up as columns."""
     columns = [pa.array(found.exists), *found.values.columns]
     return pa.RecordBatch.from_arrays(columns, schema=found_columns(schema))
+
+
+def look_up(view: View, schema: TableSchema, asked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield what a view has of keys that `encode_keys` wrote, as `encode_found` does, in pieces of bounded size.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As of `decode_keys`.
+    """
+    most = FIRST_KEYS
+    for batch in asked:
+        start = 0
+        while start < batch.num_rows:
+            keys = decode_keys(schema, batch.slice(start, most))
+            found = encode_found(schema, view.get(schema.name, keys))
+            yield found
+            start += len(keys)
+            most = max(1, min(most * PIECE_GROWTH, len(keys) * PIECE_BYTES // found.nbytes))
 
 
 def decode_found(schema: TableSchema, batches: list[pa.RecordBatch]) -> Found:

@@ -192,9 +192,7 @@ class StateService(flight.FlightServerBase):
     def _get(self, message: Message, reader: Reader, writer: Writer) -> None:
         view, schema = self._viewed(message)
         writer.begin(state_streams.found_columns(schema))
-        for batch in _received(reader):
-            found = view.get(schema.name, state_streams.decode_keys(schema, batch))
-            _send([state_streams.encode_found(schema, found)], writer)
+        _send(state_streams.look_up(view, schema, _received(reader)), writer)
 
     def _scan(self, message: Message, reader: Reader, writer: Writer) -> None:
         view, schema = self._viewed(message)

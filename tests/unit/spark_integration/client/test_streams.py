@@ -1,15 +1,18 @@
-"""Runs on their way into the state server: what is large lies in a file, of which little is in memory."""
+"""What is large between a worker and the state server: of runs little is in memory, and of what is looked up."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from holdfast.backends import run_stack
+from holdfast.backends.base import Found
 from holdfast.backends.run import Keys, Run, TableSchema
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.client import streams as state_streams
@@ -109,3 +112,32 @@ def test_pieces_are_bounded_in_rows_and_in_bytes() -> None:
     assert set(rows_of(run.chunks(100, 10_300))) == {10}
     assert rows_of(run.chunks(100, 0)) == [1] * 100
     assert rows_of(counts()["counts"].chunks(10, 10)) == []
+
+
+class RunView:
+    """What a look-up asks of a view: the rows of one run, and how many keys each look-up had."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.asked: list[int] = []
+
+    def get(self, table: str, keys: Keys) -> Found:
+        self.asked.append(len(keys))
+        return run_stack.look_up([self.run], keys, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("piece_bytes", "pieces"),
+    [(8 * MIB, [128, 672, 1200]), (101_000, [128, *[100] * 6, 72, *[100] * 12]), (500, [128, *[1] * 1872])],
+    ids=["small", "large", "huge"],
+)
+def test_a_look_up_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, piece_bytes: int, pieces: list[int]) -> None:
+    """Of rows of 100 KB the state server had 32,768 in memory, 3 GB, for each worker that asked."""
+    monkeypatch.setattr(state_streams, "PIECE_BYTES", piece_bytes)
+    run = large_run(2000)
+    view: Any = RunView(run)
+    asked = state_streams.encode_keys(TABLE, Keys(run.hashes, run.keys))
+    found = list(state_streams.look_up(view, TABLE, [asked.slice(0, 800), asked.slice(800)]))
+    assert view.asked == pieces
+    assert pa.Table.from_batches(found).column("value.v").to_pylist() == run.values.column(0).to_pylist()
+    assert list(state_streams.look_up(view, TABLE, [asked.slice(0, 0)])) == []
