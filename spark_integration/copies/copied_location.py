@@ -18,7 +18,7 @@ that it wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
@@ -27,6 +27,8 @@ from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.spark_state.query_location import LEFTOVER, LoggedBatch, QueryLocation
 
 _FILE_BYTES_MAX = 4 << 30
+#: Files in memory at once have so many bytes together; a larger one is there alone.
+AT_ONCE_BYTES = 256 << 20
 _LOG = re.compile(r"(offsets|commits)/(0|[1-9][0-9]{0,17})")
 # A version of a state store, perhaps with an id of its own, and who writes what names which files it has.
 _VERSION = re.compile(r"([0-9]{1,18})(_[0-9A-Za-z-]+)?\.(zip|delta|snapshot|changelog)")
@@ -49,11 +51,12 @@ def copy_location(source: ObjectStorage, target: ObjectStorage, query: QueryLoca
     UnavailableError
         The query has left the micro-batch behind, or a storage did not answer: try again.
     """
-    state = [info.key for info in source.list("state/") if _is_of(info.key, batch.batch_id)]
-    logs = [info.key for folder in ("offsets/", "commits/") for info in source.list(folder)]
-    logs = [key for key in logs if (found := _LOG.fullmatch(key)) and int(found[2]) <= batch.batch_id]
+    folders = ("state/", "offsets/", "commits/", "sources/")
+    sizes = {info.key: info.size_bytes for folder in folders for info in source.list(folder)}
+    state = [key for key in sizes if key.startswith("state/") and _is_of(key, batch.batch_id)]
+    logs = [key for key in sizes if (found := _LOG.fullmatch(key)) and int(found[2]) <= batch.batch_id]
     logs += [f"sources/{name}/{log}" for name, offset in batch.sources for log in query.source_logs(name, offset)]
-    vanished = set(_copy_all(source, target, state, query)) | set(_copy_all(source, target, logs, query))
+    vanished = {key for keys in (state, logs) for key in _copy_all(source, target, keys, sizes, query)}
     needed = {f"offsets/{batch.batch_id}", f"commits/{batch.batch_id}"}
     needed |= {key for key in logs if key.startswith("sources/")}
     # What Spark deletes meanwhile is older than what it keeps, as long as it keeps the micro-batch.
@@ -74,7 +77,9 @@ def _is_of(key: str, batch_id: int) -> bool:
     return version is None or int(version[1]) <= batch_id + 1
 
 
-def _copy_all(source: ObjectStorage, target: ObjectStorage, keys: Iterable[str], query: QueryLocation) -> list[str]:
+def _copy_all(
+    source: ObjectStorage, target: ObjectStorage, keys: Iterable[str], sizes: Mapping[str, int], query: QueryLocation
+) -> list[str]:
     """Copy files, and return those that are gone."""
 
     def copy(key: str) -> str | None:
@@ -86,4 +91,20 @@ def _copy_all(source: ObjectStorage, target: ObjectStorage, keys: Iterable[str],
         target.put(key, seeding.moved(key, data, target.url))
         return None
 
-    return [key for key in io_executor().map(copy, keys) if key is not None]
+    copied = (gone for group in _side_by_side(keys, sizes) for gone in io_executor().map(copy, group))
+    return [key for key in copied if key is not None]
+
+
+def _side_by_side(keys: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield files in groups that memory has room for; what Spark has compacted since counts as nothing."""
+    group: list[str] = []
+    room = AT_ONCE_BYTES
+    for key in keys:
+        size_bytes = sizes.get(key, 0)
+        if group and size_bytes > room:
+            yield group
+            group, room = [], AT_ONCE_BYTES
+        group.append(key)
+        room -= size_bytes
+    if group:
+        yield group

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import Buffer
 
 from holdfast.errors import UnavailableError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
+from holdfast.snapshotter.storage.wrappers import WrappedStorage
+from holdfast.spark_integration.copies import copied_location
 from holdfast.spark_integration.copies.copied_location import copy_location
 from holdfast.spark_integration.spark_state.query_location import QueryLocation
 
@@ -61,6 +66,42 @@ def test_what_belongs_to_a_micro_batch_is_copied(source: ObjectStorage, tmp_path
     assert copied == OF_FIVE
     assert f"{tmp_path}/target/state/0/_stateSchema/x" in described
     assert f"{tmp_path}/source" not in described
+
+
+class SlowTarget(WrappedStorage):
+    """A storage that takes its time, and remembers how many bytes it was given at once."""
+
+    def __init__(self, inner: ObjectStorage) -> None:
+        super().__init__(inner)
+        self.lock = threading.Lock()
+        self.at_once: dict[str, int] = {}
+        self.most = 0
+
+    def put(self, key: str, data: Buffer) -> None:
+        with self.lock:
+            self.at_once[key] = memoryview(data).nbytes
+            self.most = max(self.most, sum(self.at_once.values()))
+        time.sleep(0.02)
+        super().put(key, data)
+        with self.lock:
+            del self.at_once[key]
+
+
+def test_files_in_memory_at_once_are_bounded_in_bytes(
+    source: ObjectStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight threads held a file each, of 4 GiB perhaps; a file that is too large for company goes alone."""
+    monkeypatch.setattr(copied_location, "AT_ONCE_BYTES", 3000)
+    sizes = {f"state/0/0/{n}.sst": 1000 for n in range(12)} | {"state/0/0/12.sst": 4000}
+    for key, size_bytes in sizes.items():
+        source.put(key, b"x" * size_bytes)
+    query = QueryLocation(source)
+    with open_storage(str(tmp_path / "target")) as inner:
+        target = SlowTarget(inner)
+        copy_location(source, target, query, query.batch(5))
+        copied = {info.key: info.size_bytes for info in target.list("state/0/0/")}
+    assert sizes.items() <= copied.items()
+    assert target.most == 4000
 
 
 def test_a_log_of_files_that_was_compacted_since_is_copied_as_it_was(source: ObjectStorage, tmp_path: Path) -> None:
