@@ -12,12 +12,11 @@ Nothing is restored, and nothing is kept but what may be asked for again: object
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +72,8 @@ class VersionReader:
         All that the state may hold.
     executor : concurrent.futures.Executor
         Runs downloads; must not run the caller.
+    work_folder : callable
+        Returns a context that gives an empty folder of its own each time, and removes it.
     new_id : callable
         Returns a new unique name each time.
 
@@ -87,10 +88,11 @@ class VersionReader:
         shard: str,
         tables: Mapping[str, TableSchema],
         executor: Executor,
+        work_folder: Callable[[], AbstractContextManager[Path]],
         new_id: Callable[[], str] = clock.new_id,
     ) -> None:
         self._storage, self._shard, self.tables = storage, shard, tables
-        self._executor, self._new_id = executor, new_id
+        self._executor, self._work_folder, self._new_id = executor, work_folder, new_id
         self._objects = PrefixedStorage(storage, shard)
         self._commits = CommitObjects(self._objects, tables)
         self._kept: OrderedDict[ChainEntry, Commit] = OrderedDict()
@@ -190,7 +192,7 @@ class VersionReader:
             raise CorruptionError(f"{self._objects.url}/{snapshot.key} is damaged")
         if snapshot not in self._views:
             with ExitStack() as undo:
-                home = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-look-up-")))
+                home = undo.enter_context(self._work_folder())
                 (home / "files").mkdir(mode=0o700)
                 manifest = Snapshots(self._objects, self._executor, home).read_manifest(snapshot)
                 files = StoredFiles(manifest, self._objects, home / "files", self._executor)
@@ -210,9 +212,9 @@ class VersionReader:
         return self._rows_around(at, table)
 
     def _rows_around(self, at: At, table: str) -> list[Run]:
-        with tempfile.TemporaryDirectory(prefix="holdfast-look-up-") as home:
+        with self._work_folder() as home:
             carried = {} if at.carried is None else {at.pointer: at.carried}
-            log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, Path(home), carried=carried)
+            log = ObjectCommitLog(self._storage, self._shard, self.tables, self._executor, home, carried=carried)
             return list(read_tables(log, at.pointer, [table]).values())
 
     def _give_up(self, snapshot: ChainEntry, damage: CorruptionError) -> None:

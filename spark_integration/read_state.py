@@ -7,7 +7,6 @@ pointers name its directory: ``totals``, or ``totals@<query>`` if another query 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -26,6 +25,7 @@ from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_ta
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.lookup.keys import keys_of
 from holdfast.spark_integration.lookup.shown import as_table
 from holdfast.spark_integration.lookup.stored_operator import Key
@@ -166,7 +166,7 @@ def _restore(
     with (
         ThreadPoolExecutor(_SHARDS_AT_ONCE) as shards,
         ThreadPoolExecutor(_REQUESTS_AT_ONCE) as requests,
-        tempfile.TemporaryDirectory(prefix="holdfast-read-") as home,
+        own_directory() as home,
     ):
 
         def restore(row: PointerRow) -> list[Run]:
@@ -174,7 +174,7 @@ def _restore(
             if row.pointer is None:
                 return []
             prefix, carried = shard_prefix(directory, row.shard), dict(row.carried_commits)
-            log = ObjectCommitLog(storage, prefix, stored.held, requests, Path(home) / f"{row.shard}", carried=carried)
+            log = ObjectCommitLog(storage, prefix, stored.held, requests, home / f"{row.shard}", carried=carried)
             rows = read_tables(log, row.pointer, [table])
             return list(rows.values())
 

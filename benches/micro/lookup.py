@@ -30,6 +30,7 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.version_reader import At, VersionReader
 from holdfast.snapshotter.version_rows import read_tables
+from holdfast.spark_integration.executor.takeover import own_directory
 
 ROWS, SHARDS, COMMITS, ROUNDS = 10_000_000, 4, 5, 10
 Benchmark = Any
@@ -110,7 +111,7 @@ def look_up(version: Version, number: int) -> None:
     """Find one key."""
     key = version.keys.take(np.array([number % len(version.keys)]))
     with ThreadPoolExecutor(16) as executor:
-        reader = VersionReader(version.storage, version.shard, _TABLES, executor)
+        reader = VersionReader(version.storage, version.shard, _TABLES, executor, own_directory)
         assert len(reader.find(version.at, "state", key)) == 1
         reader.close()
 

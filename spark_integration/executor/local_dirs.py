@@ -14,6 +14,7 @@
                     runs/<run id>                   which operator definition runs under this name
                     shard-0003-1f0c77ab/            see holdfast.backends.run_files.backend
                         durable                     its versions can be restored: it may be let go
+        executor-<pid>-<start>.<id>/                what a process works on, see `process_directory`
     <temporary directory>/holdfast-<user id>/
         logs/state-server-executor-….<digest>.log   kept a week, see holdfast.spark_integration.executor.server_files
         <digest of that place>.sock                 the socket, where its own place has too long a name
@@ -46,6 +47,7 @@ SHARED_MEMORY_MIN_BYTES = 256 << 20
 IN_MEMORY, ON_DISK = "memory", "disk"
 SHARD_PREFIX, DURABLE = "shard-", "durable"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
+_EXECUTOR = "executor-"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
 
@@ -167,8 +169,18 @@ def executor_directory(root: Path, executor: ProcessId | None = None) -> Path:
     return private_directory(user_directory(root) / _executor_name(executor))
 
 
+def process_directory(root: Path, name: str) -> Path:
+    """Return a directory of this process's own, which may have any number; `name` tells them apart."""
+    return private_directory(user_directory(root) / f"{_executor_name(ProcessId.of(os.getpid()))}.{name}")
+
+
+def process_of(directory: Path) -> ProcessId | None:
+    """Return the executor, or the process, whose directory this is; None if it is nobody's."""
+    return ProcessId.parse(directory.name.partition(".")[0].removeprefix(_EXECUTOR))
+
+
 def _executor_name(executor: ProcessId | None = None) -> str:
-    return f"executor-{executor or executor_process()}"
+    return f"{_EXECUTOR}{executor or executor_process()}"
 
 
 def state_directory(executor_directory: Path, *, in_memory: bool) -> Path:

@@ -7,8 +7,8 @@
             disk/<query id>/<operator>/
                 shard-0003-…/           ── verified, then one rename ──▶ below the executor that wants it
             found-dead                  when that was noticed: a day later everything is removed
-        executor-<pid>-<start>/         of a task that reads state, or makes or restores a savepoint: of its own process
-            work/                       a shard, as long as the task runs
+        executor-<pid>-<start>.<id>/    of a process that looks keys up, reads state, or makes or restores a savepoint
+            work/                       a shard or a snapshot, as long as it is used
 
 A shard's directory has one owner at any time. Taking one over requires a lock on it and a shared lock on the dead
 executor's directory; the executor's own state server, and whoever removes the directory, hold that lock exclusively. So
@@ -33,11 +33,12 @@ from holdfast.errors import HoldfastError, InvalidArgumentError, UnavailableErro
 from holdfast.spark_integration.executor.local_dirs import (
     ON_DISK,
     SHARD_PREFIX,
-    executor_directory,
+    choose_root,
     private_directory,
+    process_directory,
+    process_of,
     user_directory,
 )
-from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.spark_integration.executor.server_files import LOCK_NAME, socket_path, take_lock, try_lock
 
 KEPT_MS = 24 * 60 * 60_000
@@ -162,22 +163,28 @@ def remove_dead_executors(root: Path, now_ms: int) -> None:
 
 
 @contextmanager
-def own_directory(root: Path) -> Iterator[Path]:
+def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     """Give a directory that is gone after the context, and in which nothing is taken over.
 
-    It is that of an executor which is this process: so once that is killed, whoever removes what dead executors left
-    removes it.
+    It is like that of an executor which is this process: so once that is killed, whoever removes what dead executors
+    left removes it.
+
+    Parameters
+    ----------
+    local_dir : str, optional
+        As of `choose_root`.
 
     Raises
     ------
     InvalidArgumentError, UnavailableError
-        It cannot be made, or this process has one already.
+        It cannot be made.
     """
+    root = choose_root(local_dir, in_memory=False)
     remove_dead_executors(root, clock.now_ms())
-    path = executor_directory(root, ProcessId.of(os.getpid()))
+    path = process_directory(root, clock.new_id())
     lock = take_lock(path)
-    if lock is None:
-        raise UnavailableError("this process works in its own directory already: try again", path=str(path))
+    if lock is None:  # a process in another container takes ours for dead, and was faster
+        raise UnavailableError("a directory to work in was taken away: try again", path=str(path))
     try:
         yield private_directory(path / _WORK)
     finally:
@@ -236,7 +243,7 @@ def _dead_executors(user_directory: Path) -> list[Path]:
 
 
 def _is_dead(path: Path) -> bool:
-    executor = ProcessId.parse(path.name.removeprefix("executor-"))
+    executor = process_of(path)
     if executor is None or not os.path.isdir(path) or executor.is_alive():  # `Path.is_dir` fails where the disk does
         return False
     try:

@@ -20,6 +20,7 @@ from holdfast.snapshotter.ownership.operator_record import OperatorRecord, find_
 from holdfast.snapshotter.ownership.stored_tables import StoredTables, stored_tables
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.version_reader import At, VersionReader
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.shard.operator_directory import operator_of
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 
@@ -161,7 +162,9 @@ class ShardReaders:
             if reader is not None and reader.tables != stored.held:
                 reader.close()  # a run has declared more since
                 reader = None
-            self._readers[shard] = reader or VersionReader(self._storage, shard, stored.held, self._executor)
+            self._readers[shard] = reader or VersionReader(
+                self._storage, shard, stored.held, self._executor, own_directory
+            )
             while len(self._readers) > _KEPT_READERS:
                 self._readers.popitem(last=False)[1].close()
             yield self._readers[shard]

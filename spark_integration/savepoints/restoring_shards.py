@@ -39,10 +39,11 @@ from holdfast.snapshotter.savepoints.pieces import read_piece
 from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.list_state import renumbered
 from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
 from holdfast.spark_integration.savepoints.migrating import Migration
-from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed, working_folder
+from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
@@ -181,7 +182,7 @@ class ShardRestorer:
             return None, None
         storage = storage_at(self.settings.checkpoint_dir, self.settings)
         pointer = Pointer(FIRST_VERSION, clock.new_id())
-        with working_folder(self.settings) as home:
+        with own_directory(self.settings.local_dir) as home:
             held = {**read.tables, **{table: of.after for table, of in operator.migrations.items()}}
             log = ObjectCommitLog(
                 storage, shard_prefix(operator.directory, shard), held, io_executor(), home, carried_bytes=0

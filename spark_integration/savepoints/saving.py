@@ -24,7 +24,8 @@ from holdfast.snapshotter.ownership.operator_record import shard_prefix
 from holdfast.snapshotter.savepoints.pieces import write_pieces
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, working_folder
+from holdfast.spark_integration.executor.takeover import own_directory
+from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row
 from holdfast.spark_integration.shard.pointer_row import PointerRow
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
 
@@ -97,7 +98,7 @@ class ShardSaver:
         pointer = Pointer(row["version"], row["commit"])
         carried = {} if row["carried"] is None else {pointer: bytes(row["carried"])}
         prefix = shard_prefix(row["directory"], row["shard"])
-        with working_folder(self.settings) as home:
+        with own_directory(self.settings.local_dir) as home:
             log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=carried)
             rows = read_tables(log, pointer, held)
         for table, schema in tables.items():

@@ -1,20 +1,15 @@
-"""Tasks of savepoints: run for shards, with what becomes of their errors, and a folder to work in."""
+"""Tasks of savepoints: run for shards, with what becomes of their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from holdfast import errors
 from holdfast.errors import CorruptionError, HoldfastError, UnavailableError
-from holdfast.settings import Settings
 from holdfast.snapshotter.storage.ahead import ahead
-from holdfast.spark_integration.executor import local_dirs
-from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.shard.task_storage import io_executor
 from holdfast.spark_integration.transport.routes import routes_of
 
@@ -86,19 +81,6 @@ def run_frame(
 
 
 _UNAVAILABLE = f"{UnavailableError.__module__}.{UnavailableError.__qualname__}"
-
-
-@contextmanager
-def working_folder(settings: Settings) -> Iterator[Path]:
-    """Give a folder where executors keep what is large; it is gone after the context, or when this process is.
-
-    Raises
-    ------
-    InvalidArgumentError, UnavailableError
-        It cannot be made.
-    """
-    with own_directory(local_dirs.choose_root(settings.local_dir, in_memory=False)) as path:
-        yield path
 
 
 def each_ahead(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result, None, None]:

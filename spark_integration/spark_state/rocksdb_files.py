@@ -24,7 +24,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -35,6 +34,7 @@ from rocksdict import AccessType, Options, Rdict
 
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
+from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.spark_state.delta_files import stream_of
 from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few
 
@@ -115,9 +115,9 @@ def _of_family(rows: Rows, number: int | None) -> Rows:
 def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Rows, dict[str, int]]:
     """Return the rows of a database, and the numbers of its families."""
     source = f"{partition.url}/{at}.zip"
-    with tempfile.TemporaryDirectory(prefix="holdfast-spark-state-") as folder:
+    with own_directory() as folder:
         archive = bytes(partition.get(f"{at}.zip", limit_bytes))
-        tables, families = _unpack(archive, Path(folder), source, limit_bytes)
+        tables, families = _unpack(archive, folder, source, limit_bytes)
         left_bytes = limit_bytes
         for local, stored in tables.items():
             try:
@@ -125,8 +125,8 @@ def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Ro
             except NotFoundError as exc:
                 raise NotFoundError("Spark has purged this version of its state", file=source, table=stored) from exc
             left_bytes -= len(data)
-            Path(folder, local).write_bytes(data)
-        return _rows_of(folder, source, limit_bytes), families
+            (folder / local).write_bytes(data)
+        return _rows_of(str(folder), source, limit_bytes), families
 
 
 def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:

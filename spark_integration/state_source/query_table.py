@@ -27,7 +27,6 @@ from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.snapshotter.stored_reads import ReadShard, StoredRead, fetch_read
 from holdfast.snapshotter.version_rows import read_tables
-from holdfast.spark_integration.executor.local_dirs import choose_root
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.processor.state.variable_tables import find_shown, grouping_columns
 from holdfast.spark_integration.savepoints.restoring_shards import HashRange
@@ -118,7 +117,7 @@ class QueryTable(ReadableTable):
             )
 
     def _live(self, storage: ObjectStorage, at: ReadShard) -> Iterator[Rows]:
-        with own_directory(choose_root(local_dir_of_session(), in_memory=False)) as home:
+        with own_directory(local_dir_of_session()) as home:
             prefix, held = shard_prefix(at.directory, at.shard), self.held[at.directory]
             log = ObjectCommitLog(storage, prefix, held, io_executor(), home, carried=at.carried_commits)
             rows = read_tables(log, at.pointer, [self.schema.name])

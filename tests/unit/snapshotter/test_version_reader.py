@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +47,12 @@ def keys(schema: TableSchema, users: list[int], entries: list[int] | None = None
         return Keys.of(schema, hashes, pa.table(columns | {"entry": entries}))
     prefix = schema.prefix(1)
     return Keys.of(prefix, hashes, pa.table(columns))
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 @dataclass
@@ -104,7 +112,7 @@ def test_rows_of_keys_are_those_of_the_whole_version(lab: Lab, tmp_path: Path) -
         if step in (1, 3):
             lab.log.write_snapshot(lab.backend, versions[-1])
     assert lab.log.carried
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
     for pointer in versions:
         at = lab.at(pointer)
         for table, schema in TABLES.items():
@@ -126,7 +134,7 @@ def test_versions_of_some_keys_are_read_once(lab: Lab) -> None:
     pointer = lab.commit(None, 300)
     lab.log.write_snapshot(lab.backend, pointer)
     versions = [pointer := lab.commit(pointer, 60) for _ in range(6)]
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
     history = reader.of_keys("counts", keys(COUNTS, [1]))
     before = lab.storage.requests["get"]
     first = history.at(lab.at(versions[-1]))
@@ -147,7 +155,7 @@ def test_a_damaged_snapshot_is_gone_around(lab: Lab, tmp_path: Path, caplog: pyt
     wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
     for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
         part.write_bytes(part.read_bytes()[:-40] + bytes(40))
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
     every = keys(COUNTS, list(range(USERS)))
     same(reader.find(lab.at(newest), "counts", every), wanted)
     assert "is not used" in caplog.text
@@ -163,7 +171,7 @@ def test_a_scan_that_meets_damage_says_so_and_the_next_one_goes_around_it(lab: L
     wanted = lab.whole(lab.at(newest), "counts", tmp_path / "whole")
     for part in (tmp_path / "durable" / PREFIX / "files").iterdir():
         part.write_bytes(bytes(len(part.read_bytes())))
-    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor)
+    reader = VersionReader(lab.storage, PREFIX, TABLES, lab.executor, work_folder)
     with pytest.raises(CorruptionError):
         list(reader.scan(lab.at(newest), "counts"))
     assert sum(len(run) for run in reader.scan(lab.at(newest), "counts")) == len(wanted)
@@ -212,7 +220,7 @@ def share_read(storage: ObjectStorage, backend: str, tmp_path: Path) -> float:
         entry, _ = log.write_snapshot(held, pointer)
         newest = At(log_one(store, pointer))
         wanted = Keys.of(COUNTS, hashes[123_456:123_457], columns.slice(123_456, 1))
-        reader = VersionReader(storage, PREFIX, TABLES, executor)
+        reader = VersionReader(storage, PREFIX, TABLES, executor, work_folder)
         before = storage.requests["get_bytes"]
         (row,) = reader.find(newest, "counts", wanted).values.to_pylist()
         assert row == {"n": 123_456, "s": random[123_456]}
