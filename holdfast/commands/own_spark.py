@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONF = click.option(
-    "--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting, as for spark-submit; repeatable."
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A Spark setting, as for spark-submit; repeatable. Default for spark.master: local[*,4].",
 )
 _MASTER = "spark.master"
 
 
 @contextmanager
 def started_spark(checkpoint_dir: str | None, options: dict[str, str], conf: tuple[str, ...]) -> Iterator[SparkSession]:
-    """Start a Spark, on this machine unless its settings say otherwise; tasks are repeated there, too."""
-    from pyspark import SparkConf
+    """Start a Spark, on this machine unless `conf` names another master; tasks are repeated there, too.
+
+    A master in spark-defaults.conf does not count: only the JVM reads that file, and it starts with the environment
+    that `use_own_python` has set by the master.
+    """
     from pyspark.sql import SparkSession
 
     from holdfast.spark_integration.java import ensure_java
@@ -37,9 +43,7 @@ def started_spark(checkpoint_dir: str | None, options: dict[str, str], conf: tup
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     if checkpoint_dir is not None:
         builder = builder.config(f"{PREFIX}checkpoint.dir", checkpoint_dir)
-    settings = pairs(conf, "--conf")
-    if _MASTER not in settings and not SparkConf().contains(_MASTER):
-        settings[_MASTER] = "local[*,4]"
+    settings = {_MASTER: "local[*,4]"} | pairs(conf, "--conf")
     use_own_python(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
