@@ -8,6 +8,7 @@ bad, as damage or a regression.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 
 import click
@@ -52,13 +53,24 @@ def group() -> None:
     """Keep the state of PySpark streaming queries in place."""
 
 
+class _HarmlessLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _harmless(super().format(record))
+
+
 def main() -> None:
     """Run the command line."""
+    if logging.lastResort is not None:  # prints warnings, since no command sets logging up
+        logging.lastResort.setFormatter(_HarmlessLines())
     try:
         group(prog_name="holdfast")
     except HoldfastError as exc:
-        from holdfast.commands.target import printable
-
-        # It may name what somebody else has written.
-        click.echo("holdfast: " + "\n".join(map(printable, str(exc).splitlines())), err=True)
+        click.echo(f"holdfast: {_harmless(str(exc))}", err=True)
         sys.exit(2)
+
+
+def _harmless(text: str) -> str:
+    """Return text that does nothing to a terminal; it may name what somebody else has written."""
+    from holdfast.commands.target import printable
+
+    return "\n".join(map(printable, text.splitlines()))

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime as dt
 import io
+import logging
 import subprocess
 import sys
 from decimal import Decimal
@@ -64,11 +65,33 @@ def test_an_error_does_nothing_to_a_terminal(
     assert capsys.readouterr().err == "holdfast: name\\x1b[31m\\u202e\nas this says, columns=\\x1b]0;\\x07\n"
 
 
+def test_a_warning_does_nothing_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody sets logging up, so Python prints what modules warn of, as of a damaged snapshot that they go around."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    monkeypatch.setattr(lookup, "open_query", lambda *_: contextlib.nullcontext(WarnsOfDamage()))
+    monkeypatch.setattr(sys, "argv", ["holdfast", "get", "at", "op", "user=x", "--checkpoint-dir", "there"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    warned, _ = capsys.readouterr().err.split("holdfast: ")
+    assert warned == "\\x1b]0;\\x07 is not used:\nit is damaged\n"
+
+
 class NamesColumns:
     """A query whose key has other columns, of names that a terminal obeys."""
 
     def get(self, *_: object, **__: object) -> Any:
         raise InvalidArgumentError("name\x1b[31m\u202e\nas this says", columns="\x1b]0;\x07")
+
+
+class WarnsOfDamage(NamesColumns):
+    """The same, with a damaged snapshot, whose name a terminal obeys, too."""
+
+    def get(self, *_: object, **__: object) -> Any:
+        logging.getLogger("holdfast.snapshotter").warning("%s is not used:\n%s", "\x1b]0;\x07", "it is damaged")
+        return super().get()
 
 
 def test_csv_is_of_one_table() -> None:
