@@ -242,7 +242,10 @@ class ShardDatabases:
         if os.getpid() != self._process:
             return
         with self.lock:
-            if database in self.opened and not database.trim() and self.abandon(database):
+            if database not in self.opened or database.trim():
+                return
+            # Who has found it just now wants one of its versions.
+            if self.abandon(database, NotFoundError("no such version: it was dropped meanwhile")):
                 self.retire(database.path)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from holdfast.backends.rocksdb import marker as rocksdb_marker
 from holdfast.backends.rocksdb import reads as rocksdb_reads
 from holdfast.backends.rocksdb import view as rocksdb_view
 from holdfast.backends.rocksdb.backend import RocksDBBackend, RowCounts
-from holdfast.errors import ClosedError, CorruptionError
+from holdfast.backends.rocksdb.database import Database
+from holdfast.errors import ClosedError, CorruptionError, NotFoundError
 from holdfast.testing.state_rows import (
     COUNTS,
     P1,
@@ -186,6 +187,33 @@ def test_a_database_goes_with_its_last_version_or_view(shard: RocksDBBackend) ->
     shard.drop([P2])
     assert databases(shard) == []
     assert os.listdir(shard.directory / "staging") == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda shard: shard.apply(P1, P2, counts(("bob", 2)), {}),
+        lambda shard: shard.freeze(P1),
+        lambda shard: shard.maintain(P1),
+    ],
+    ids=["apply", "freeze", "maintain"],
+)
+def test_a_version_that_is_dropped_while_a_call_begins_is_not_there(
+    shard: RocksDBBackend, monkeypatch: pytest.MonkeyPatch, use: Callable[[RocksDBBackend], object]
+) -> None:
+    """Its database goes with it; who hears that a database was closed would expect the version from the next one."""
+    find = shard._shard.find
+
+    def find_too_early(pointer: Pointer) -> Database:
+        found = find(pointer)
+        shard.drop([pointer])
+        return found
+
+    shard.apply(None, P1, counts(("ann", 1)), {})
+    monkeypatch.setattr(shard._shard, "find", find_too_early)
+    with pytest.raises(NotFoundError, match="no such version"):
+        use(shard)
+    assert databases(shard) == []
 
 
 def test_opening_and_closing_leaks_nothing(tmp_path: Path) -> None:
