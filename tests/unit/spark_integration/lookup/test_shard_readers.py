@@ -37,7 +37,6 @@ def killed_looking_up(checkpoint_dir: Path, temporary: Path) -> None:
     changed[0].newest = lambda *_: SimpleNamespace(lineage=lineage, run_of=lambda _: None)
     changed[1].read_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     stored = StoredTables.of_first_run({"state": STATE})
-    stored = StoredTables.of_first_run({"state": STATE})
     with ThreadPoolExecutor(1) as threads, open_storage(str(checkpoint_dir)) as storage:
         ShardReaders(storage, threads).first_rows("totals", ROW, stored, STATE, 0, 1)
 
