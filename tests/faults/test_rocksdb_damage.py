@@ -46,6 +46,7 @@ EVERYONE = [f"user {i}" for i in range(ROWS)]
 PAIR_ROWS: list[tuple[Row, Row | None]] = [((i, 0.5, f"n{i % 7}"), (f"note {i}", None)) for i in range(300)]
 # Beside the data, and not read when a database is opened.
 HARMLESS = ("LOG", "LOG.old", "LOCK", "IDENTITY", "OPTIONS")
+_ENTRY_HEADER_BYTES = 7
 
 
 def open_shard(directory: Path) -> RocksDBBackend:
@@ -121,7 +122,7 @@ def check_frozen(files: list[Path], pointer: Pointer, where: Path) -> None:
         check_reads(view, pointer)
 
 
-def check_damaged(directory: Path, *, verify: bool) -> str:
+def check_damaged(directory: Path, *, verify: bool, may_vanish: bool = False) -> str:
     """Use a shard with a damaged file; return how it was noticed. Wrong data fails an assertion."""
     noticed = "never"
     with open_shard(directory) as backend:
@@ -136,7 +137,7 @@ def check_damaged(directory: Path, *, verify: bool) -> str:
                     assert pointer not in backend.versions(), "set aside"
                     assert any((directory / "set-aside").iterdir())
                 except NotFoundError:
-                    assert noticed != "never", "only damage makes a version vanish"
+                    assert noticed != "never" or may_vanish, "only damage makes a version vanish"
         backend.load(P1, first_state(), {"step": 1})
         with backend.view(P1) as view:
             check_reads(view, P1)
@@ -151,6 +152,18 @@ def flip(file: Path, offset: int) -> None:
     file.write_bytes(data)
 
 
+def ends_early(manifest: bytes) -> bool:
+    """Tell whether an entry of a list of files claims more bytes than there are.
+
+    RocksDB takes it for the last one, which a power cut has left unfinished, and the list ends before it: versions may
+    be missing, as after that power cut.
+    """
+    at = 0
+    while at < len(manifest):
+        at += _ENTRY_HEADER_BYTES + int.from_bytes(manifest[at + 4 : at + 6], "little")  # behind a checksum
+    return at > len(manifest)
+
+
 def files_of(shard: Path) -> list[Path]:
     return sorted(p.relative_to(shard) for p in shard.glob("databases/*/*") if p.is_file() and p.stat().st_size)
 
@@ -160,7 +173,10 @@ def files_of(shard: Path) -> list[Path]:
 @pytest.mark.turn(0, 2)
 @pytest.mark.parametrize("verify", sample([False, True]), ids=lambda verify: "verified" if verify else "read")
 def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, verify: bool) -> None:
-    """In every kind of file, at sampled offsets: right answers, or an error that names the file; then restored."""
+    """In every kind of file, at sampled offsets: right answers, or an error that names the file; then restored.
+
+    Of the list of files the last entries may be missing: then so is a version, and no answer is wrong.
+    """
     chance = random.Random(verify)
     noticed: Counter[tuple[str, str]] = Counter()
     for file in files_of(shard):
@@ -171,7 +187,8 @@ def test_a_flipped_byte_is_noticed_or_harmless(shard: Path, tmp_path: Path, veri
             copy = tmp_path / "case" / "shard"
             shutil.copytree(shard, copy)
             flip(copy / file, offset)
-            noticed[kind, check_damaged(copy, verify=verify)] += 1
+            may_vanish = kind == "MANIFEST" and ends_early((copy / file).read_bytes())
+            noticed[kind, check_damaged(copy, verify=verify, may_vanish=may_vanish)] += 1
             shutil.rmtree(tmp_path / "case")
     assert {how for _, how in noticed} == {"never", "verify" if verify else "reading"}
     assert noticed[".sst", "verify" if verify else "reading"] >= 4
