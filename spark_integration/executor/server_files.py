@@ -70,14 +70,17 @@ def take_lock(executor_directory: Path, *, shared: bool = False) -> int | None:
     Raises
     ------
     UnavailableError
-        The directory is not there, or not writable.
+        The directory is not there, not writable, or on a file system without locks.
     """
     with local_files.writing(executor_directory):
         descriptor = os.open(executor_directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-        if not try_lock(descriptor, shared=shared):
-            os.close(descriptor)
-            return None
-    return descriptor
+        is_mine = False
+        try:
+            is_mine = try_lock(descriptor, shared=shared)
+        finally:
+            if not is_mine:
+                os.close(descriptor)
+    return descriptor if is_mine else None
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:

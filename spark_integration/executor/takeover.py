@@ -182,14 +182,16 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
     root = choose_root(local_dir, in_memory=False)
     remove_dead_executors(root, clock.now_ms())
     path = process_directory(root, clock.new_id())
-    lock = take_lock(path)
-    if lock is None:  # a process in another container takes ours for dead, and was faster
-        raise UnavailableError("a directory to work in was taken away: try again", path=str(path))
+    lock = None
     try:
+        lock = take_lock(path)
+        if lock is None:  # a process in another container takes ours for dead, and was faster
+            raise UnavailableError("a directory to work in was taken away: try again", path=str(path))
         yield private_directory(path / _WORK)
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def leave_executor_directory(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -21,7 +22,7 @@ from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.run_files.filesystem import FilesystemBackend
-from holdfast.errors import NotFoundError
+from holdfast.errors import NotFoundError, UnavailableError
 from holdfast.spark_integration.executor import local_dirs, server_files, takeover
 from holdfast.spark_integration.executor.processes import ProcessId
 from holdfast.testing.state_rows import TABLES, contents, counts
@@ -309,6 +310,23 @@ def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.Log
             assert another != own, "a web page reads several queries at once"
         assert own.exists()
         assert not another.parent.exists()
+    assert not list(local_dirs.user_directory(tmp_path).iterdir())
+
+
+def test_a_directory_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page lives for months, and asks again and again; a network file system may have no locks."""
+
+    opened: list[int] = []
+
+    def refuse(descriptor: int, _: int) -> None:
+        opened.append(descriptor)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UnavailableError, match="No locks available"), takeover.own_directory(str(tmp_path)):
+        pass
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
     assert not list(local_dirs.user_directory(tmp_path).iterdir())
 
 
