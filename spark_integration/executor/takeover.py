@@ -44,11 +44,14 @@ from holdfast.spark_integration.executor.server_files import LOCK_NAME, socket_p
 KEPT_MS = 24 * 60 * 60_000
 # A state server ends within 20 s of its executor.
 WAIT_MS = 25_000
+#: A process that makes one directory to work in after another looks for those of dead ones so often.
+LOOK_EVERY_MS = 60_000
 _FOUND_DEAD = "found-dead"
 _TAKING_OVER = "taking-over"
 _WORK = "work"
 
 _log = logging.getLogger(__name__)
+_looked_ms: dict[Path, int] = {}
 
 
 def open_backend(
@@ -180,7 +183,10 @@ def own_directory(local_dir: str | None = None) -> Iterator[Path]:
         It cannot be made.
     """
     root = choose_root(local_dir, in_memory=False)
-    remove_dead_executors(root, clock.now_ms())
+    begun_ms = clock.monotonic_ms()
+    if begun_ms - _looked_ms.get(root, -LOOK_EVERY_MS) >= LOOK_EVERY_MS:  # whoever reads pointers makes hundreds
+        _looked_ms[root] = begun_ms
+        remove_dead_executors(root, clock.now_ms())
     path = process_directory(root, clock.new_id())
     lock = None
     try:

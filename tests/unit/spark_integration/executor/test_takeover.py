@@ -313,6 +313,19 @@ def test_what_a_killed_process_worked_on_goes(tmp_path: Path, caplog: pytest.Log
     assert not list(local_dirs.user_directory(tmp_path).iterdir())
 
 
+def test_who_works_in_many_directories_looks_for_the_dead_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pointers of 200 partitions took 200 of them, and each looked at all that dead executors have left."""
+    begun_ms = clock.monotonic_ms()
+    for after_ms, is_left in ((0, False), (takeover.LOOK_EVERY_MS - 1, True), (takeover.LOOK_EVERY_MS, False)):
+        dead = fill(local_dirs.executor_directory(tmp_path, DEAD))
+        monkeypatch.setattr(clock, "monotonic_ms", lambda now_ms=begun_ms + after_ms: now_ms)
+        with takeover.own_directory(str(tmp_path)):
+            assert dead.exists() is is_left
+        shutil.rmtree(dead, ignore_errors=True)
+
+
 def test_a_directory_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page lives for months, and asks again and again; a network file system may have no locks."""
 
