@@ -28,15 +28,19 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocksdict import AccessType, Options, Rdict
 
+from holdfast.backends import local_files
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.executor.takeover import own_directory
 from holdfast.spark_integration.spark_state.delta_files import stream_of
 from holdfast.spark_integration.spark_state.row_streams import ROW_BYTES, Named, Rows, require_few
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _METADATA, _METADATA_BEGIN = "metadata", b"v1\n"
 #: Names of files in a database, and of tables where Spark stores them: no other ones are made or read.
@@ -72,6 +76,8 @@ def read_rows(partition: ObjectStorage, at: Named, codec: str, family: str | Non
         A file is missing: Spark has purged the version, or has not made it yet.
     CorruptionError
         A file is damaged.
+    UnavailableError
+        Local storage is full or failing.
     """
     found = {info.key for info in partition.list("")}
     base, changes = _begin(partition, at, codec, found, limit_bytes)
@@ -125,7 +131,7 @@ def _database(partition: ObjectStorage, at: Named, limit_bytes: int) -> tuple[Ro
             except NotFoundError as exc:
                 raise NotFoundError("Spark has purged this version of its state", file=source, table=stored) from exc
             left_bytes -= len(data)
-            (folder / local).write_bytes(data)
+            _write(folder / local, data)
         return _rows_of(str(folder), source, limit_bytes), families
 
 
@@ -166,7 +172,7 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
                 raise ValueError("it holds more than Spark would have stored")
             for info in archive.infolist():
                 if _IN_ZIP.fullmatch(info.filename):
-                    (folder / info.filename).write_bytes(archive.read(info))
+                    _write(folder / info.filename, archive.read(info))
             text = archive.read(_METADATA)
         if not text.startswith(_METADATA_BEGIN):
             raise ValueError("its metadata has a format other than v1")
@@ -180,6 +186,11 @@ def _unpack(data: bytes, folder: Path, source: str, limit_bytes: int) -> tuple[d
         return tables, {str(name): _number(number) for name, number in metadata.get("columnFamilyMapping", {}).items()}
     except _NO_ARCHIVE as exc:
         raise CorruptionError(f"{source} is not one of Spark's databases: {exc!r}") from exc
+
+
+def _write(path: Path, data: Buffer) -> None:
+    with local_files.writing(path):
+        path.write_bytes(data)
 
 
 def _checked(name: re.Pattern[str], text: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import random
@@ -19,8 +20,9 @@ import lz4.block
 import pytest
 import xxhash
 from rocksdict import Options, Rdict
+from typing_extensions import Buffer
 
-from holdfast.errors import CorruptionError, HoldfastError, NotFoundError
+from holdfast.errors import CorruptionError, HoldfastError, NotFoundError, UnavailableError
 from holdfast.snapshotter.storage.local import LocalStorage
 from holdfast.spark_integration.shard.pointer_row import POINTER_VARIABLE, STATE_VARIABLES
 from holdfast.spark_integration.spark_state import compressed, delta_files, rocksdb_files
@@ -275,6 +277,22 @@ def test_a_database_that_grows_when_read_is_refused(tmp_path: Path) -> None:
             archive.writestr(name, data)
     with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="twice"):
         rocksdb_files.read_rows(partition, Named(1), "lz4", None, LIMIT)
+
+
+@pytest.mark.parametrize("kind", ["CURRENT", ".sst"])
+def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What an archive has, and the tables beside it; `holdfast get` ended with a traceback."""
+    database(tmp_path, "1", {b"\2\0a": b"1"}, {"ours": 2})
+    write = Path.write_bytes
+
+    def write_while_there_is_room(path: Path, data: Buffer) -> int:
+        if path.name.endswith(kind):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_while_there_is_room)
+    with LocalStorage(str(tmp_path)) as partition, pytest.raises(UnavailableError, match="no space left"):
+        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
 
 
 @pytest.mark.parametrize(
