@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import re
 import zipfile
 import zlib
@@ -50,7 +51,7 @@ _FAMILY_NUMBER_BYTES = 2
 #: What a ZIP archive, or the JSON in it, raises that is none, or of another form.
 _NO_ARCHIVE = (
     *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
-    *(NotImplementedError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile),
+    *(NotImplementedError, EOFError, RuntimeError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
 )
 
 

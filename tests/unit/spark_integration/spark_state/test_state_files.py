@@ -323,6 +323,19 @@ def test_a_hostile_archive_writes_nowhere_and_is_refused(tmp_path: Path, metadat
     assert not list(tmp_path.rglob("outside"))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, method: int) -> None:
+    """Spark deflates; what somebody else has put there may be packed in any way, and each has its own error."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", method) as archive:
+        archive.writestr("CURRENT", bytes(range(256)) * 4)
+    packed = bytearray(data.getvalue())
+    packed[50:58] = b"\xff" * 8  # behind the entry's header, and that of LZMA
+    (tmp_path / "1.zip").write_bytes(packed)
+    with LocalStorage(str(tmp_path)) as partition, pytest.raises(CorruptionError, match="not one of Spark's"):
+        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
+
+
 def test_rows_that_point_outside_of_themselves_are_refused() -> None:
     """Offsets and sizes in a row are checked before anything is read there."""
     for offset, size in ((8, 1), (15, 1), (100, 1), (16, 5), (16, 2**31), (2**31, 4), (0, 0)):
