@@ -32,7 +32,7 @@ from holdfast.errors import InvalidArgumentError, UnavailableError
 #: A message holds at most so many rows, and so many bytes unless one row has more.
 SLICE_ROWS = 1 << 15
 SLICE_BYTES = 4 << 20
-#: Keys that a look-up reads at first, when nobody knows how large their rows are; each further piece has at most
+#: Keys that a look-up reads at first, while nobody knows how large a table's rows are; each further piece has at most
 #: `PIECE_GROWTH` times as many, and by the rows before it about `PIECE_BYTES`.
 FIRST_KEYS, PIECE_GROWTH, PIECE_BYTES = 128, 16, 32 << 20
 #: Buffers as small as this are copied together rather than sent one by one.
@@ -98,15 +98,28 @@ def encode_found(schema: TableSchema, found: Found) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=found_columns(schema))
 
 
-def look_up(view: View, schema: TableSchema, asked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def look_up(
+    view: View, schema: TableSchema, asked: Iterable[pa.RecordBatch], piece_keys: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
     """Yield what a view has of keys that `encode_keys` wrote, as `encode_found` does, in pieces of bounded size.
+
+    Parameters
+    ----------
+    view : View
+        Of the shard.
+    schema : TableSchema
+        The table's.
+    asked : iterable of pyarrow.RecordBatch
+        The keys.
+    piece_keys : dict of str to int
+        How many keys of each table to read at once, by the rows that earlier look-ups have found; changed by this one.
 
     Raises
     ------
     InvalidArgumentError
         As of `decode_keys`.
     """
-    most = FIRST_KEYS
+    most = piece_keys.get(schema.name, FIRST_KEYS)
     for batch in asked:
         start = 0
         while start < batch.num_rows:
@@ -114,7 +127,9 @@ def look_up(view: View, schema: TableSchema, asked: Iterable[pa.RecordBatch]) ->
             found = encode_found(schema, view.get(schema.name, keys))
             yield found
             start += len(keys)
-            most = max(1, min(most * PIECE_GROWTH, len(keys) * PIECE_BYTES // found.nbytes))
+            most = min(most * PIECE_GROWTH, SLICE_ROWS)
+            if rows := found.column(0).true_count:  # keys without rows tell nothing about the size of rows
+                most = piece_keys[schema.name] = max(1, min(most, rows * PIECE_BYTES // found.nbytes))
 
 
 def decode_found(schema: TableSchema, batches: list[pa.RecordBatch]) -> Found:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -69,6 +70,14 @@ def _answering(what: str) -> Iterator[None]:
         raise
 
 
+class _OpenView(NamedTuple):
+    """A version that a worker reads, the shard's tables, and what its look-ups have learned about their rows."""
+
+    view: View
+    tables: Mapping[str, TableSchema]
+    piece_keys: dict[str, int]
+
+
 class StateService(flight.FlightServerBase):
     """See the module.
 
@@ -103,7 +112,8 @@ class StateService(flight.FlightServerBase):
         self._batches = batches
         self._exposition = exposition
         self._directory = directory
-        self._views: dict[str, tuple[View, Mapping[str, TableSchema]]] = {}
+        self._views: dict[str, _OpenView] = {}
+        self._piece_keys: WeakKeyDictionary[Backend, dict[str, int]] = WeakKeyDictionary()
         self._exchanges: dict[str, Callable[[Message, Reader, Writer], None]] = {
             "view": self._view,
             "get": self._get,
@@ -174,7 +184,7 @@ class StateService(flight.FlightServerBase):
         address, pointer = ShardAddress.read(message), _required_pointer(message, "pointer")
         with self._shards.use(address) as backend, backend.view(pointer) as view:
             name = clock.new_id()
-            self._views[name] = view, backend.tables
+            self._views[name] = _OpenView(view, backend.tables, self._piece_keys.setdefault(backend, {}))
             try:
                 writer.write_metadata(encode({"view": name, "properties": view.properties}))
                 for _ in _received(reader):  # nothing comes: it ends when the worker closes the view, or dies
@@ -182,28 +192,28 @@ class StateService(flight.FlightServerBase):
             finally:
                 del self._views[name]
 
-    def _viewed(self, message: Message) -> tuple[View, TableSchema]:
+    def _viewed(self, message: Message) -> tuple[_OpenView, TableSchema]:
         """Return the open view and the table that a message names."""
-        view, tables = self._views.get(field(message, "view", str), (None, {}))
-        if view is None:
+        at = self._views.get(field(message, "view", str))
+        if at is None:
             raise ServerLostError("the state server that had this version open has ended, and another runs now")
-        return view, find_table(tables, field(message, "table", str))
+        return at, find_table(at.tables, field(message, "table", str))
 
     def _get(self, message: Message, reader: Reader, writer: Writer) -> None:
-        view, schema = self._viewed(message)
+        at, schema = self._viewed(message)
         writer.begin(state_streams.found_columns(schema))
-        _send(state_streams.look_up(view, schema, _received(reader)), writer)
+        _send(state_streams.look_up(at.view, schema, _received(reader), at.piece_keys), writer)
 
     def _scan(self, message: Message, reader: Reader, writer: Writer) -> None:
-        view, schema = self._viewed(message)
+        at, schema = self._viewed(message)
         first, last = (field(message, name, int) for name in ("first_hash", "last_hash"))
-        _send_runs(view.scan(schema.name, first, last), schema, writer)
+        _send_runs(at.view.scan(schema.name, first, last), schema, writer)
 
     def _scan_prefix(self, message: Message, reader: Reader, writer: Writer) -> None:
-        view, schema = self._viewed(message)
+        at, schema = self._viewed(message)
         prefix = schema.prefix(field(message, "columns", int))
         asked = state_streams.joined(list(_received(reader)), state_streams.key_columns(prefix))
-        _send_runs(view.scan_prefix(schema.name, state_streams.decode_keys(prefix, asked)), schema, writer)
+        _send_runs(at.view.scan_prefix(schema.name, state_streams.decode_keys(prefix, asked)), schema, writer)
 
     def _apply(self, message: Message, reader: Reader, writer: Writer) -> None:
         base, new = pointer_field(message, "base"), _required_pointer(message, "new")

@@ -137,7 +137,21 @@ def test_a_look_up_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, piece_by
     run = large_run(2000)
     view: Any = RunView(run)
     asked = state_streams.encode_keys(TABLE, Keys(run.hashes, run.keys))
-    found = list(state_streams.look_up(view, TABLE, [asked.slice(0, 800), asked.slice(800)]))
+    known: dict[str, int] = {}
+    found = list(state_streams.look_up(view, TABLE, [asked.slice(0, 800), asked.slice(800)], known))
     assert view.asked == pieces
     assert pa.Table.from_batches(found).column("value.v").to_pylist() == run.values.column(0).to_pylist()
-    assert list(state_streams.look_up(view, TABLE, [asked.slice(0, 0)])) == []
+    assert list(state_streams.look_up(view, TABLE, [asked.slice(0, 0)], known)) == []
+    view.asked.clear()
+    assert len(list(state_streams.look_up(view, TABLE, [asked.slice(0, 1200)], known))) == len(view.asked)
+    assert view.asked[0] == min(1200, *known.values()), "the next look-up begins with what this one has learned"
+
+
+def test_keys_without_rows_say_nothing_about_the_size_of_rows() -> None:
+    """They are read in growing pieces, and the next look-up, which may find rows, begins with few again."""
+    view: Any = RunView(large_run(0))
+    asked = large_run(3000)
+    known: dict[str, int] = {}
+    keys = state_streams.encode_keys(TABLE, Keys(asked.hashes, asked.keys))
+    assert sum(len(found) for found in state_streams.look_up(view, TABLE, [keys], known)) == 3000
+    assert (view.asked, known) == ([128, 2048, 824], {})
