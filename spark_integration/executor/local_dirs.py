@@ -48,6 +48,7 @@ IN_MEMORY, ON_DISK = "memory", "disk"
 SHARD_PREFIX, DURABLE = "shard-", "durable"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
 _EXECUTOR = "executor-"
+_NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPDIR)"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
 
@@ -111,7 +112,7 @@ def temporary_directory() -> Path:
         return Path(tempfile.gettempdir())
     except OSError as exc:
         raise UnavailableError(
-            "no temporary directory is writable, and the state server needs one for its log: set TMPDIR "
+            "no temporary directory is writable, and local state, or a server's log, needs one: set TMPDIR "
             f"({exc.strerror})"
         ) from exc
 
@@ -140,14 +141,13 @@ def private_directory(path: Path) -> Path:
     except OSError as exc:
         raise UnavailableError(
             f"local state cannot be kept under {path} ({exc.strerror}): make {path.parent} writable, or name "
-            "another directory in spark.holdfast.local.dir",
+            f"another directory in {_NAMED_IN}",
             path=str(path),
         ) from exc
     private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
     if not private:
         raise InvalidArgumentError(
-            f"{path} is not a private directory of this user: remove it, or name another directory in "
-            "spark.holdfast.local.dir",
+            f"{path} is not a private directory of this user: remove it, or name another directory in {_NAMED_IN}",
             owner=found.st_uid,
             mode=oct(found.st_mode & 0o777),
         )
