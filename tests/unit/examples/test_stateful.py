@@ -134,7 +134,7 @@ def test_fraud(seed: int) -> None:
     for number, times in enumerate(stream.times(4, 30, 2 * MINUTE_MS, 2 * MINUTE_MS)):
         for i, at_ms in enumerate(times):
             card, payment = f"c{generator.integers(4)}", f"p{number}-{i}"
-            batches[number].append((card, payment, int(generator.integers(1, 60)) * 1000, at_ms))
+            batches[number].append((card, payment, int(generator.integers(1, 90)) * 1000, at_ms))
             if generator.random() < 0.8:  # its confirmation, perhaps earlier or in a later micro-batch
                 come = max(0, number + int(generator.integers(-1, 4)))
                 batches[come].append((card, payment, None, at_ms + int(generator.integers(0, 4 * MINUTE_MS))))
