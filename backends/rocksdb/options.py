@@ -76,6 +76,9 @@ _WRITE_BUFFER_BYTES_MAX = 16 << 20
 _LEVEL_ZERO_FILES = 8
 #: Of an index or a filter that is held by itself.
 _INDEX_PART_BYTES = 16 << 10
+#: RocksDB begins a new list of its files, and a new log of its own, when the old one has so many bytes; it keeps two
+#: logs. A shard may be open for months, and each flush is an entry in both.
+MANIFEST_BYTES_MAX, INFO_LOG_BYTES_MAX = 1 << 20, 256 << 10
 #: A state server that has loaded all its libraries.
 _BASE_BYTES = 150 << 20
 #: What the allocator takes for blocks of all sizes that come and go.
@@ -313,7 +316,8 @@ def database_options(options: RocksDBOptions, memory: ProcessMemory, shard: obje
     found.set_max_background_jobs(options.background_jobs)
     found.set_stats_dump_period_sec(0)
     found.set_keep_log_file_num(2)
-    found.set_max_log_file_size(1 << 20)
+    found.set_max_log_file_size(INFO_LOG_BYTES_MAX)
+    found.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
     return found
 
 

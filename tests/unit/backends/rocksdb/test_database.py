@@ -12,6 +12,7 @@ import pytest
 from holdfast import clock
 from holdfast.backends.base import Pointer
 from holdfast.backends.rocksdb import database as rocksdb_database
+from holdfast.backends.rocksdb import options as rocksdb_options
 from holdfast.backends.rocksdb import writes as rocksdb_writes
 from holdfast.backends.rocksdb.backend import RocksDBBackend
 from holdfast.backends.rocksdb.marker import UNDO_END, UNDO_PREFIX
@@ -26,6 +27,7 @@ from holdfast.testing.state_rows import (
     counts,
     no_counts,
 )
+from tests.model.built_in import ram_directory
 from tests.unit.backends.rocksdb.shards import (
     State,
     abandon,
@@ -219,6 +221,31 @@ def test_a_large_version_is_on_disk_whole_soon(tmp_path: Path, monkeypatch: pyte
         assert killed.versions() == [P2]
         with killed.view(P2) as view:
             assert len(contents(view, "counts")) == 20_001
+
+
+def test_what_rocksdb_notes_about_its_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its list of files and its logs have entries for each flush, and a shard may be open for months."""
+    monkeypatch.setattr(rocksdb_writes, "LOG_BYTES", 0)
+    monkeypatch.setattr(rocksdb_options, "MANIFEST_BYTES_MAX", 500)
+    monkeypatch.setattr(rocksdb_options, "INFO_LOG_BYTES_MAX", 40_000)
+    noted = {"MANIFEST-*": 0, "LOG*": 0}
+    last = Pointer(400, "aa")
+    with ram_directory() as path:
+        with open_shard(path / "shard") as backend:
+            backend.apply(None, Pointer(1, "aa"), counts(("ann", 1)), {})
+            for n in range(2, last.version + 1):
+                base, new = Pointer(n - 1, "aa"), Pointer(n, "aa")
+                backend.apply(base, new, counts(("ann", n)), {})
+                backend.drop([base])
+                backend.maintain(new)
+                for pattern, most in noted.items():
+                    found = sum(file.stat().st_size for file in backend.directory.glob(f"databases/*/{pattern}"))
+                    noted[pattern] = max(most, found)
+            check_frozen(backend, last, {last: {("ann",): (last.version,)}})
+        with open_shard(path / "shard") as backend, backend.view(last) as view:
+            check(view, {("ann",): (last.version,)})
+    assert 500 < noted["MANIFEST-*"] < 1_500, "the old list's last entry, and what a new one begins with"
+    assert 40_000 < noted["LOG*"] < 2 * 45_000
 
 
 def test_maintenance_flushes_after_many_versions(shard: RocksDBBackend) -> None:
