@@ -78,7 +78,8 @@ def test_a_scan_of_a_server_that_hangs_ends(
     """Else the task would wait for ever: a scan has no time limit of its own."""
     for name in ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms"):
         monkeypatch.setitem(connection._CHANNEL, f"grpc.{name}", 1_000)
-    backend.apply(None, P1, {"counts": many(200_000)[1]}, {})
+    # 40 MB: what is on its way already ends no scan, however long the worker waits before it reads on.
+    backend.apply(None, P1, {"counts": many(200_000, "user" * 50)[1]}, {})
     pid = client.call("statistics")["pid"]
     backend._client.close()  # the next call opens another connection
     with backend.view(P1) as view:
