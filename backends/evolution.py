@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.backends.arrow.rows import from_columns
-from holdfast.backends.schema import TableSchema
+from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import SchemaMismatchError
 
 #: Narrowest first, types of which each holds the numbers of those before it, as Avro has them; large ones are rounded.
@@ -47,8 +47,8 @@ def evolved(stored: TableSchema, declared: TableSchema) -> TableSchema:
     changes = [*key_changes(stored, declared), *value_changes(stored, declared)]
     if changes:
         raise SchemaMismatchError(
-            "the stored rows cannot be read with the columns that the operator declares: declare the stored ones, or "
-            "start over with a new checkpointLocation",
+            "the stored rows cannot be read with the columns that the operator declares: declare the stored ones, "
+            f"{NEW_QUERY}",
             table=declared.name,
             changed=changes,
         )
@@ -116,7 +116,7 @@ def require_readable(stored: TableSchema, held: TableSchema, *, source: str) -> 
     if changed:
         raise SchemaMismatchError(
             f"{source} holds state with a different schema than the operator now declares: declare the stored columns "
-            "again, or start over with a new checkpointLocation",
+            f"again, {NEW_QUERY}",
             table=held.name,
             changed=changed,
         )

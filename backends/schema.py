@@ -23,6 +23,8 @@ from holdfast.errors import InvalidArgumentError, NotFoundError, SchemaMismatchE
 T = TypeVar("T")
 #: What the names of key and value columns begin with in a run, and in `TableSchema.not_null`.
 KEY_SIDE, VALUE_SIDE = "key.", "value."
+#: How an error ends that says how stored state can be read again.
+NEW_QUERY = "or start over with a new checkpointLocation"
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,6 @@ def require_declared(stored: Iterable[str], declared: Mapping[str, object]) -> N
     unknown = sorted(set(stored) - declared.keys())
     if unknown:
         raise SchemaMismatchError(
-            "the stored state has tables that the operator does not declare: declare them again, or start over with "
-            "a new checkpointLocation",
+            f"the stored state has tables that the operator does not declare: declare them again, {NEW_QUERY}",
             tables=unknown,
         )

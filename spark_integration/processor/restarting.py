@@ -12,7 +12,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from holdfast.backends.evolution import key_changes, value_changes
-from holdfast.backends.schema import TableSchema
+from holdfast.backends.schema import NEW_QUERY, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.processor.state.variable_tables import KINDS, table_of
@@ -20,7 +20,6 @@ from holdfast.spark_integration.processor.state.variables import StateVariable
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS
 from holdfast.spark_integration.tables.restarting import (
-    NEW_QUERY,
     no_longer_null,
     renamed_fields,
     shown,

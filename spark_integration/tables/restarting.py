@@ -13,13 +13,12 @@ from typing import NoReturn
 import pyarrow as pa
 
 from holdfast.backends.evolution import is_readable_as, key_changes, value_changes
-from holdfast.backends.schema import VALUE_SIDE, TableSchema
+from holdfast.backends.schema import NEW_QUERY, VALUE_SIDE, TableSchema
 from holdfast.errors import SchemaMismatchError
 from holdfast.snapshotter.ownership.stored_tables import StoredTables
 from holdfast.spark_integration.tables.key_rows import EXPIRES, index_of
 from holdfast.spark_integration.tables.key_timers import TIMERS, TIMERS_BY_DUE
 
-NEW_QUERY = "or start over with a new checkpointLocation"
 _Fields = Iterable[pa.Field]
 
 
