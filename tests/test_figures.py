@@ -1,0 +1,166 @@
+"""Figures in the documents are the code's: each text below is made of the constants that it speaks of."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from holdfast.backends.rocksdb import options as rocksdb
+from holdfast.cli import group
+from holdfast.commands import inspect
+from holdfast.errors import InvalidArgumentError
+from holdfast.settings import MOST_SHARDS, Settings
+from holdfast.snapshotter import commit_objects, commits, stored_reads
+from holdfast.snapshotter.ownership import claim_listing, claims
+from holdfast.snapshotter.snapshots import policy
+from holdfast.snapshotter.storage.hdfs import storage as hdfs
+from holdfast.snapshotter.storage.s3 import options as s3
+from holdfast.spark_integration.copies import copied_location
+from holdfast.spark_integration.executor import local_dirs, server_files, takeover
+from holdfast.spark_integration.keyed import slabs
+from holdfast.spark_integration.plan import shuffle_partitions
+from holdfast.spark_integration.server import exposition, shard_use, state_server
+from holdfast.spark_integration.shard import announcing, call, received_rows
+from holdfast.ui import app, inquiry
+from holdfast.ui.views import growth, heat_map, row_counts, rows, upkeep
+from tests.pages import text
+
+WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
+SETTINGS, ROCKSDB = Settings(), rocksdb.RocksDBOptions()
+
+
+def seconds(ms: int) -> str:
+    return WORDS[ms // 1000]
+
+
+def minutes(ms: int) -> str:
+    number = ms // 60_000
+    return WORDS.get(number, str(number))
+
+
+def mib(size_bytes: int) -> int:
+    return size_bytes >> 20
+
+
+def gib(size_bytes: int) -> int:
+    return size_bytes >> 30
+
+
+def day(ms: int) -> str:
+    return {1: "a day", 7: "a week"}[ms // (24 * 60 * 60_000)]
+
+
+def default(command: str, option: str) -> int:
+    """Return the default of a command's option."""
+    found = group.get_command(click.Context(group), command)
+    assert found is not None
+    (value,) = [each.default for each in found.params if option in each.opts]
+    return int(value)
+
+
+S3, HDFS = s3._OURS, hdfs._OURS
+FIGURES = {
+    "docs/backends.md": [
+        f"`spark.holdfast.rocksdb.memory` | `{mib(ROCKSDB.memory_bytes)}m` |",
+        f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
+        f"`spark.holdfast.rocksdb.blockSize` | `{ROCKSDB.block_size_bytes >> 10}k` |",
+        f"`spark.holdfast.rocksdb.bloomBitsPerKey` | `{ROCKSDB.bloom_bits_per_key}` |",
+        f"`spark.holdfast.rocksdb.maxOpenFiles` | `{ROCKSDB.max_open_files}` |",
+        f"`spark.holdfast.rocksdb.writeBufferRatio` | `{ROCKSDB.write_buffer_ratio}` |",
+        f"`spark.holdfast.rocksdb.backgroundJobs` | `{ROCKSDB.background_jobs}` |",
+        f"`spark.holdfast.rocksdb.compactionStyle` | `{ROCKSDB.compaction_style}` |",
+        f"that of a commit: {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
+        f"keeps at least {2 * rocksdb._FILES_MIN} for each shard",
+    ],
+    "docs/configuration.md": [
+        f"`spark.holdfast.backend` | `{SETTINGS.backend}` |",
+        f"if it has {mib(local_dirs.SHARED_MEMORY_MIN_BYTES)} MB free",
+        f"`spark.holdfast.timeouts` | `{SETTINGS.timeouts}` |",
+        f"shards per operator, at most {MOST_SHARDS:,};",
+        f"`spark.holdfast.commit.carriedBytes` | `{SETTINGS.carried_bytes >> 10}k` |",
+        f"or cover more than {commits._VERSIONS_CARRIED} versions",
+        f"`spark.holdfast.snapshot.maxCommits` | {SETTINGS.snapshot_max_commits} |",
+        f"At {WORDS[policy._OVERDUE]} times as many, each micro-batch waits for a snapshot",
+        f"up to {announcing.SNAPSHOT_TIMEOUT_SECONDS:.0f} s; at {WORDS[policy._FULL]} times, the query fails",
+        f"size of the last snapshot, at least {mib(policy.MIN_BYTES)} MiB",
+        f"at least {WORDS[policy._OVERDUE]} commits, micro-batches wait",
+        f"at {WORDS[policy._FULL]} times and {WORDS[policy._FULL]} commits, the query fails",
+        f"first free one of {exposition.PORTS} ports",
+        f"`spark.holdfast.metrics.address` | `{SETTINGS.metrics_address}` |",
+        f"renews the claim every {minutes(claims.RENEW_EVERY_MS)} minutes",
+        f"{minutes(claim_listing.ALIVE_MS)} minutes after the query is gone",
+        f"`config_kwargs.retries.total_max_attempts` | {s3.TOTAL_MAX_ATTEMPTS} |",
+        f"`operation_timeout_seconds` | {S3['operation_timeout_seconds']:.0f} | limit for one operation",
+        f"`part_size_bytes`, `max_concurrency` | {mib(int(S3['part_size_bytes']))} MiB, {S3['max_concurrency']} |",
+        f"`operation_timeout_seconds` | {HDFS['operation_timeout_seconds']:.0f} | limit for one attempt",
+        f"`retry_seconds` | {HDFS['retry_seconds']:.0f} |",
+        f"more than {WORDS[shuffle_partitions._FAR_MORE]} shuffle partitions per task slot",
+        f"`disk` is kept for {day(takeover.KEPT_MS)} for the machine's next executor",
+        f"kept for {day(server_files.LOG_KEPT_MS)}",
+    ],
+    "docs/deploy.md": [
+        f"up to {slabs.SLAB_KEYS:,} of a shard's keys at once",
+        f"fetch about {mib(slabs.SLAB_BYTES)} MiB at once",
+        f"if it has {mib(local_dirs.SHARED_MEMORY_MIN_BYTES)} MB free when the executor starts",
+        f"server ends within {state_server.END_WITHIN_SECONDS:.0f} s of its executor",
+    ],
+    "docs/metrics.md": [
+        f"first free one of {exposition.PORTS} ports",
+        f"wait once {policy._OVERDUE * SETTINGS.snapshot_max_commits} commits",
+        f"more than {SETTINGS.carried_bytes >> 10} KB in each micro-batch",
+    ],
+    "docs/operations.md": [
+        f"reports the newest {inspect._TROUBLES_SHOWN} failures",
+        f"({SETTINGS.retained_versions} by default)",
+        f"`--grace HOURS` | {default('gc', '--grace')} |",
+        f"at most two files of {mib(state_server.LOG_BYTES_MAX)} MB",
+        f"the newest `--limit` ({default('log', '--limit')}) commits",
+        f"after {shard_use.IDLE_ROUNDS} rounds of calls",
+        f"after {minutes(shard_use.SILENT_MS)} minutes (RAM) or {day(takeover.KEPT_MS)} (disk)",
+    ],
+    "docs/operators.md": [
+        f"rows beyond {mib(received_rows.MEMORY_BYTES)} MiB spill",
+        f"Output beyond {mib(call.HELD_BACK_BYTES)} MiB leaves as it is produced",
+    ],
+    "docs/savepoints.md": [
+        f"one commit of at most {gib(commit_objects.COMMIT_BYTES_MAX)} GiB",
+        f"up to {mib(copied_location.AT_ONCE_BYTES)} MiB together",
+    ],
+    "docs/state-tables.md": [
+        f"at most for {day(stored_reads.KEPT_MS)}",
+        f"remove reads older than {day(stored_reads.KEPT_MS)}",
+    ],
+    "docs/ui.md": [
+        f"*Yes* if more than {2 * SETTINGS.snapshot_max_commits} commits of a shard wait",
+        f"every {WORDS[app.FOLLOW_S]} seconds",
+        f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
+        f"the map | {heat_map.CELLS_MAX} cells |",
+        f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
+        f"waits {seconds(int(1000 * inquiry.PATIENCE_S))} seconds for all its stores",
+        f"at most {growth.SHARDS_MAX} evenly spaced shards, at most {growth.SNAPSHOTS_MAX} each",
+        f"{row_counts.SHARDS_MAX} shards, evenly spaced, or {seconds(row_counts._PATIENCE_MS)} seconds",
+        f"{rows.ROWS_MAX} to a page, {rows.HISTORY_MAX} versions of a key",
+        f"with a filter, {rows.SEARCHED_MAX:,} rows or {seconds(rows._PATIENCE_MS)} seconds",
+        f"{upkeep.SHARDS_MAX} shards to a page",
+        f"reads at most {mib(upkeep.READ_BYTES_MAX)} MB in at most about {seconds(upkeep.VERIFY_MS)} seconds",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"), [(page, sentence) for page, sentences in FIGURES.items() for sentence in sentences]
+)
+def test_a_figure_is_the_codes(page: str, sentence: str) -> None:
+    """Who changes a constant finds the sentences that speak of it."""
+    assert sentence in " ".join(text(page).split())
+
+
+def test_the_shards_that_stay_open_are_those_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that users size `spark.holdfast.rocksdb.memory` by, where files are no limit."""
+    monkeypatch.setattr(rocksdb, "_files_of_process", lambda: 1 << 20)
+    page = text("docs/backends.md")
+    for budget in ("298m", "512m", "1g", "2g"):
+        shards = rocksdb.RocksDBOptions.of("rocksdb", {"memory": budget}).most_open_shards
+        assert f"| `{budget}`{', the least' if budget == '298m' else ''} | {shards} |" in page
+    with pytest.raises(InvalidArgumentError):
+        rocksdb.RocksDBOptions.of("rocksdb", {"memory": "297m"})
