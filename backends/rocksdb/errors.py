@@ -54,10 +54,15 @@ def rocksdb_errors(path: Path) -> Iterator[None]:
         raise _mapped(str(exc), path) from exc
 
 
+def is_full(text: str) -> bool:
+    """Return whether the text of an exception says that there is no room for what RocksDB writes."""
+    return _FULL.search(text) is not None
+
+
 def _mapped(text: str, path: Path) -> HoldfastError:
     if _HELD.search(text):
         return UnavailableError(f"another process holds the database at {path}: stop it, or wait for it to end")
-    if _FULL.search(text):
+    if is_full(text):
         return out_of_space(path, f"RocksDB: {text}")
     if _DAMAGE.search(text):
         found = _FILE.search(_GUESS.sub("", text))

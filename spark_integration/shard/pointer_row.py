@@ -101,9 +101,11 @@ class PointerRow(NamedTuple):
             It belongs to another number of shards, another shard, or another operator.
         """
         if self.shards != shards:
+            # Without a checkpoint directory there is nothing that a rescale could read.
+            rescaled = "" if self.directory is None else ", or rescale the query (holdfast rescale)"
             raise SchemaMismatchError(
                 "the state was written with a different number of shards: set spark.holdfast.shards to "
-                f"{self.shards}, or rescale the query (holdfast rescale)",
+                f"{self.shards}{rescaled}",
                 operator=operator,
                 stored=self.shards,
                 asked=shards,

@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 from rocksdict import AccessType, Options, Rdict
 
 from holdfast.backends import local_files
+from holdfast.backends.local.errors import out_of_space
+from holdfast.backends.rocksdb.errors import is_full
 from holdfast.errors import CorruptionError, NotFoundError
 from holdfast.snapshotter.storage.object_storage import ObjectStorage
 from holdfast.spark_integration.executor.takeover import own_directory
@@ -162,6 +164,8 @@ def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:
     except Exception as exc:
         if type(exc) is not Exception:
             raise
+        if is_full(str(exc)):
+            raise out_of_space(Path(folder), f"RocksDB: {exc}") from exc
         raise CorruptionError(f"{source} holds no readable database: {exc}") from exc
 
 

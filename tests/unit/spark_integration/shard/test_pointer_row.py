@@ -129,6 +129,8 @@ def test_a_row_of_another_shard_operator_or_number_of_shards_names_both_and_what
     ROW._replace(directory=None).require("any", 3, 4)
     with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, or rescale.*stored=4 asked=8"):
         ROW.require("totals", 3, 8)
+    with pytest.raises(SchemaMismatchError, match=r"set spark\.holdfast\.shards to 4, operator="):
+        ROW._replace(directory=None).require("totals", 3, 8)
     with pytest.raises(SchemaMismatchError, match=r"stored=totals shard 3 asked=totals shard 2|shard 3.*shard 2"):
         ROW.require("totals", 2, 4)
     with pytest.raises(SchemaMismatchError, match=r"old name.*totals shard 3.*others shard 3"):

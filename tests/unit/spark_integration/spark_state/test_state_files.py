@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import random
+import resource
 import struct
 import threading
 import time
@@ -291,6 +292,25 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", write_while_there_is_room)
+    with LocalStorage(str(tmp_path)) as partition, pytest.raises(UnavailableError, match="no space left"):
+        rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
+
+
+def test_a_disk_that_fills_before_the_database_opens_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rocksdict writes its own settings into the folder even to read it."""
+    database(tmp_path, "1", {b"\2\0a": b"1"}, {"ours": 2})
+
+    def opened_without_room(*arguments: Any) -> Rdict:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            return Rdict(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setattr(rocksdb_files, "Rdict", opened_without_room)
     with LocalStorage(str(tmp_path)) as partition, pytest.raises(UnavailableError, match="no space left"):
         rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
 
