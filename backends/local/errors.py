@@ -11,6 +11,9 @@ from pathlib import Path
 
 from holdfast.errors import NotFoundError, UnavailableError
 
+#: Where a user says which directory holds local state.
+NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPDIR)"
+
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
@@ -43,11 +46,10 @@ def _mapped(exc: OSError, path: Path) -> UnavailableError:
     return unusable(path, exc.strerror or str(exc))
 
 
-def out_of_space(path: Path, cause: str = "") -> UnavailableError:
+def out_of_space(path: Path, **facts: object) -> UnavailableError:
     """Return the error for a full local disk."""
     return UnavailableError(
-        f"no space left for local state at {path}: free space there, or name a larger directory in "
-        f"spark.holdfast.local.dir{cause and f' ({cause})'}"
+        f"no space left for local state at {path}: free space there, or name a larger directory in {NAMED_IN}", **facts
     )
 
 
@@ -65,7 +67,7 @@ def unusable(path: Path, cause: str) -> UnavailableError:
     """Return the error for local storage that fails otherwise."""
     return UnavailableError(
         f"local state at {path} cannot be used ({cause}): check that the directory exists and is writable, or name "
-        "another in spark.holdfast.local.dir"
+        f"another in {NAMED_IN}"
     )
 
 
@@ -73,5 +75,5 @@ def vanished(path: Path) -> UnavailableError:
     """Return the error for a file or folder that disappeared while it was written."""
     return UnavailableError(
         f"{path} vanished while it was written: keep other programs from cleaning that directory, or name "
-        "another in spark.holdfast.local.dir"
+        f"another in {NAMED_IN}"
     )

@@ -63,7 +63,7 @@ def _mapped(text: str, path: Path) -> HoldfastError:
     if _HELD.search(text):
         return UnavailableError(f"another process holds the database at {path}: stop it, or wait for it to end")
     if is_full(text):
-        return out_of_space(path, f"RocksDB: {text}")
+        return out_of_space(path, cause=f"RocksDB: {text}")
     if _DAMAGE.search(text):
         found = _FILE.search(_GUESS.sub("", text))
         return damaged(path / found[1] if found else path, text)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from holdfast.backends import local_files, stored_file
 from holdfast.backends.block_io import read_at, write_at
+from holdfast.backends.local.errors import out_of_space
 from holdfast.errors import CorruptionError, NotFoundError, UnavailableError
 from holdfast.snapshotter.snapshots.manifest import PART_KIND, Part, SnapshotFile, number_of_parts, read_part
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
@@ -189,12 +190,7 @@ def _require_room(files: Iterable[SnapshotFile], shard: PrefixedStorage, folder:
             size_bytes=stored.get(part.key),
             expected=part.size_bytes,
         )
-    raise UnavailableError(
-        f"no space left for local state at {folder}: free space there, or name a larger directory in "
-        "spark.holdfast.local.dir",
-        wanted_bytes=wanted_bytes,
-        free_bytes=free_bytes,
-    )
+    raise out_of_space(folder, wanted_bytes=wanted_bytes, free_bytes=free_bytes)
 
 
 def _finish(futures: list[Future[_Result]]) -> None:

@@ -39,6 +39,7 @@ from pathlib import Path
 
 import xxhash
 
+from holdfast.backends.local.errors import NAMED_IN
 from holdfast.errors import InvalidArgumentError, UnavailableError
 from holdfast.spark_integration.executor.processes import ProcessId, executor_process
 
@@ -48,7 +49,6 @@ IN_MEMORY, ON_DISK = "memory", "disk"
 SHARD_PREFIX, DURABLE = "shard-", "durable"
 RUNS, CLAIM_SUFFIX = "runs", "-claim"
 _EXECUTOR = "executor-"
-_NAMED_IN = "spark.holdfast.local.dir (for a look-up, in SPARK_LOCAL_DIRS or TMPDIR)"
 # Spark gives workers the directories of the executor's own blocks, and deletes those when the executor ends.
 _SPARK_BLOCKS = "blockmgr-"
 
@@ -141,13 +141,13 @@ def private_directory(path: Path) -> Path:
     except OSError as exc:
         raise UnavailableError(
             f"local state cannot be kept under {path} ({exc.strerror}): make {path.parent} writable, or name "
-            f"another directory in {_NAMED_IN}",
+            f"another directory in {NAMED_IN}",
             path=str(path),
         ) from exc
     private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
     if not private:
         raise InvalidArgumentError(
-            f"{path} is not a private directory of this user: remove it, or name another directory in {_NAMED_IN}",
+            f"{path} is not a private directory of this user: remove it, or name another directory in {NAMED_IN}",
             owner=found.st_uid,
             mode=oct(found.st_mode & 0o777),
         )

@@ -165,7 +165,7 @@ def _rows_of(folder: str, source: str, limit_bytes: int) -> Rows:
         if type(exc) is not Exception:
             raise
         if is_full(str(exc)):
-            raise out_of_space(Path(folder), f"RocksDB: {exc}") from exc
+            raise out_of_space(Path(folder), cause=f"RocksDB: {exc}") from exc
         raise CorruptionError(f"{source} holds no readable database: {exc}") from exc
 
 

@@ -53,6 +53,8 @@ class Killings:
         What was done, to show when the result is wrong.
     done : dict of str to int
         Kills by victim.
+    committed_before : int
+        Micro-batches that were committed when the last driver started.
     """
 
     job: Job
@@ -64,6 +66,7 @@ class Killings:
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     files: int = 0
     failures: int = 0
+    committed_before: int = 0
     _next: list[str] = field(default_factory=list)
     _driver: subprocess.Popen[bytes] | None = None
 
@@ -96,6 +99,7 @@ class Killings:
         """Start the query's driver in a process group of its own."""
         command = [sys.executable, "-m", self.program, json.dumps(asdict(self.job))]
         environment = {**os.environ, RUN_MARK: self.job.folder, "PYTHONPATH": str(_ROOT)}
+        self.committed_before = self.count("query/commits/[0-9]*")
         with (self.job.path / "driver.log").open("ab") as log:
             self._driver = subprocess.Popen(
                 command,

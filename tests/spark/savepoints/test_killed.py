@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 
 import pytest
@@ -13,7 +12,7 @@ from holdfast.errors import ConflictError
 from tests.repetitions import repetitions, sample, seed
 from tests.spark.conftest import Lab
 from tests.spark.savepoints import killed_program
-from tests.spark.savepoints.killed import application
+from tests.spark.savepoints.killed import application, has_ended, undo
 from tests.spark.savepoints.queries import restored
 from tests.spark.savepoints.totals import expected, feed, saved, totals
 
@@ -42,16 +41,10 @@ def kill(lab: Lab, what: str, chance: random.Random) -> None:
         with application(lab.folder, what, {"spark.sql.streaming.minBatchesToRetain": "10"}):
             feed(lab)
             threading.Event().wait(wait_s)
-        ended = lab.folder / killed_program.ENDED
-        if not ended.exists():
+        if not has_ended(lab.folder):
             return
-        ended.unlink()
+        undo(lab.folder, what)
         patience_s = wait_s
-        if what == "restore":
-            shutil.rmtree(lab.folder / "again")
-            shutil.rmtree(lab.folder / "durable-again")
-        else:
-            savepoints.delete(lab.folder / "savepoints", "one")
     raise AssertionError(f"{what} was over each time before it could be killed")
 
 

@@ -297,7 +297,8 @@ def test_a_query_of_sparks_goes_on_with_holdfast(lab: Lab, of_spark: SparkCase) 
             lab.feed(file)
         original = lab.run(of_spark.on_spark(lab.source(case.schema)), "sparks", case.mode)
         assert run(lab, case, "again", "durable-again") == rows(original)
-        assert state(lab, case, "again", "durable-again")
+        run(lab, case, "whole", "durable-whole")
+        assert state(lab, case, "again", "durable-again") == state(lab, case, "whole", "durable-whole")
 
 
 EVERYTHING = "key string, seen string, timers string"
