@@ -292,7 +292,10 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", write_while_there_is_room)
-    with LocalStorage(str(tmp_path)) as partition, pytest.raises(UnavailableError, match="no space left.*SPARK_LOCAL_DIRS"):
+    with (
+        LocalStorage(str(tmp_path)) as partition,
+        pytest.raises(UnavailableError, match=r"no space left.*SPARK_LOCAL_DIRS"),
+    ):
         rocksdb_files.read_rows(partition, Named(1), "lz4", "ours", LIMIT)
 
 
