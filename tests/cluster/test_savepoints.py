@@ -49,6 +49,15 @@ def executors(folder: Path) -> list[int]:
     return found
 
 
+def kill_an_executor(folder: Path, chance: random.Random) -> bool:
+    """Kill one of the executors; tell whether there was any."""
+    try:
+        os.kill(chance.choice(executors(folder)), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        return False
+    return True
+
+
 def kill_one(lab: Lab, what: str, chance: random.Random) -> None:
     """Kill an executor in the middle of what the application does; where that was over by then, do it once more."""
     patience_s = PATIENCE_S
@@ -59,10 +68,10 @@ def kill_one(lab: Lab, what: str, chance: random.Random) -> None:
             application(lab.folder, what, EXECUTORS | {"spark.master": master}) as process,
         ):
             threading.Event().wait(wait_s)
+            killed = kill_an_executor(lab.folder, chance)
+            # Asked only now: finding executors takes a while, and those of an application that is through are gone.
             was_over = has_ended(lab.folder)
-            victims = executors(lab.folder)
-            assert victims, "it has executors when it begins"
-            os.kill(chance.choice(victims), signal.SIGKILL)
+            assert killed or was_over, "it has executors while it is at work"
             said, _ = process.communicate(timeout=300)
         assert (said, process.returncode) == ("END\n", 0), (lab.folder / "application.log").read_text()[-3000:]
         if not was_over:
