@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 
@@ -30,24 +32,35 @@ SETTINGS, ROCKSDB = Settings(), rocksdb.RocksDBOptions()
 
 
 def seconds(ms: int) -> str:
-    return WORDS[ms // 1000]
+    return WORDS[whole(ms, 1000)]
 
 
 def minutes(ms: int) -> str:
-    number = ms // 60_000
+    number = whole(ms, 60_000)
     return WORDS.get(number, str(number))
 
 
+def kib(size_bytes: int) -> int:
+    return whole(size_bytes, 1 << 10)
+
+
 def mib(size_bytes: int) -> int:
-    return size_bytes >> 20
+    return whole(size_bytes, 1 << 20)
 
 
 def gib(size_bytes: int) -> int:
-    return size_bytes >> 30
+    return whole(size_bytes, 1 << 30)
 
 
 def day(ms: int) -> str:
-    return {1: "a day", 7: "a week"}[ms // (24 * 60 * 60_000)]
+    return {1: "a day", 7: "a week"}[whole(ms, 24 * 60 * 60_000)]
+
+
+def whole(number: float, unit: int) -> int:
+    """Return how many units it is; a figure that the documents would have to round is none of theirs."""
+    units, rest = divmod(number, unit)
+    assert not rest, f"{number} is no multiple of {unit}"
+    return int(units)
 
 
 def default(command: str, option: str) -> int:
@@ -63,7 +76,7 @@ FIGURES = {
     "docs/backends.md": [
         f"`spark.holdfast.rocksdb.memory` | `{mib(ROCKSDB.memory_bytes)}m` |",
         f"`spark.holdfast.rocksdb.compression` | `{ROCKSDB.compression}` |",
-        f"`spark.holdfast.rocksdb.blockSize` | `{ROCKSDB.block_size_bytes >> 10}k` |",
+        f"`spark.holdfast.rocksdb.blockSize` | `{kib(ROCKSDB.block_size_bytes)}k` |",
         f"`spark.holdfast.rocksdb.bloomBitsPerKey` | `{ROCKSDB.bloom_bits_per_key}` |",
         f"`spark.holdfast.rocksdb.maxOpenFiles` | `{ROCKSDB.max_open_files}` |",
         f"`spark.holdfast.rocksdb.writeBufferRatio` | `{ROCKSDB.write_buffer_ratio}` |",
@@ -77,11 +90,11 @@ FIGURES = {
         f"if it has {mib(local_dirs.SHARED_MEMORY_MIN_BYTES)} MB free",
         f"`spark.holdfast.timeouts` | `{SETTINGS.timeouts}` |",
         f"shards per operator, at most {MOST_SHARDS:,};",
-        f"`spark.holdfast.commit.carriedBytes` | `{SETTINGS.carried_bytes >> 10}k` |",
+        f"`spark.holdfast.commit.carriedBytes` | `{kib(SETTINGS.carried_bytes)}k` |",
         f"or cover more than {commits._VERSIONS_CARRIED} versions",
         f"`spark.holdfast.snapshot.maxCommits` | {SETTINGS.snapshot_max_commits} |",
         f"At {WORDS[policy._OVERDUE]} times as many, each micro-batch waits for a snapshot",
-        f"up to {announcing.SNAPSHOT_TIMEOUT_SECONDS:.0f} s; at {WORDS[policy._FULL]} times, the query fails",
+        f"up to {announcing.SNAPSHOT_TIMEOUT_SECONDS:g} s; at {WORDS[policy._FULL]} times, the query fails",
         f"size of the last snapshot, at least {mib(policy.MIN_BYTES)} MiB",
         f"at least {WORDS[policy._OVERDUE]} commits, micro-batches wait",
         f"at {WORDS[policy._FULL]} times and {WORDS[policy._FULL]} commits, the query fails",
@@ -90,10 +103,10 @@ FIGURES = {
         f"renews the claim every {minutes(claims.RENEW_EVERY_MS)} minutes",
         f"{minutes(claim_listing.ALIVE_MS)} minutes after the query is gone",
         f"`config_kwargs.retries.total_max_attempts` | {s3.TOTAL_MAX_ATTEMPTS} |",
-        f"`operation_timeout_seconds` | {S3['operation_timeout_seconds']:.0f} | limit for one operation",
+        f"`operation_timeout_seconds` | {S3['operation_timeout_seconds']:g} | limit for one operation",
         f"`part_size_bytes`, `max_concurrency` | {mib(int(S3['part_size_bytes']))} MiB, {S3['max_concurrency']} |",
-        f"`operation_timeout_seconds` | {HDFS['operation_timeout_seconds']:.0f} | limit for one attempt",
-        f"`retry_seconds` | {HDFS['retry_seconds']:.0f} |",
+        f"`operation_timeout_seconds` | {HDFS['operation_timeout_seconds']:g} | limit for one attempt",
+        f"`retry_seconds` | {HDFS['retry_seconds']:g} |",
         f"more than {WORDS[shuffle_partitions._FAR_MORE]} shuffle partitions per task slot",
         f"`disk` is kept for {day(takeover.KEPT_MS)} for the machine's next executor",
         f"kept for {day(server_files.LOG_KEPT_MS)}",
@@ -102,12 +115,12 @@ FIGURES = {
         f"up to {slabs.SLAB_KEYS:,} of a shard's keys at once",
         f"fetch about {mib(slabs.SLAB_BYTES)} MiB at once",
         f"if it has {mib(local_dirs.SHARED_MEMORY_MIN_BYTES)} MB free when the executor starts",
-        f"server ends within {state_server.END_WITHIN_SECONDS:.0f} s of its executor",
+        f"server ends within {state_server.END_WITHIN_SECONDS:g} s of its executor",
     ],
     "docs/metrics.md": [
         f"first free one of {exposition.PORTS} ports",
         f"wait once {policy._OVERDUE * SETTINGS.snapshot_max_commits} commits",
-        f"more than {SETTINGS.carried_bytes >> 10} KB in each micro-batch",
+        f"more than {kib(SETTINGS.carried_bytes)} KB in each micro-batch",
     ],
     "docs/operations.md": [
         f"reports the newest {inspect._TROUBLES_SHOWN} failures",
@@ -132,7 +145,8 @@ FIGURES = {
     ],
     "docs/ui.md": [
         f"*Yes* if more than {2 * SETTINGS.snapshot_max_commits} commits of a shard wait",
-        f"every {WORDS[app.FOLLOW_S]} seconds",
+        f"*Follow* updates the page every {WORDS[app.FOLLOW_S]} seconds",
+        f"looks again every {WORDS[app.FOLLOW_S]} seconds",
         f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
         f"the map | {heat_map.CELLS_MAX} cells |",
         f"shown for at least {seconds(inquiry.SHOWN_MS)} seconds",
@@ -152,7 +166,8 @@ FIGURES = {
 )
 def test_a_figure_is_the_codes(page: str, sentence: str) -> None:
     """Who changes a constant finds the sentences that speak of it."""
-    assert sentence in " ".join(text(page).split())
+    # As whole words: "50 to a page" does not stand in "150 to a page".
+    assert re.search(rf"(?<!\S){re.escape(sentence)}(?!\w)", " ".join(text(page).split()))
 
 
 def test_the_shards_that_stay_open_are_those_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
