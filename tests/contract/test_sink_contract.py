@@ -133,6 +133,15 @@ class ForgetsItsMark(CsvFolder):
         return -1
 
 
+class HidesWhatItHasShown(CsvFolder):
+    """Takes its lists away before it decides on more, as if the next one would name all parts."""
+
+    def confirm(self, query: SinkQuery, batch_id: int, handles: Sequence[Handle]) -> None:
+        super().confirm(query, batch_id, handles)
+        for path in Path(self.folder).glob("list-*"):
+            path.unlink()
+
+
 class TellsItsPassword(CsvFolder):
     """Puts the query's options into the error."""
 
@@ -188,6 +197,7 @@ BROKEN = [
         "DID NOT RAISE .*SchemaMismatchError",
     ),
     (ForgetsItsMark, "test_the_newest_micro_batch_is_remembered_or_never", "assert -1 == 0"),
+    (HidesWhatItHasShown, "test_idempotent_commit_of_a_killed_driver[0]", "what was committed before stays visible"),
     (TellsItsPassword, "test_final_commit_after_abort_raises", r"lost, options=.*\nassert not \[.not-to-be-seen"),
     (KeepsItsPassword, "test_silent_about_credentials", r"password.*\nassert not \[.not-to-be-seen"),
 ]
