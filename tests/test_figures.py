@@ -24,7 +24,7 @@ from holdfast.spark_integration.plan import shuffle_partitions
 from holdfast.spark_integration.server import exposition, shard_use, state_server
 from holdfast.spark_integration.shard import announcing, call, received_rows
 from holdfast.ui import app, inquiry
-from holdfast.ui.views import growth, heat_map, row_counts, rows, upkeep
+from holdfast.ui.views import growth, heat_map, overview, row_counts, rows, upkeep
 from tests.pages import text
 
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 8: "eight", 16: "sixteen"}
@@ -144,7 +144,7 @@ FIGURES = {
         f"remove reads older than {day(stored_reads.KEPT_MS)}",
     ],
     "docs/ui.md": [
-        f"*Yes* if more than {2 * SETTINGS.snapshot_max_commits} commits of a shard wait",
+        f"*Yes* if more than {overview._LAG_BEHIND} commits of a shard wait",
         f"*Follow* updates the page every {WORDS[app.FOLLOW_S]} seconds",
         f"looks again every {WORDS[app.FOLLOW_S]} seconds",
         f"more than {heat_map.CELLS_MAX} shards, a cell stands for several",
