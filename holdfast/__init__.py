@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.spark_integration.lookup.stored_query import open_query as open_query
     from holdfast.spark_integration.progress_metrics import metrics as metrics
     from holdfast.spark_integration.read_state import read_state as read_state
-    from holdfast.spark_integration.sink_source.formats import register as register
+    from holdfast.spark_integration.sink_source.registering import register as register
     from holdfast.spark_integration.state_source.reading import state as state
     from holdfast.spark_integration.stream import stream as stream
     from holdfast.spark_integration.vectorised.batch import ShardBatch as ShardBatch
@@ -59,7 +59,7 @@ _EXPORTS = {
     "metrics": "holdfast.spark_integration.progress_metrics",
     "open_query": "holdfast.spark_integration.lookup.stored_query",
     "read_state": "holdfast.spark_integration.read_state",
-    "register": "holdfast.spark_integration.sink_source.formats",
+    "register": "holdfast.spark_integration.sink_source.registering",
     "state": "holdfast.spark_integration.state_source.reading",
     "stream": "holdfast.spark_integration.stream",
 }

@@ -40,11 +40,11 @@ from holdfast.snapshotter.savepoints.saved_operator import Piece, SavedOperator
 from holdfast.snapshotter.savepoints.savepoints import savepoint_folder
 from holdfast.snapshotter.storage.wrappers import PrefixedStorage
 from holdfast.spark_integration.executor.takeover import own_directory
-from holdfast.spark_integration.processor.state.list_state import renumbered
 from holdfast.spark_integration.processor.state.variable_tables import is_of_elements
 from holdfast.spark_integration.savepoints.migrating import Migration
 from holdfast.spark_integration.savepoints.tasks import each_ahead, each_row, failed
 from holdfast.spark_integration.shard.task_storage import io_executor, storage_at
+from holdfast.spark_integration.tables.element_numbers import renumbered
 from holdfast.spark_integration.tables.key_timers import TIMERS_BY_DUE
 from holdfast.spark_integration.tables.timers import first_due_ms, hashes_of_keys, is_by_time
 from holdfast.spark_integration.transport.routes import shards_of

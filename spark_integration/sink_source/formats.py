@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
-
-from pyspark.errors import AnalysisException
+from typing import TypeVar
 
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sink_source.source import SinkSource
@@ -14,10 +12,6 @@ from holdfast.spark_integration.sinks.delta.sink import DeltaSink
 from holdfast.spark_integration.sinks.extras import needs_extra
 from holdfast.spark_integration.sinks.parquet.sink import ParquetSink
 from holdfast.spark_integration.sinks.two_phase_sink import TwoPhaseSink
-from holdfast.spark_integration.state_source.reading import register as register_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _FileSink = TypeVar("_FileSink", ParquetSink, DeltaSink)
 
@@ -128,17 +122,3 @@ class DeltaSource(_Source):
 
 
 SINK_SOURCES = (PostgresSource, KafkaSource, ParquetSource, DeltaSource)
-
-
-def register(spark: SparkSession) -> None:
-    """Make ``format("holdfast")`` and the sinks' formats known to a session.
-
-    Where Spark finds them by itself, this changes nothing.
-    """
-    register_state(spark)
-    for source in SINK_SOURCES:
-        try:
-            spark.dataSource.register(source)
-        except AnalysisException as exc:
-            if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-                raise

@@ -1,8 +1,7 @@
-"""List state of a processor: a row for each element, in the order of a number that only grows.
+"""List state of a processor: a row for each element, in the order of its number.
 
-An element's number is the version that the micro-batch commits, times 2³², plus a count within the call of the shard.
-So appending needs no look at the list. Elements that were appended are kept until the slab ends; a list that is read is
-fetched with those of the keys after it.
+Elements that were appended are kept until the slab ends; a list that is read is fetched with those of the keys after
+it. Numbers: `holdfast.spark_integration.tables.element_numbers`.
 """
 
 from __future__ import annotations
@@ -13,38 +12,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import ListState
 
 from holdfast.backends.arrow.rows import IntArray
-from holdfast.backends.run import Run
-from holdfast.errors import CorruptionError, InvalidArgumentError
+from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.processor.state.slab import MissingSlab, Slab
 from holdfast.spark_integration.processor.state.slab_entries import SlabEntries
 from holdfast.spark_integration.processor.state.spark_errors import state_error
 from holdfast.spark_integration.processor.state.state_rows import State, StateRows
+from holdfast.spark_integration.tables.element_numbers import first_number
 from holdfast.spark_integration.tables.entry_rows import EntryRows
 
-_NUMBERS_PER_VERSION = 1 << 32
 #: How many elements of a list that is too large to fetch are read at once.
 _READ_AT_ONCE = 10_000
-
-
-def first_number(version: int) -> int:
-    """Return the number of the first element that a version appends."""
-    return version * _NUMBERS_PER_VERSION
-
-
-def renumbered(run: Run, versions: int) -> Run:
-    """Return elements, or the index of their expiry, with numbers of so many versions earlier; their order stays.
-
-    A restored query counts its versions anew: elements that it appends must come after those that it was given.
-    """
-    place = 1 + len(run.schema.key)  # the number is the last key column, behind hash and deletion mark
-    if run.batch.column(place).type != pa.int64():
-        raise CorruptionError("the table of a list has no element numbers", table=run.schema.name)
-    numbers = pc.subtract(run.batch.column(place), first_number(versions))
-    return Run(run.schema, run.batch.set_column(place, run.batch.schema.field(place), numbers))
 
 
 class ProcessorListState(ListState):

@@ -34,7 +34,6 @@ from holdfast.snapshotter.storage.opening import open_storage
 from holdfast.snapshotter.storage.options import parse_storage_options
 from holdfast.spark_integration import spark_versions
 from holdfast.spark_integration.plan.arguments import operator_name
-from holdfast.spark_integration.processor.state.list_state import first_number
 from holdfast.spark_integration.processor.state.timers import timer_tables
 from holdfast.spark_integration.processor.state.variable_tables import Kind
 from holdfast.spark_integration.processor.state.variables import StateVariable
@@ -54,6 +53,7 @@ from holdfast.spark_integration.stored_pointers import (
     properties_of,
     require_readable,
 )
+from holdfast.spark_integration.tables.element_numbers import first_number
 from holdfast.spark_integration.tables.key_rows import index_of
 from holdfast.spark_integration.tables.key_timers import DUE, TIMERS, TIMERS_BY_DUE, KeyTimers
 

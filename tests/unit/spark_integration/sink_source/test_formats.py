@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from holdfast import sinks
 from holdfast.errors import InvalidArgumentError
 from holdfast.spark_integration.sink_source.formats import DeltaSource, KafkaSource, ParquetSource, PostgresSource
 from holdfast.spark_integration.sink_source.options import SourceOptions
+from tests.pages import ROOT
 
 if TYPE_CHECKING:
     from holdfast.sinks import SinkSource, TwoPhaseSink
@@ -82,3 +85,15 @@ def test_what_cannot_be_is_refused(source: type[SinkSource], given: dict[str, st
 def test_kafka_is_waited_for_some_time(timeout_s: float) -> None:
     with pytest.raises(InvalidArgumentError, match="timeout_s must be"):
         sinks.kafka("n", "t", timeout_s=timeout_s)
+
+
+def test_what_spark_imports_to_look_for_sources_is_light() -> None:
+    """Spark does so in a new process, in each session and for each read or write: pandas alone would take 0.5 s."""
+    found = sorted(path.name for path in (ROOT / "found_by_spark").iterdir() if path.name.startswith("pyspark_"))
+    code = f"""
+import sys
+import {", ".join(found)}
+print(sorted({{"pandas", "rocksdict", "fsspec", "s3fs", "deltalake", "psycopg", "confluent_kafka"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
